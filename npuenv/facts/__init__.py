@@ -1,0 +1,1 @@
+"""What is true of a host, with evidence. Pure parsers, and `collect` that asks a host; no judgement."""

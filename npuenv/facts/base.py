@@ -1,0 +1,53 @@
+"""A fact and its three states."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class State(enum.Enum):
+    """Known, absent (looked, and there is none) and unknown (could not look or could not read) are kept apart."""
+
+    KNOWN = "known"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Where a fact comes from: the command or path that was asked, and the line that decides."""
+
+    command: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(Generic[T]):
+    """Something true of a host. `value` is None unless the state is KNOWN."""
+
+    state: State
+    value: T | None
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def is_known(self) -> bool:
+        return self.state is State.KNOWN
+
+
+def known(value: T, *evidence: Evidence) -> Fact[T]:
+    """A fact that was read."""
+    return Fact(State.KNOWN, value, evidence)
+
+
+def absent(*evidence: Evidence) -> Fact[T]:
+    """A fact that there is no such thing; the evidence says what was looked at."""
+    return Fact(State.ABSENT, None, evidence)
+
+
+def unknown(*evidence: Evidence) -> Fact[T]:
+    """A fact that could not be established; the evidence says why."""
+    return Fact(State.UNKNOWN, None, evidence)

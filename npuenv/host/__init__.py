@@ -1,0 +1,1 @@
+"""The seam to a machine: the only package that runs programs or touches files of a host."""

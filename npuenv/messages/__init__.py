@@ -1,0 +1,61 @@
+"""Sentences as data: a `Message` is a key with arguments, the catalogues hold the sentences.
+
+Errors, findings, steps and conflicts carry Messages; only `cli` and `report` turn them into text with `say`.
+Catalogues lie beside this file, `en/<area>.toml` and `zh/<area>.toml`, one table `[area]` each, with the same keys
+and the same placeholders (a test compares them).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from npuenv._toml import load_file
+
+LANGUAGES = ("en", "zh")
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A sentence to be said later: `key` is `area.name` in the catalogues, `args` fill its placeholders.
+
+    An argument may be a string, a number, a Message (said in the same language) or a tuple of those (joined by commas).
+    """
+
+    key: str
+    args: Mapping[str, object] = field(default_factory=dict)
+
+
+def say(message: Message, lang: str = "en") -> str:
+    """The sentence in a language. A key or placeholder that is missing is our mistake and raises KeyError."""
+    area, _, name = message.key.partition(".")
+    template = _catalogue(lang, area)[name]
+    return template.format_map({key: _plain(value, lang) for key, value in message.args.items()})
+
+
+def language_from_environment(environ: Mapping[str, str] | None = None) -> str:
+    """`zh` where the locale is Chinese, else `en`. The first of LC_ALL, LC_MESSAGES, LANG that is set decides."""
+    environ = os.environ if environ is None else environ
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        if environ.get(name):
+            return "zh" if environ[name].lower().startswith("zh") else "en"
+    return "en"
+
+
+def _plain(value: object, lang: str) -> object:
+    if isinstance(value, Message):
+        return say(value, lang)
+    if isinstance(value, (tuple, list)):
+        return ("、" if lang == "zh" else ", ").join(str(_plain(item, lang)) for item in value)
+    return value
+
+
+@functools.cache
+def _catalogue(lang: str, area: str) -> Mapping[str, str]:
+    table = load_file(_HERE / lang / f"{area}.toml")[area]
+    assert all(isinstance(text, str) for text in table.values()), area
+    return dict(table)

@@ -1,0 +1,66 @@
+"""Steps and plans: what is to be done, as pure data, in the order that matters.
+
+The same plan is executed on a host, printed as a POSIX script and rendered as a Dockerfile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from npuenv.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A program to run, without a shell. `env` adds variables; `unset` removes them first."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    cwd: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """A file to be written whole, through a temporary name in the same folder."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+Action = Run | WriteFile
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A condition: the fact `fact` about `of` has `value`. `execute` asks it through `npuenv.facts`.
+
+    Facts that can be asked: `path.state` (of a path: "file", "folder", ...), `file.text` (of a path), `dist.version`
+    (of a target's Python and a distribution name; "" when it is not installed), `venv.python` (of a target: "3.11").
+    """
+
+    fact: str
+    of: tuple[str, ...]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. It is done when all of `done_when` hold; an empty `done_when` means: never known to be done, run it."""
+
+    id: str
+    why: Message
+    do: tuple[Action, ...]
+    done_when: tuple[Want, ...] = ()
+    after: tuple[str, ...] = ()
+    needs_root: bool = False
+    needs_network: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in an order that respects their `after`. Ids are unique."""
+
+    steps: tuple[Step, ...]

@@ -1,0 +1,145 @@
+"""What a resolution takes and gives: Request, Stack or Conflict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from npuenv.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Where a stack is to run. `os` and `hardware` are None where they make no difference (CPU stacks)."""
+
+    arch: str  # x86_64 | aarch64
+    python: str  # "3.11"
+    hardware: str | None = None  # 310p | a2 | a3 | 950
+    os: str | None = None  # ubuntu22.04 | openeuler24.03 | ...
+
+    @property
+    def tag(self) -> str:
+        """The part of a lock's file name that says what the lock is for, like `x86_64-cp311-glibc2.28`."""
+        return f"{self.arch}-cp{self.python.replace('.', '')}-glibc2.28"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for. None and empty mean: not said."""
+
+    stack: str | None = None
+    framework: str | None = None  # verl | roll | vllm-ascend | cpu
+    hardware: str | None = None
+    os: str | None = None
+    arch: str | None = None
+    python: str | None = None
+    cann: str | None = None
+    driver: str | None = None
+    pins: Mapping[str, str] = field(default_factory=dict)  # distribution name -> version, normalised names
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something is so: a sentence, the matrix rows it rests on, and where those come from."""
+
+    says: Message
+    rules: tuple[str, ...] = ()  # matrix row ids
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One chosen version."""
+
+    name: str  # normalised distribution name, or "cann", "python"
+    version: str
+    because: Reason
+    why_not_newer: Reason
+    strength: str  # identity | recommended-pair | compatible-set | wheel-exists | metadata-range | image-practice
+    index: str | None = None  # label in matrix/indexes.toml; None: the default index
+    is_python: bool = True  # False for CANN and the like, which no Python resolver sees
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A requirement of a package that the stack overrules, said aloud."""
+
+    package: str  # whose requirement is overruled, or the excluded package itself
+    does: str  # replace | exclude | constrain
+    requirement: str  # what is used instead; for exclude: the excluded name
+    because: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class GitSource:
+    """A component that is built from a repository at a pinned place."""
+
+    name: str
+    repo: str
+    ref: str  # tag or commit; never a branch where a tag or commit is published
+    is_moving: bool  # True where only a branch is published: said aloud in every rendering
+    build_env: Mapping[str, str] = field(default_factory=dict)
+    how: str = "install"  # install | editable | pythonpath
+
+
+@dataclass(frozen=True, slots=True)
+class BuildStep:
+    """One entry of a stack's install order: what goes in at this point, as the published recipe has it."""
+
+    id: str  # stable: "torch", "vllm", "triton-ascend", ...
+    does: str  # pip | requirements | git | uninstall | rest
+    what: tuple[str, ...]  # distribution names, or the git source's name
+    why: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A resolved set of versions for one platform: pure data from which lock, plan, images and launch files are made."""
+
+    name: str
+    framework: str
+    platform: Platform
+    pins: tuple[Pin, ...]
+    requirements: tuple[str, ...]  # further requirements without an exact pin of our own (the lock pins them)
+    overrides: tuple[Override, ...]
+    git_sources: tuple[GitSource, ...]
+    order: tuple[BuildStep, ...]
+    env: Mapping[str, str]  # environment settings at run time
+    image: str | None  # base image reference, None for CPU stacks
+    cann_root: str | None  # where the image and the plan expect CANN, like /usr/local/Ascend/cann-8.5.0
+    soc_version: str | None
+    system_packages: tuple[str, ...]
+    verified_by: str  # published | recommended | compatible | satisfiable | measured-here
+    sources: tuple[str, ...]
+    notes: tuple[Message, ...] = ()
+
+    def pin(self, name: str) -> Pin | None:
+        """The pin of a package, or None."""
+        return next((pin for pin in self.pins if pin.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """One side of a conflict: what it demands, and where that comes from (a matrix row, or the user's own words)."""
+
+    rule: str  # matrix row id, or "request"
+    says: Message
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """A changed request that was itself resolved before it is offered."""
+
+    says: Message
+    request: Request
+    command: tuple[str, ...]  # the npuenv command line that asks for it
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Nothing fits: the smallest clashing set (dropping any one makes it solvable), and what to change, nearest first."""
+
+    request: Request
+    clashes: tuple[Clash, ...]
+    ways_out: tuple[WayOut, ...]
