@@ -55,7 +55,8 @@ class Pin:
     version: str
     because: Reason
     why_not_newer: Reason
-    strength: str  # identity | recommended-pair | compatible-set | wheel-exists | metadata-range | image-practice
+    # identity | recommended-pair | compatible-set | wheel-exists | metadata-range | image-practice | request
+    strength: str
     index: str | None = None  # label in matrix/indexes.toml; None: the default index
     is_python: bool = True  # False for CANN and the like, which no Python resolver sees
 
@@ -80,6 +81,7 @@ class GitSource:
     is_moving: bool  # True where only a branch is published: said aloud in every rendering
     build_env: Mapping[str, str] = field(default_factory=dict)
     how: str = "install"  # install | editable | pythonpath
+    requires: tuple[str, ...] = ()  # what the built package itself requires, for the lock; empty: not recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ The same plan is executed on a host, printed as a POSIX script and rendered as a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from npuenv.messages import Message
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,5 @@
+"""`python -m npuenv`."""
+
+from npuenv.cli import main
+
+main()

@@ -1,0 +1,113 @@
+"""What a check is and what it finds. A check reads facts and the matrix; it never runs a command, prints or exits."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from npuenv.facts.base import Evidence
+from npuenv.facts.collect import Facts
+from npuenv.matrix import Matrix
+from npuenv.messages import Message
+
+NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend"})
+FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
+
+
+class Status(enum.Enum):
+    """What a check came to."""
+
+    OK = "ok"
+    WARN = "warn"  # works, but is worth knowing
+    FAIL = "fail"
+    UNKNOWN = "unknown"  # an input could not be read
+    SKIP = "skip"  # does not apply here, with the reason
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What mends it. Each command is an argv; one that starts with `source` or `export` is for the user's own shell."""
+
+    says: Message
+    commands: tuple[tuple[str, ...], ...] = ()
+    is_dangerous: bool = False  # touches other users, other processes or security: never run without its own question
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check's function gives back; the runner adds the id, the source and the evidence of what was read."""
+
+    status: Status
+    says: Message
+    fix: Fix | None = None
+    evidence: tuple[Evidence, ...] = ()  # the deciding lines; empty: those of the facts that the check reads
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's outcome."""
+
+    check: str
+    status: Status
+    says: Message
+    evidence: tuple[Evidence, ...]
+    source: str
+    fix: Fix | None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a check may read besides the host's facts."""
+
+    facts: Facts
+    matrix: Matrix
+    framework: str | None  # what the host is for; None: not said
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A declared check. `reads` names the facts without which it cannot judge: one of them unknown makes it unknown."""
+
+    id: str  # area.what; never changes its meaning
+    reads: tuple[str, ...]
+    source: str
+    judge: Callable[[Context], Verdict]
+    is_about_cards: bool = False  # skipped for cpu, and where nothing hints at a card
+    level: int = 0  # the level from which its facts are collected
+    required_for: frozenset[str] = frozenset()  # with --for one of these, unknown means: cannot tell
+
+
+def message(name: str, /, **args: object) -> Message:
+    """A sentence of the catalogue `checks`."""
+    return Message(f"checks.{name}", args)
+
+
+def ok(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
+    """All is well."""
+    return Verdict(Status.OK, message(name, **args), None, evidence)
+
+
+def warn(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> Verdict:
+    """Worth knowing."""
+    return Verdict(Status.WARN, message(name, **args), fix, evidence)
+
+
+def fail(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> Verdict:
+    """A problem, with what mends it."""
+    return Verdict(Status.FAIL, message(name, **args), fix, evidence)
+
+
+def unsure(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> Verdict:
+    """Could not tell."""
+    return Verdict(Status.UNKNOWN, message(name, **args), fix, evidence)
+
+
+def skip(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
+    """Does not apply."""
+    return Verdict(Status.SKIP, message(name, **args), None, evidence)
+
+
+def fix(name: str, /, *commands: tuple[str, ...], is_dangerous: bool = False, **args: object) -> Fix:
+    """A cure; its sentence has the key `fix-NAME`."""
+    return Fix(message(f"fix-{name}", **args), commands, is_dangerous)

@@ -1,0 +1,108 @@
+"""Runs the declared checks over facts and sums them up. Start from `check_all` and `exit_code`."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from npuenv.checks.base import Check, Context, Finding, Status, Verdict, message, skip, unsure
+from npuenv.errors import ExitCode
+from npuenv.facts.base import Evidence, State
+from npuenv.matrix import load_matrix
+
+if TYPE_CHECKING:
+    from npuenv.facts.base import Fact
+    from npuenv.facts.collect import Facts
+    from npuenv.matrix import Matrix
+
+_EVIDENCE_AT_MOST = 6
+_SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
+
+
+def check_all(
+    facts: Facts,
+    *,
+    framework: str | None = None,
+    level: int = 1,
+    matrix: Matrix | None = None,
+    checks: tuple[Check, ...] | None = None,
+) -> tuple[Finding, ...]:
+    """One finding per check, in the order of declaration. `matrix` and `checks` default to those of npuenv."""
+    context = Context(facts, matrix or load_matrix(), framework)
+    return tuple(_finding(check, _judge(check, context, level), context) for check in checks or _all_checks())
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Failures first, then what could not be told, warnings, the rest; the order of declaration within each."""
+    return sorted(findings, key=lambda finding: _SEVERITY[finding.status])
+
+
+def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> ExitCode:
+    """1 when anything fails; else 3 when a check that the framework requires could not tell; else 0."""
+    required = {check.id for check in _all_checks() if framework in check.required_for}
+    statuses = [(finding.status, finding.check) for finding in findings]
+    if any(status is Status.FAIL for status, _ in statuses):
+        return ExitCode.PROBLEMS
+    if any(status is Status.UNKNOWN and check in required for status, check in statuses):
+        return ExitCode.UNKNOWN
+    return ExitCode.FINE
+
+
+def has_sign_of_cards(facts: Facts) -> bool:
+    """Whether anything on the host hints at an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
+    nodes, table = facts.nodes.value, facts.smi.value
+    return bool(
+        (nodes and nodes.cards)
+        or (table and table.cards)
+        or facts.pci_devices.value
+        or facts.driver.is_known
+        or facts.smi_trouble.is_known
+        or (facts.devices.value and facts.devices.value.count)
+    )
+
+
+def _all_checks() -> tuple[Check, ...]:
+    from npuenv.checks.registry import CHECKS
+
+    return CHECKS
+
+
+def _judge(check: Check, context: Context, level: int) -> Verdict:
+    if check.is_about_cards and context.framework == "cpu":
+        return skip("skip-cpu")
+    if check.is_about_cards and not has_sign_of_cards(context.facts):
+        return skip("skip-no-card")
+    if level < check.level:
+        return skip("skip-level", level=check.level)
+    blind = [name for name in check.reads if _fact(context.facts, name).state is State.UNKNOWN]
+    if blind:
+        return unsure("unknown-input", *_evidence(context.facts, blind), facts=tuple(blind))
+    try:
+        return check.judge(context)
+    except Exception as error:  # a check is our own code: its bug must not hide the findings of the others
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+        return unsure("crashed", Evidence(check.id, line), check=check.id)
+
+
+def _finding(check: Check, verdict: Verdict, context: Context) -> Finding:
+    evidence = verdict.evidence or _evidence(context.facts, check.reads)
+    if verdict.status is Status.SKIP:
+        evidence = verdict.evidence
+    return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, verdict.fix)
+
+
+def _evidence(facts: Facts, names: Iterable[str]) -> tuple[Evidence, ...]:
+    lines = [item for name in names for item in _fact(facts, name).evidence if item.line]
+    return tuple(dict.fromkeys(lines))
+
+
+def _fact(facts: Facts, name: str) -> Fact[Any]:
+    fact: Fact[Any] = getattr(facts, name)
+    return fact
+
+
+def title(check_id: str) -> Any:
+    """The name of a check for people."""
+    return message(f"title-{check_id.replace('.', '-')}")

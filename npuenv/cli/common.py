@@ -1,0 +1,153 @@
+"""What all commands share: how to speak, the common options, and how an error becomes a sentence and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from npuenv.errors import BadInput, ExitCode, NpuenvError
+from npuenv.messages import LANGUAGES, Message, language_from_environment, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from npuenv.resolve.types import Request
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Ui:
+    """How this run speaks: language, JSON or prose, how much of it, with or without colour."""
+
+    lang: str
+    is_json: bool = False
+    is_quiet: bool = False
+    is_verbose: bool = False
+    has_color: bool = True
+
+    def console(self, *, stderr: bool = False) -> Console:
+        """A rich console: plain where the stream is no terminal; NO_COLOR and --no-color are honoured."""
+        from rich.console import Console
+
+        stream = sys.stderr if stderr else sys.stdout
+        # A pipe has no width of its own; 80 columns would cut versions and paths in a log.
+        width = None if stream.isatty() or "COLUMNS" in os.environ else 120
+        return Console(
+            stderr=stderr, no_color=not self.has_color, highlight=False, emoji=False, width=width, soft_wrap=False
+        )
+
+    def print_json(self, document: Mapping[str, object]) -> None:
+        """The one document of a --json run."""
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+
+    def say(self, message: Message, *, err: bool = False) -> None:
+        """One sentence for a person; silent with --json (stdout) and --quiet."""
+        if not self.is_quiet and (err or not self.is_json):
+            click.echo(say(message, self.lang), err=err)
+
+
+def common_options(command: Command) -> Command:
+    """Adds --lang, --json, --quiet, -v and --no-color, and hands the command a `Ui` as its first argument."""
+
+    @functools.wraps(command)
+    def with_ui(*, lang: str | None, as_json: bool, quiet: bool, verbose: bool, no_color: bool, **options: Any) -> Any:
+        ui = Ui(
+            lang or language_from_environment(),
+            is_json=as_json,
+            is_quiet=quiet,
+            is_verbose=verbose,
+            has_color=not (no_color or os.environ.get("NO_COLOR")),
+        )
+        return command(ui, **options)
+
+    decorated: Any = with_ui
+    for option in (
+        click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same)."),
+        click.option("-v", "--verbose", is_flag=True, help="Everything, not only what needs attention."),
+        click.option("-q", "--quiet", is_flag=True, help="Only what went wrong."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
+        click.option("--lang", type=click.Choice(LANGUAGES), help="Language of messages (default: the locale's)."),
+    ):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+FRAMEWORKS = ("verl", "roll", "vllm-ascend", "cpu")
+
+
+def request_options(command: Command) -> Command:
+    """Adds STACK and the options that describe what is wanted; hands the command a `Request`."""
+
+    @functools.wraps(command)
+    def with_request(*args: Any, pin: tuple[str, ...], **options: Any) -> Any:
+        from npuenv.resolve.types import Request
+
+        names = ("stack", "framework", "hardware", "os", "arch", "python", "cann", "driver")
+        request = Request(pins=parse_pins(pin), **{name: options.pop(name) for name in names})
+        return command(*args, request=request, **options)
+
+    decorated: Any = with_request
+    for option in (
+        click.option("--pin", multiple=True, metavar="PACKAGE==VERSION", help="Insist on a version; repeatable."),
+        click.option("--driver", metavar="VERSION", help="Driver (HDK) version of the host."),
+        click.option("--cann", metavar="VERSION", help="CANN version."),
+        click.option("--python", metavar="X.Y", help="Python of the environment."),
+        click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (default: this machine's)."),
+        click.option("--os", metavar="NAME", help="Operating system, like ubuntu22.04."),
+        click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950, or a chip name as npu-smi prints it."),
+        click.option("--for", "framework", metavar="FRAMEWORK", help="verl, roll, vllm-ascend or cpu."),
+        click.argument("stack", required=False),
+    ):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
+    """`("Torch==2.8.0",)` -> `{"torch": "2.8.0"}`. Raises BadInput for anything that is not NAME==VERSION."""
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
+
+    pins: dict[str, str] = {}
+    for word in words:
+        name, separator, version = word.partition("==")
+        try:
+            Version(version)
+        except InvalidVersion:
+            separator = ""
+        if not separator or not name.strip():
+            raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint"))
+        key = canonicalize_name(name.strip())
+        if pins.get(key, version) != version:
+            raise BadInput(Message("cli.pin-twice", {"name": key, "first": pins[key], "second": version}))
+        pins[key] = version.strip()
+    return pins
+
+
+class Stop(Exception):
+    """Ends a command with an exit code after everything was said."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def report_error(error: NpuenvError, *, lang: str, is_json: bool) -> None:
+    """Says an error: one sentence and one hint on stderr, or the `npuenv.error/1` document on stdout."""
+    message = say(error.message, lang)
+    hint = say(error.hint, lang) if error.hint else None
+    if is_json:
+        body = {"kind": error.kind, "message": message, "hint": hint}
+        document = {"schema": "npuenv.error/1", "exit": int(error.exit_code), "error": body}
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        return
+    click.echo(say(Message("cli.error", {"message": message}), lang), err=True)
+    if hint:
+        click.echo(say(Message("cli.hint", {"hint": hint}), lang), err=True)

@@ -1,0 +1,95 @@
+"""This machine as the commands that resolve, lock and install use it."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.cli.common import Stop, Ui
+from npuenv.errors import ExitCode
+
+if TYPE_CHECKING:
+    from npuenv.lock import Lock
+    from npuenv.lock.make import Resolver
+    from npuenv.resolve.types import Request, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The live host, with what the user configured for pip there."""
+
+    resolver: Resolver
+
+    @property
+    def own_locks(self) -> Path:
+        """The folder of the locks that were made on this machine."""
+        from npuenv.plan.target import data_folder
+
+        return Path(data_folder(self.resolver.host.environ())) / "locks"
+
+
+def this_machine(ui: Ui) -> Machine:
+    """Reads pip's settings; says what in them cannot be used."""
+    from npuenv.facts.pip import pip_settings
+    from npuenv.host.local import LocalHost
+    from npuenv.lock.make import Resolver, find_uv
+    from npuenv.matrix import load_matrix
+
+    host = LocalHost()
+    settings = pip_settings(host, prefix=sys.prefix)
+    for warning in settings.warnings if ui.is_verbose else ():
+        ui.say(warning, err=True)
+    indexes = {row.label: row.url for row in load_matrix().indexes if row.url}
+    return Machine(Resolver(host, find_uv(), settings, indexes))
+
+
+def resolve_or_stop(ui: Ui, request: Request) -> Stack:
+    """The stack of a request. A conflict is said and ends the command with exit 4."""
+    from npuenv.matrix import load_matrix
+    from npuenv.report.resolution import as_json, show
+    from npuenv.resolve import resolve
+    from npuenv.resolve.types import Stack
+
+    result = resolve(request, load_matrix())
+    if isinstance(result, Stack):
+        return result
+    if ui.is_json:
+        ui.print_json({**as_json(result, ui.lang), "exit": int(ExitCode.NOTHING_FITS)})
+    else:
+        show(result, ui.console(stderr=True), ui.lang)
+    raise Stop(ExitCode.NOTHING_FITS)
+
+
+def for_this_machine(request: Request) -> Request:
+    """The request with what this machine decides: its architecture and, where the stack allows it, its Python.
+
+    A stack that allows the running interpreter's version gets it, because that one is known to be here.
+    """
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve import resolve
+    from npuenv.resolve.types import Stack
+
+    request = replace(request, arch=request.arch or platform.machine())
+    if request.python:
+        return request
+    running = replace(request, python=f"{sys.version_info.major}.{sys.version_info.minor}")
+    return running if isinstance(resolve(running, load_matrix()), Stack) else request
+
+
+def lock_of(ui: Ui, stack: Stack, machine: Machine, *, fill: bool) -> Lock:
+    """The stack's lock: a shipped or own one; made now where there is none, or where it is partial and `fill` is on."""
+    from npuenv.lock.make import make_lock
+    from npuenv.lock.shelf import find_lock, put_lock
+
+    lock = find_lock(stack, machine.own_locks)
+    if lock is None or (fill and not lock.is_complete):
+        from npuenv.messages import Message
+
+        ui.say(Message("cli.locking", {"stack": stack.name, "platform": stack.platform.tag}), err=ui.is_json)
+        lock = make_lock(stack, machine.resolver)
+        if lock.is_complete:
+            put_lock(lock, machine.own_locks)
+    return lock

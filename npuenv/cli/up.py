@@ -1,0 +1,56 @@
+"""`npuenv up`: doctor, install, smoke-train, each stopping the next if it must not go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.errors import BadInput, ExitCode
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from npuenv.resolve.types import Request
+
+
+@click.command("up")
+@request_options
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; install what the plan says.")
+@common_options
+def command(ui: Ui, *, request: Request, yes: bool) -> int:
+    """Walk the whole road: doctor, install, smoke-train.
+
+    `npuenv up --for cpu --yes` works on any Linux machine and shows everything but the cards.
+    """
+    from npuenv.cli.doctor import run_doctor
+    from npuenv.cli.install import How, run_install
+    from npuenv.cli.smoke_train import run_smoke
+
+    if ui.is_json:
+        raise BadInput(Message("cli.up-json"), Message("cli.up-json-hint"))
+    if not (request.stack or request.framework):
+        raise BadInput(Message("cli.up-what"), Message("cli.up-what-hint"))
+    _heading(ui, "doctor")
+    judged = run_doctor(ui, framework=_framework(ui, request))
+    if judged is not ExitCode.FINE:
+        ui.say(Message("cli.up-doctor-stops"), err=True)
+        return int(judged)
+    _heading(ui, "install")
+    target = run_install(ui, request, yes=yes, how=How(fill=yes))
+    _heading(ui, "smoke-train")
+    return int(run_smoke(ui, target=target, out=None, settings={}))
+
+
+def _framework(ui: Ui, request: Request) -> str | None:
+    """What the doctor judges for: what was asked, or what the named stack serves."""
+    if request.framework or request.stack is None:
+        return request.framework
+    from npuenv.cli.machine import for_this_machine, resolve_or_stop
+
+    return str(resolve_or_stop(ui, for_this_machine(request)).framework)
+
+
+def _heading(ui: Ui, name: str) -> None:
+    if not ui.is_quiet:
+        click.echo(click.style(f"── {name} ", bold=True) if ui.has_color else f"-- {name}")

@@ -1,0 +1,286 @@
+"""Runs a plan on this machine, step by step, so that it can be stopped anywhere and run again. Start from `execute`.
+
+A step's conditions are asked before it (all hold: nothing to do) and after it (not all hold: it failed, whatever the exit
+code said). A journal and one log per step lie below the environment, in `.npuenv/`.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput, StepFailed
+from npuenv.facts.environment import ask_environment
+from npuenv.facts.pip import UvSettings, without_secrets
+from npuenv.host.running import Running
+from npuenv.host.writing import append_line, claimed, write_whole
+from npuenv.messages import Message
+from npuenv.plan.types import Action, Plan, Run, Step, Want, WriteFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.facts.base import Fact
+    from npuenv.host.base import Host
+
+_POLL_S = 0.05
+_TAIL_BYTES = 1 << 16
+# Settings of the caller's shell that would leak into what the steps run.
+_NEVER_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONSTARTUP")
+
+
+class State(enum.Enum):
+    """What has just happened to a step."""
+
+    START = "start"
+    LINE = "line"
+    DONE = "done"
+    SKIPPED = "skipped"  # its conditions held already
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Progress, in order. `text` is a line of output with LINE, else empty; `seconds` is how long the step took."""
+
+    state: State
+    step: Step
+    number: int  # from 1
+    total: int
+    text: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a whole run did."""
+
+    done: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What every step of one execution shares. `settings` may hold secrets: they reach processes, never a file."""
+
+    host: Host
+    root: str
+    settings: UvSettings = field(default_factory=UvSettings)
+    tell: Callable[[Event], None] = lambda event: None
+    again: tuple[str, ...] = ("npuenv", "install")  # the command that continues, for hints
+
+    @property
+    def own(self) -> Path:
+        return Path(self.root) / ".npuenv"
+
+    def log(self, step: Step) -> Path:
+        return self.own / "logs" / f"{step.id}.log"
+
+
+def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: str | None = None) -> Outcome:
+    """Runs the steps whose conditions do not hold yet. `only`: this step alone; `start_at`: this one and those after it.
+
+    Raises BadInput (unknown step, another execution at work), StepFailed (what was done stays; run again to continue).
+    KeyboardInterrupt passes through after the running program and its children have ended.
+    """
+    steps = _chosen(plan, only, start_at)
+    done: list[str] = []
+    skipped: list[str] = []
+    with _claim(session):
+        for number, step in enumerate(steps, 1):
+            is_done = _perform(step, session, number, len(steps))
+            (done if is_done else skipped).append(step.id)
+    return Outcome(tuple(done), tuple(skipped))
+
+
+def unmet(step: Step, host: Host) -> tuple[tuple[Want, Fact[str]], ...]:
+    """The conditions of a step that do not hold now, with what was found; a step without conditions has none to give."""
+    asked = ((want, ask_environment(host, want)) for want in step.done_when)
+    return tuple((want, fact) for want, fact in asked if fact.value != want.value)
+
+
+def _chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, ...]:
+    ids = [step.id for step in plan.steps]
+    wanted = only or start_at
+    if wanted is None:
+        return plan.steps
+    if wanted not in ids:
+        raise BadInput(Message("execute.no-such-step", {"step": wanted, "steps": tuple(ids)}))
+    start = ids.index(wanted)
+    return plan.steps[start : start + 1] if only else plan.steps[start:]
+
+
+class _claim:
+    """Keeps a second execution away from the same environment."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = claimed(str(session.own / "running"))
+
+    def __enter__(self) -> None:
+        try:
+            (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
+            is_mine = self._lock.__enter__()
+        except OSError as error:
+            raise StepFailed(_system_error(error, self._session.root)) from error
+        if not is_mine:
+            self._lock.__exit__(None, None, None)
+            raise BadInput(Message("execute.already-running", {"path": self._session.root}))
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(None, None, None)
+
+
+def _perform(step: Step, session: Session, number: int, total: int) -> bool:
+    """True when the step was run, False when there was nothing to do."""
+
+    def tell(state: State, text: str = "", seconds: float = 0.0) -> None:
+        session.tell(Event(state, step, number, total, text, seconds))
+
+    if step.done_when and not unmet(step, session.host):
+        tell(State.SKIPPED)
+        return False
+    began = time.monotonic()
+    tell(State.START)
+    _note(session, step, "start")
+    try:
+        for action in step.do:
+            _act(action, step, session, lambda line: tell(State.LINE, line))
+        _check_after(step, session)
+        _note(session, step, "done")
+    except (StepFailed, KeyboardInterrupt) as error:
+        _note(session, step, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", is_best_effort=True)
+        tell(State.FAILED, seconds=time.monotonic() - began)
+        raise
+    tell(State.DONE, seconds=time.monotonic() - began)
+    return True
+
+
+def _act(action: Action, step: Step, session: Session, on_line: Callable[[str], None]) -> None:
+    try:
+        if isinstance(action, WriteFile):
+            write_whole(action.path, action.text, action.mode)
+            return
+        code = _run(action, session.log(step), session, on_line)
+    except OSError as error:
+        raise _failed(step, session, _system_error(error, error.filename or session.root)) from error
+    if code != 0:
+        raise _failed(step, session, _reason(_tail(session.log(step)), action, code))
+
+
+def _run(action: Run, log: Path, session: Session, on_line: Callable[[str], None]) -> int:
+    """Runs a program and passes its lines on as they come. Its children end with it, also on Ctrl-C."""
+    environ = session.host.environ()
+    unset = [name for name in environ if name.startswith(("UV_", "PIP_")) and name != "UV_CACHE_DIR"]
+    unset += [*_NEVER_INHERITED, *action.unset]
+    settings = {name: value for name, value in session.settings.environ.items() if name not in action.unset}
+    env = {**settings, "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "GIT_TERMINAL_PROMPT": "0", **action.env}
+    folder = Path(action.cwd or session.root)
+    folder.mkdir(parents=True, exist_ok=True)
+    append_line(str(log), f"$ {without_secrets(' '.join(action.argv))}")
+    start = log.stat().st_size
+    with Running(action.argv, cwd=folder, env=env, log=log, unset=unset) as running:
+        try:
+            return _watch(running, log, start, on_line)
+        except KeyboardInterrupt:
+            running.interrupt()
+            raise
+
+
+def _watch(running: Running, log: Path, start: int, on_line: Callable[[str], None]) -> int:
+    with log.open("rb") as file:
+        file.seek(start)
+        rest = b""
+        while True:
+            code = running.wait(_POLL_S)
+            *lines, rest = (rest + file.read()).split(b"\n")
+            for line in lines:
+                on_line(without_secrets(line.decode("utf-8", "replace")).rstrip("\r"))
+            if code is not None:
+                if rest:
+                    on_line(without_secrets(rest.decode("utf-8", "replace")))
+                return code
+
+
+def _check_after(step: Step, session: Session) -> None:
+    left = unmet(step, session.host)
+    if left:
+        want, fact = left[0]
+        found = fact.value if fact.value is not None else next((item.line for item in fact.evidence), "")
+        said = {"fact": want.fact, "of": want.of[0], "found": _short(found)}
+        raise _failed(step, session, Message("execute.not-done-after", said))
+
+
+def _failed(step: Step, session: Session, why: Message) -> StepFailed:
+    said = {"step": step.id, "why": why, "log": str(session.log(step))}
+    return StepFailed(
+        Message("execute.step-failed", said), Message("execute.run-again", {"command": " ".join(session.again)})
+    )
+
+
+def _reason(text: str, action: Run, code: int) -> Message:
+    """The sentence for what a program complained about; its own deciding line where we know nothing better."""
+    last = deciding_line(text)
+    for marks, key in _KNOWN:
+        hit = next((line.strip() for line in text.splitlines() if any(mark in line for mark in marks)), None)
+        if hit is not None:
+            return Message(key, {"line": _short(without_secrets(hit)), "program": Path(action.argv[0]).name})
+    return Message("execute.program-failed", {"program": Path(action.argv[0]).name, "code": code, "line": _short(last)})
+
+
+_NO_NETWORK = ("dns error", "Connection refused", "Network is unreachable", "Could not resolve host", "timed out",
+               "client error (Connect)", "error sending request")  # fmt: skip
+# In this order: a full disk also breaks downloads, and a refused connection is also "no solution found".
+_KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("No space left on device", "os error 28", "Disk quota exceeded"), "execute.disk-full"),
+    (("Read-only file system", "Permission denied", "os error 13", "os error 30"), "execute.not-writable"),
+    (("Hash mismatch", "hash mismatch"), "execute.hash-mismatch"),
+    (_NO_NETWORK, "execute.no-network"),
+)
+
+
+def deciding_line(text: str) -> str:
+    """The line of a program's output that says why it failed: a problem, a cause, an error, else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("$ ")]
+    for marks in (("problem: ",), ("Because ",), ("cause: ", "Caused by: "), ("error: ", "fatal: ", "ERROR: ")):
+        hits = [line for line in lines if any(mark in line for mark in marks)]
+        if hits:
+            return without_secrets(hits[0])
+    return without_secrets(lines[-1]) if lines else ""
+
+
+def _system_error(error: OSError, path: str) -> Message:
+    said = {"line": f"{path}: {error.strerror}", "program": "npuenv"}
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Message("execute.disk-full", said)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Message("execute.not-writable", said)
+    return Message("execute.system-error", said)
+
+
+def _tail(log: Path) -> str:
+    """The end of a log, from the last command on."""
+    with log.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    return text.rpartition("\n$ ")[2] if "\n$ " in text else text
+
+
+def _note(session: Session, step: Step, state: str, *, is_best_effort: bool = False) -> None:
+    """One line of the journal. A journal that cannot be written fails the step, except while another failure is told."""
+    line = json.dumps({"step": step.id, "state": state, "at": round(time.time(), 1)})
+    try:
+        append_line(str(session.own / "journal.jsonl"), line)
+    except OSError as error:
+        if not is_best_effort:
+            raise _failed(step, session, _system_error(error, session.root)) from error
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 400 else text[:397] + "..."

@@ -1,0 +1,189 @@
+"""The Python that would train: which one, what is installed in it, and what happens when it imports torch and torch_npu.
+
+Nothing of it is imported here; small programs run inside it (`npuenv.facts.target`), the imports each in their own process.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.read import why_failed
+from npuenv.facts.target import text as program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.host.base import Host, Ran
+
+IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
+_MARK = "NPUENV-ANSWER "
+_LOADER = "import os; exec(compile(os.environ.pop('NPUENV_PROGRAM'), 'npuenv', 'exec'))"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFiles:
+    """Two distributions that own the same files: the one installed last has overwritten the other."""
+
+    owners: tuple[str, ...]
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """An interpreter and its distributions."""
+
+    executable: str
+    version: str  # "3.11.14"
+    kind: str  # venv | conda | system
+    prefix: str
+    libc: str  # "glibc 2.35"
+    distributions: Mapping[str, str]  # lower case with dashes -> version
+    installed_twice: Mapping[str, tuple[str, ...]]  # the same name at several places of the path
+    shared_files: tuple[SharedFiles, ...]
+    triton_backends: tuple[str, ...]  # folders under triton/backends: ascend, nvidia, amd
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """What importing a module in a process of its own gave."""
+
+    module: str
+    is_ok: bool
+    version: str
+    errors: tuple[str, ...]  # "ImportError: libhccl.so: ..." from the outermost to the innermost
+    crash: str  # how the process ended when it could not even report, "" when it did
+
+    @property
+    def innermost(self) -> str:
+        """The first thing that went wrong."""
+        return self.errors[-1] if self.errors else self.crash
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What torch_npu does with its devices."""
+
+    is_available: bool
+    count: int
+    names: tuple[str, ...]
+    copies_exactly: bool | None  # None: not reached
+    computes_correctly: bool | None
+    worst_error: float | None  # largest absolute difference of the product from the CPU's, None when it is not finite
+    tolerance: float | None
+    error: str
+
+
+def choose(host: Host, python: str | None) -> str:
+    """The interpreter to look at: the one asked for, else that of the active environment, else python3 of the PATH."""
+    if python:
+        return python
+    environ = host.environ()
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if environ.get(name):
+            return f"{environ[name]}/bin/python"
+    return "python3"
+
+
+def interpreter(host: Host, python: str) -> Fact[Python]:
+    """The interpreter with its distributions; absent where there is no such program."""
+    answer = _ask(host, python, "inventory", timeout_s=30.0)
+    if answer.value is None:
+        return Fact(answer.state, None, answer.evidence)
+    try:
+        value = _python(answer.value)
+    except (KeyError, TypeError, AttributeError):  # the answer comes from a foreign interpreter, or from a capture
+        return unknown(*answer.evidence)
+    return known(
+        value, Evidence(f"{python} (inventory)", f"Python {value.version}, {len(value.distributions)} distributions")
+    )
+
+
+def imports(host: Host, python: str, module: str) -> Fact[Import]:
+    """What `import MODULE` does in a fresh process, with the session's own environment."""
+    answer = _ask(host, python, "imports", module, timeout_s=IMPORT_TIMEOUT_S)
+    command = f"{python} -c 'import {module}'"
+    if answer.value is not None:
+        try:
+            value = Import(
+                module,
+                bool(answer.value["ok"]),
+                str(answer.value["version"]),
+                tuple(map(str, answer.value["errors"])),
+                "",
+            )
+        except (KeyError, TypeError):
+            return unknown(*answer.evidence)
+        return known(value, Evidence(command, value.innermost or f"{module} {value.version}"))
+    crash = next((item.line for item in answer.evidence if item.line.startswith("ended by signal")), "")
+    if crash:
+        return known(Import(module, False, "", (), crash), Evidence(command, crash))
+    return Fact(answer.state, None, tuple(Evidence(command, item.line) for item in answer.evidence))
+
+
+def devices(host: Host, python: str) -> Fact[Devices]:
+    """Count, copy and a small product on the first device, compared with the CPU's; uses the device."""
+    answer = _ask(host, python, "devices", timeout_s=IMPORT_TIMEOUT_S)
+    command = f"{python} (devices)"
+    if answer.value is None:
+        return Fact(answer.state, None, tuple(Evidence(command, item.line) for item in answer.evidence))
+    try:
+        value = Devices(**{**answer.value, "names": tuple(answer.value["names"])})
+    except (KeyError, TypeError):
+        return unknown(*answer.evidence)
+    line = value.error or f"{value.count} devices, largest difference {value.worst_error}, tolerance {value.tolerance}"
+    return known(value, Evidence(command, line))
+
+
+def listens(host: Host, python: str, name: str, port: int) -> Fact[bool]:
+    """Whether something accepts connections there, asked from the interpreter's machine within three seconds."""
+    answer = _ask(host, python, "listens", name, str(port), timeout_s=10.0)
+    if answer.value is None or not isinstance(answer.value.get("listens"), bool):
+        return Fact(State.UNKNOWN, None, answer.evidence)
+    return known(answer.value["listens"], Evidence(f"connect {name}:{port}", str(answer.value.get("why", ""))))
+
+
+def _ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> Fact[dict[str, Any]]:
+    # The program travels in a variable: the argv stays short and the same when the program changes, so captures last.
+    argv = (python, "-c", _LOADER, name, *words)
+    ran = host.run(argv, timeout_s=timeout_s, env={"NPUENV_PROGRAM": program(name)})
+    command = f"{python} ({' '.join((name, *words))})"
+    if ran.is_absent:
+        return absent(Evidence(command, ran.err or "no such program"))
+    line = next((line for line in reversed(ran.out.splitlines()) if line.startswith(_MARK)), None)
+    if line is None:
+        return unknown(Evidence(command, _ending(ran)))
+    try:
+        document = json.loads(line[len(_MARK) :])
+    except (ValueError, RecursionError):
+        return unknown(Evidence(command, line[:200]))
+    return (
+        known(document, Evidence(command, "")) if isinstance(document, dict) else unknown(Evidence(command, line[:200]))
+    )
+
+
+def _ending(ran: Ran) -> str:
+    if ran.code is not None and ran.code < 0:
+        return f"ended by signal {-ran.code}"
+    return why_failed(ran)
+
+
+def _python(found: Mapping[str, Any]) -> Python:
+    kind = "conda" if found["is_conda"] else "venv" if found["prefix"] != found["base_prefix"] else "system"
+    return Python(
+        executable=str(found["executable"]),
+        version=str(found["version"]),
+        kind=kind,
+        prefix=str(found["prefix"]),
+        libc=str(found["libc"]),
+        distributions={str(name): str(version) for name, version in found["distributions"].items()},
+        installed_twice={str(name): tuple(map(str, all_)) for name, all_ in found["installed_twice"].items()},
+        shared_files=tuple(
+            SharedFiles(tuple(map(str, item["owners"])), int(item["count"]), tuple(map(str, item["examples"])))
+            for item in found["shared_files"]
+        ),
+        triton_backends=tuple(map(str, found["triton_backends"])),
+    )

@@ -1,0 +1,147 @@
+"""This machine as a host. Start from `LocalHost`; it runs programs and looks at paths, and interprets nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import signal
+import stat
+import subprocess
+import time
+from typing import IO, TYPE_CHECKING
+
+from npuenv.host.base import Looked, PathState, Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_BYTES = 1 << 20  # kept of a file or of one output stream; the rest is read and dropped
+_GRACE_S = 0.2  # how long to wait for the last output of a program that has ended but left its pipes to a child
+
+
+class LocalHost:
+    """This machine. Programs run without a shell and without input, in a process group of their own that a timeout kills."""
+
+    @property
+    def name(self) -> str:
+        return os.uname().nodename
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
+        """What the program did. Tools speak English: LC_ALL is C unless `env` says otherwise."""
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "LC_ALL": "C", **(env or {})},
+                start_new_session=True,
+            )
+        except (FileNotFoundError, NotADirectoryError) as error:
+            return Ran(tuple(argv), None, "", error.strerror or "")
+        except OSError as error:  # there, but not executable: the shell's 126
+            return Ran(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
+        with process:
+            return _finish(process, tuple(argv), timeout_s)
+
+    def look(self, path: str) -> Looked:
+        """The state of a path, links followed. A device is never opened: its permissions (device cgroup included) are asked."""
+        try:
+            mode = os.stat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return Looked(path, PathState.ABSENT)
+        except (OSError, ValueError) as error:
+            return Looked(path, PathState.UNREADABLE, error=_words(error))
+        is_writable = os.access(path, os.W_OK)
+        if stat.S_ISREG(mode):
+            return _look_at_file(path, is_writable)
+        if stat.S_ISDIR(mode):
+            return _look_at_folder(path, is_writable)
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            return _look_at_device(path, is_writable)
+        return Looked(path, PathState.OTHER, is_writable=is_writable)
+
+    def environ(self) -> Mapping[str, str]:
+        """The environment variables of this process."""
+        return dict(os.environ)
+
+
+def _look_at_file(path: str, is_writable: bool) -> Looked:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        return Looked(path, PathState.UNREADABLE, error=_words(error), is_writable=is_writable)
+    return Looked(path, PathState.FILE, text=text, is_writable=is_writable)
+
+
+def _look_at_folder(path: str, is_writable: bool) -> Looked:
+    try:
+        names = tuple(sorted(os.listdir(path)))
+    except OSError as error:
+        return Looked(path, PathState.UNREADABLE, error=_words(error), is_writable=is_writable)
+    return Looked(path, PathState.FOLDER, names=names, is_writable=is_writable)
+
+
+def _look_at_device(path: str, is_writable: bool) -> Looked:
+    # Opening an NPU node can tie the card to this container, so access(2) has to do; it also asks the device cgroup.
+    may = is_writable and os.access(path, os.R_OK)
+    return Looked(path, PathState.DEVICE, error="" if may else os.strerror(errno.EACCES), is_writable=may)
+
+
+def _words(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _finish(process: subprocess.Popen[bytes], argv: tuple[str, ...], timeout_s: float) -> Ran:
+    assert process.stdout is not None and process.stderr is not None
+    streams: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    deadline = time.monotonic() + timeout_s
+    try:
+        timed_out = not _drain(process, streams, deadline)
+    finally:
+        _kill_group(process)
+    code = process.wait()
+    out, err = (bytes(kept).decode("utf-8", "replace") for kept in streams.values())
+    return Ran(argv, None if timed_out else code, out, err, timed_out)
+
+
+def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray], deadline: float) -> bool:
+    """Reads both streams until the program has ended; False when the deadline came first."""
+    ended_at: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        while True:
+            now = time.monotonic()
+            if ended_at is None and process.poll() is not None:
+                ended_at = now
+            if ended_at is not None and (not selector.get_map() or now > ended_at + _GRACE_S):
+                return True
+            if now >= deadline:
+                return ended_at is not None
+            _read_some(selector, streams, min(0.02 if not selector.get_map() else 0.1, deadline - now))
+
+
+def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytearray], wait_s: float) -> None:
+    if not selector.get_map():
+        time.sleep(min(wait_s, 0.005))
+        return
+    for key, _ in selector.select(wait_s):
+        stream = key.fileobj
+        assert not isinstance(stream, int)
+        chunk = os.read(stream.fileno(), 1 << 16)
+        if not chunk:
+            selector.unregister(stream)
+            continue
+        kept = streams[stream]  # type: ignore[index]
+        kept.extend(chunk[: MAX_BYTES - len(kept)])
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # The group is gone when the program and its children ended by themselves; a group id is not reused while the
+    # leader is unreaped or members live.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,194 @@
+"""Captures: what a host answered, in one JSON file, and a host that answers from such a file.
+
+`RecordingHost` wraps a live host. It redacts every answer before anybody sees it and remembers what it gave, so a
+diagnosis of the live host and of its capture see the same bytes. `load_capture` gives the host of a capture.
+
+A capture is known by its schema `npuenv.capture/1`. Commands are found by their argv; what is set in their environment
+does not count, so a question that depends on it needs an argv of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from npuenv import __version__
+from npuenv.errors import BadInput
+from npuenv.host.base import Looked, NotRecorded, PathState, Ran
+from npuenv.host.redact import Redactor
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from npuenv.host.base import Host
+
+SCHEMA = "npuenv.capture/1"
+
+
+class RecordingHost:
+    """A host whose answers are redacted and remembered. Asked twice, it asks the host twice and remembers the last answer."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._redactor = Redactor()
+        environ = host.environ()
+        self._redactor.see_environ(environ)
+        self._redactor.learn_host(host.name)
+        self._environ = self._redactor.environ(environ)
+        self._ran: dict[tuple[str, ...], Ran] = {}
+        self._looked: dict[str, Looked] = {}
+
+    @property
+    def name(self) -> str:
+        return self._redactor.text(self._host.name)
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
+        """What the program did, redacted. Names in `argv` and `env` may be real or stand-ins."""
+        redact, restore = self._redactor.text, self._redactor.restore
+        key = tuple(redact(word) for word in argv)
+        real_env = None if env is None else {name: restore(value) for name, value in env.items()}
+        ran = self._host.run([restore(word) for word in key], timeout_s=timeout_s, env=real_env)
+        self._ran[key] = Ran(key, ran.code, redact(ran.out), redact(ran.err), ran.timed_out)
+        return self._ran[key]
+
+    def look(self, path: str) -> Looked:
+        """The state of a path, redacted. The path may hold real names or stand-ins."""
+        key = self._redactor.text(path)
+        looked = self._host.look(self._redactor.restore(key))
+        names = tuple(sorted(self._redactor.text(name) for name in looked.names))
+        text, error = self._redactor.text(looked.text), self._redactor.text(looked.error)
+        self._looked[key] = Looked(key, looked.state, text, names, error, looked.is_writable)
+        return self._looked[key]
+
+    def environ(self) -> Mapping[str, str]:
+        """The variables that a diagnosis can need; the others are not kept."""
+        return dict(self._environ)
+
+    def capture_text(self) -> str:
+        """Everything answered so far as a capture, sorted, so that the same answers give the same text."""
+        document = {
+            "schema": SCHEMA,
+            "npuenv": __version__,
+            "host": self.name,
+            "environ": self._environ,
+            "commands": [_ran_to_json(ran) for _, ran in sorted(self._ran.items())],
+            "paths": {path: _looked_to_json(looked) for path, looked in sorted(self._looked.items())},
+        }
+        return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+
+
+class RecordedHost:
+    """A host that answers from a capture, and raises NotRecorded for what its capture does not hold."""
+
+    def __init__(self, name: str, environ: Mapping[str, str], ran: Sequence[Ran], looked: Sequence[Looked]) -> None:
+        self.name = name
+        self._environ = dict(environ)
+        self._ran = {item.argv: item for item in ran}
+        self._looked = {item.path: item for item in looked}
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
+        """What the program did when it was recorded."""
+        try:
+            return self._ran[tuple(argv)]
+        except KeyError:
+            raise NotRecorded(" ".join(argv)) from None
+
+    def look(self, path: str) -> Looked:
+        """The state that the path had when it was recorded."""
+        try:
+            return self._looked[path]
+        except KeyError:
+            raise NotRecorded(path) from None
+
+    def environ(self) -> Mapping[str, str]:
+        """The recorded variables."""
+        return dict(self._environ)
+
+
+def load_capture(path: Path) -> RecordedHost:
+    """The host of a capture file. Raises BadInput naming the file and, where known, the line and column."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _bad(path, Message("host.unreadable", {"why": error.strerror or str(error)})) from error
+    except UnicodeDecodeError as error:
+        raise _bad(path, Message("host.not-text", {"at": error.start})) from error
+    return parse_capture(text, path)
+
+
+def parse_capture(text: str, path: Path) -> RecordedHost:
+    """The host of a capture's text; `path` is named in errors. Raises BadInput."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        why = Message("host.not-json", {"line": error.lineno, "column": error.colno, "why": error.msg})
+        raise _bad(path, why) from error
+    except RecursionError as error:
+        raise _bad(path, Message("host.too-deep")) from error
+    found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+    if found != SCHEMA:
+        raise _bad(path, Message("host.wrong-schema", {"found": str(found), "expected": SCHEMA}))
+    return _Reader(path).host(document)
+
+
+class _Reader:
+    """Reads a parsed capture, and says in which place something has the wrong type."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def host(self, document: dict[str, Any]) -> RecordedHost:
+        environ = self._need(document, "environ", dict, "environ")
+        commands = self._need(document, "commands", list, "commands")
+        paths = self._need(document, "paths", dict, "paths")
+        return RecordedHost(
+            self._need(document, "host", str, "host"),
+            {name: self._need(environ, name, str, f"environ.{name}") for name in environ},
+            [self._ran(item, f"commands[{number}]") for number, item in enumerate(commands)],
+            [self._looked(path, item, f"paths.{path}") for path, item in paths.items()],
+        )
+
+    def _ran(self, item: Any, place: str) -> Ran:
+        argv = self._words(item, "argv", place)
+        code = self._need(item, "code", (int, type(None)), place)
+        out, err = (self._need(item, key, str, place) for key in ("out", "err"))
+        return Ran(argv, code, out, err, self._need(item, "timed_out", bool, place, False))
+
+    def _looked(self, path: str, item: Any, place: str) -> Looked:
+        word = self._need(item, "state", str, place)
+        if word not in {state.value for state in PathState}:
+            raise _bad(self._path, Message("host.wrong-state", {"place": place, "found": word}))
+        names = self._words(item, "names", place, ())
+        text, error = (self._need(item, key, str, place, "") for key in ("text", "error"))
+        return Looked(path, PathState(word), text, names, error, self._need(item, "is_writable", bool, place, False))
+
+    def _words(self, item: Any, key: str, place: str, default: object = None) -> tuple[str, ...]:
+        words = self._need(item, key, (list, tuple), place, default)
+        if not all(isinstance(word, str) for word in words):
+            raise _bad(self._path, Message("host.wrong-type", {"place": f"{place}.{key}"}))
+        return tuple(words)
+
+    def _need(self, item: Any, key: str, kind: Any, place: str, default: object = None) -> Any:
+        value = item.get(key, default) if isinstance(item, dict) else None
+        is_missing = isinstance(item, dict) and key not in item and default is None
+        if not isinstance(value, kind) or is_missing or (kind == (int, type(None)) and isinstance(value, bool)):
+            raise _bad(self._path, Message("host.wrong-type", {"place": f"{place}.{key}" if place != key else key}))
+        return value
+
+
+def _ran_to_json(ran: Ran) -> dict[str, object]:
+    document: dict[str, object] = {"argv": list(ran.argv), "code": ran.code, "out": ran.out, "err": ran.err}
+    return {**document, "timed_out": True} if ran.timed_out else document
+
+
+def _looked_to_json(looked: Looked) -> dict[str, object]:
+    document: dict[str, object] = {"state": looked.state.value}
+    optional: dict[str, object] = {"text": looked.text, "names": list(looked.names), "error": looked.error}
+    document.update({key: value for key, value in optional.items() if value})
+    return {**document, "is_writable": True} if looked.is_writable else document
+
+
+def _bad(path: Path, why: Message) -> BadInput:
+    return BadInput(Message("host.bad-capture", {"file": str(path), "why": why}), Message("host.bad-capture-hint"))

@@ -1,0 +1,74 @@
+"""A long-running program on this machine whose output goes to a file: started, watched, interrupted.
+
+For short questions use `Host.run`. The child has a process group of its own, so that Ctrl-C reaches it only through
+`interrupt`, and nothing it started outlives `stop`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+
+class Running:
+    """A started program. Use as a context manager: leaving it stops the whole process group, whatever happened."""
+
+    def __init__(
+        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path, unset: Sequence[str] = ()
+    ) -> None:
+        environ = {name: value for name, value in os.environ.items() if name not in unset} | dict(env)
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                list(argv),
+                cwd=cwd,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code, or None when it still runs after `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def interrupt(self, grace_s: float = 5.0) -> None:
+        """Asks it to end as Ctrl-C would, waits, and stops it if it does not."""
+        self._signal(signal.SIGINT)
+        if self.wait(grace_s) is None:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the whole process group: terminate, then kill after two seconds. Harmless when all have ended."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + 2.0
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return  # the whole group has ended already

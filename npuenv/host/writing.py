@@ -1,0 +1,44 @@
+"""Writing on this machine: whole files, lines of a journal, and a claim on a folder. For reading see `npuenv.host.local`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def write_whole(path: str, text: str, mode: int = 0o644) -> None:
+    """Writes a file through a temporary name in the same folder: a reader sees the old text or the new one. Raises OSError."""
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".{place.name}.new")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.chmod(mode)
+    temporary.replace(place)
+
+
+def append_line(path: str, line: str) -> None:
+    """Adds a line to a file. Raises OSError."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+@contextlib.contextmanager
+def claimed(path: str) -> Iterator[bool]:
+    """Holds a lock on a file while the block runs; gives False when another process holds it. Raises OSError."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

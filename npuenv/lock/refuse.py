@@ -1,0 +1,81 @@
+"""Whether a lock can be installed from here. Start from `require_agreement`, `require_complete` and `require_sources`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput, NothingFits
+from npuenv.facts.pip import without_secrets
+from npuenv.lock.file import Lock, Missing
+from npuenv.lock.make import Resolver, is_out_of_reach, probe
+from npuenv.lock.wheels import wheels_in_links
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from npuenv.resolve.types import Stack
+
+
+def require_agreement(stack: Stack, lock: Lock) -> None:
+    """Raises BadInput when a lock was made for another stack, platform or set of pins than this one."""
+    built = {source.name for source in stack.git_sources}
+    wanted = {pin.name: pin.version for pin in stack.pins if pin.is_python and pin.name not in built}
+    locked = {package.name: package.version for package in lock.packages}
+    other = [f"{name} {locked.get(name, '-')} / {version}" for name, version in wanted.items() if locked.get(name) != version]
+    if lock.packages and other:
+        raise BadInput(Message("lock.disagrees", {"stack": stack.name, "what": tuple(other)}), Message("lock.make-anew"))
+    if (lock.stack, lock.platform) != (stack.name, stack.platform.tag):
+        said = {"stack": f"{stack.name} {stack.platform.tag}", "what": f"{lock.stack} {lock.platform}"}
+        raise BadInput(Message("lock.disagrees", said), Message("lock.make-anew"))
+
+
+def require_complete(lock: Lock, resolver: Resolver) -> None:
+    """Raises NothingFits for a partial lock, naming what lacks and where it was looked for."""
+    if lock.missing:
+        first = lock.missing[0]
+        raise NothingFits(
+            Message(
+                "lock.partial", {"stack": lock.stack, "platform": lock.platform, "why": why_missing(first, resolver)}
+            ),
+            Message("lock.fill-it", {"stack": lock.stack}),
+        )
+
+
+def require_sources(stack: Stack, lock: Lock, resolver: Resolver) -> dict[str, str]:
+    """Name -> find-links folder, for packages with an index of their own that lie in one.
+
+    For the others their index is asked; raises NothingFits when it is out of reach or does not carry the version. There
+    is no other place to take them from: the default index has a torch of the same number that drags CUDA along.
+    """
+    labelled = [package for package in lock.packages if package.index]
+    found = wheels_in_links(resolver.host, resolver.settings, [(p.name, p.version) for p in labelled], stack.platform)
+    for package in labelled:
+        if package.name in found:
+            continue
+        assert package.index is not None
+        ran = probe(package.name, package.version, package.index, stack, resolver)
+        if ran.code != 0:
+            reason = "index-out-of-reach" if ran.timed_out or is_out_of_reach(ran.err) else "not-on-index"
+            gone = Missing(package.name, package.version, reason, package.index)
+            raise NothingFits(why_missing(gone, resolver), Message("lock.provide-wheel", {"name": package.name}))
+    return found
+
+
+def why_missing(missing: Missing, resolver: Resolver) -> Message:
+    """The sentence for one row of `missing`, with the index's label and address and the folders that were looked at."""
+    links = tuple(without_secrets(item.value) for item in resolver.settings.find_links) or (Message("lock.no-links"),)
+    said = {
+        "name": missing.name,
+        "version": missing.version,
+        "index": missing.index or "",
+        "url": without_secrets(resolver.indexes.get(missing.index or "", "")),
+        "links": links,
+        "detail": missing.detail,
+    }
+    return Message(_REASONS[missing.reason], said)
+
+
+_REASONS = {
+    "index-out-of-reach": "lock.reason-index-out-of-reach",
+    "not-on-index": "lock.reason-not-on-index",
+    "does-not-resolve": "lock.reason-does-not-resolve",
+}

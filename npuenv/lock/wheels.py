@@ -1,0 +1,90 @@
+"""Wheels as files: which fit a platform, which lie in a folder, and stand-ins for those that cannot be reached."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from typing import TYPE_CHECKING
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from npuenv.facts.pip import PipSettings
+    from npuenv.host.base import Host
+    from npuenv.resolve.types import Platform
+
+GLIBC_MINOR = 28  # the floor of every lock: torch and torch_npu wheels are manylinux_2_28
+
+
+def platform_tags(platform: Platform) -> frozenset[Tag]:
+    """Every wheel tag that a lock's platform accepts: CPython X.Y with glibc 2.28 on the architecture."""
+    major, minor = (int(part) for part in platform.python.split("."))
+    names = [f"manylinux_2_{glibc}_{platform.arch}" for glibc in range(GLIBC_MINOR, 4, -1)]
+    names += [f"{old}_{platform.arch}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
+    own = cpython_tags((major, minor), [f"cp{major}{minor}"], names)
+    return frozenset(own) | frozenset(compatible_tags((major, minor), f"cp{major}{minor}", names))
+
+
+def fits(file_name: str, tags: frozenset[Tag]) -> bool:
+    """True when a wheel's file name carries one of the tags; names that are no wheel do not fit."""
+    try:
+        return bool(parse_wheel_filename(file_name)[3] & tags)
+    except (InvalidWheelFilename, InvalidVersion):
+        return False
+
+
+def wheels_in_links(
+    host: Host, settings: PipSettings, names: Iterable[tuple[str, str]], platform: Platform
+) -> dict[str, str]:
+    """Name -> folder, for each (name, version) that has a fitting wheel in one of the local find-links folders.
+
+    Places on the network are not looked at. The version must be equal with its local part: 2.13.0 is not 2.13.0+cpu.
+    """
+    from npuenv.facts.pip import local_folder
+
+    wanted = {(canonicalize_name(name), Version(version)) for name, version in names}
+    tags, found = platform_tags(platform), {}
+    for item in reversed(settings.find_links):  # the first folder wins
+        folder = local_folder(item.value)
+        for file_name in host.look(folder).names if folder else ():
+            if fits(file_name, tags):
+                name, version = parse_wheel_filename(file_name)[:2]
+                if (name, version) in wanted:
+                    found[str(name)] = str(folder)
+    return found
+
+
+def write_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    *,
+    requires: Sequence[str] = (),
+    files: dict[str, str] | None = None,
+    tag: str = "py3-none-any",
+) -> Path:
+    """A small valid wheel. With no files it stands in for a package whose index is out of reach while a set is resolved."""
+    stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    content = dict(files or {})
+    content[f"{info}/METADATA"] = "\n".join(metadata) + "\n"
+    content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: npuenv\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    rows = [f"{path},{_record_hash(text)},{len(text.encode())}" for path, text in content.items()]
+    content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    path = folder / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inside, text in content.items():
+            archive.writestr(zipfile.ZipInfo(inside), text)
+    return path
+
+
+def _record_hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

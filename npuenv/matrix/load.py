@@ -1,0 +1,111 @@
+"""Reads one matrix table and checks every row against its dataclass; an error names the file and the row."""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Hashable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from npuenv._toml import TomlError, loads
+from npuenv.errors import BadInput
+from npuenv.matrix.rows import Row
+from npuenv.messages import Message
+
+if typing.TYPE_CHECKING:
+    from pathlib import Path
+
+R = TypeVar("R", bound=Row)
+
+
+def load_table(path: Path, row_type: type[R]) -> tuple[R, ...]:
+    """The rows of a table file. Raises: BadInput for a file that cannot be read or a row that is not right."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad("unreadable", file=path.name, row="-", what=str(error)) from error
+    return parse_table(text, row_type, path.name)
+
+
+def parse_table(text: str, row_type: type[R], file: str) -> tuple[R, ...]:
+    """The rows of a table's text, which is a list of `[[row]]`. Raises: BadInput."""
+    try:
+        raw = loads(text)
+    except TomlError as error:
+        raise _bad("unreadable", file=file, row="-", what=str(error)) from error
+    unknown = sorted(set(raw) - {"row"})
+    if unknown or not isinstance(raw.get("row"), list):
+        raise _bad("not-rows", file=file, row="-", what=", ".join(unknown) or "row")
+    rows = tuple(_build(row_type, item, file, _name(item, at)) for at, item in enumerate(raw["row"], 1))
+    _check_ids(rows, file)
+    return rows
+
+
+def _check_ids(rows: tuple[Row, ...], file: str) -> None:
+    seen: set[str] = set()
+    for row in rows:
+        if row.id in seen:
+            raise _bad("duplicate", file=file, row=row.id, what=row.id)
+        seen.add(row.id)
+
+
+def _build(kind: type[Any], raw: Any, file: str, row: str) -> Any:
+    """One dataclass value from a TOML table."""
+    if not isinstance(raw, Mapping):
+        raise _bad("wrong-type", file=file, row=row, what=kind.__name__, wanted="table")
+    hints, required = _shape(cast("Hashable", kind))
+    unknown = sorted(set(raw) - set(hints))
+    if unknown:
+        raise _bad("unknown-key", file=file, row=row, what=unknown[0])
+    missing = sorted(required - set(raw))
+    if missing:
+        raise _bad("missing-key", file=file, row=row, what=missing[0])
+    return kind(**{key: _value(hints[key], value, file, row, key) for key, value in raw.items()})
+
+
+@functools.cache
+def _shape(kind: Hashable) -> tuple[dict[str, Any], frozenset[str]]:
+    """The fields of a dataclass with their types, and those without a default."""
+    assert isinstance(kind, type) and is_dataclass(kind)
+    hints = get_type_hints(kind)
+    required = {item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING}
+    return {item.name: hints[item.name] for item in fields(kind)}, frozenset(required)
+
+
+def _value(kind: Any, value: Any, file: str, row: str, key: str) -> Any:
+    origin = get_origin(kind)
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise _bad("not-one-of", file=file, row=row, what=f"{key} = {value!r}", wanted=", ".join(get_args(kind)))
+        return value
+    if origin is tuple and isinstance(value, list):
+        item = get_args(kind)[0]
+        return tuple(_value(item, each, file, row, f"{key}[{at}]") for at, each in enumerate(value, 1))
+    if origin in (Mapping, typing.Mapping) and _is_text_mapping(value):
+        return types.MappingProxyType(dict(value))
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _build(kind, value, file, f"{row}: {key}")
+    if origin is None and isinstance(kind, type) and type(value) is kind:
+        return value
+    raise _bad("wrong-type", file=file, row=row, what=key, wanted=str(getattr(kind, "__name__", kind)))
+
+
+def _is_text_mapping(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+def _name(raw: Any, at: int) -> str:
+    """How an error names a row: its id, or its place where it has none."""
+    found = raw.get("id") if isinstance(raw, Mapping) else None
+    return found if isinstance(found, str) else f"#{at}"
+
+
+def _bad(key: str, **args: str) -> BadInput:
+    return BadInput(Message(f"matrix.{key}", args), Message("matrix.hint", {"file": args["file"]}))
+
+
+def dangling(file: str, row: str, what: str) -> BadInput:
+    """The error for a reference to a row that does not exist."""
+    return _bad("dangling", file=file, row=row, what=what)

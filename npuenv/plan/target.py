@@ -1,0 +1,162 @@
+"""Where an environment goes, and whether it may go there. Start from `target_for` and `check_target`."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput, NothingFits
+from npuenv.host.base import Host, PathState
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.lock.file import Lock
+
+MARKER = "npuenv-env.json"
+_NAME_VERSION = """
+import json, platform, sys
+print(json.dumps([*sys.version_info[:3], platform.machine(), getattr(sys, "_base_executable", None) or sys.executable]))
+"""
+# MiB on disk after installation, measured; everything else counts as _OTHER_MIB.
+_HEAVY_MIB = {"torch": 760, "ray": 260, "pyarrow": 160, "transformers": 75, "torch-npu": 120, "triton-ascend": 250,
+              "sympy": 75, "scipy": 120, "pandas": 75, "numpy": 75, "opencv-python-headless": 190, "llvmlite": 170,
+              "torchvision": 30, "wandb": 70, "vllm": 60, "modelscope": 60}  # fmt: skip
+_OTHER_MIB = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An environment's folder, and the link that names the present one of a stack (None with a folder of the user's choice)."""
+
+    root: str
+    link: str | None = None
+
+    @property
+    def python(self) -> str:
+        return posixpath.join(self.root, "bin/python")
+
+    def own(self, *parts: str) -> str:
+        """A path below the folder where the installation keeps its own files."""
+        return posixpath.join(self.root, ".npuenv", *parts)
+
+
+def data_folder(environ: Mapping[str, str]) -> str:
+    """Where environments live unless the user says otherwise."""
+    base = environ.get("XDG_DATA_HOME") or posixpath.join(environ.get("HOME", "/"), ".local/share")
+    return posixpath.join(base, "npuenv")
+
+
+def default_environment(stack: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The environment of a stack that was finished last; the path need not exist."""
+    return Path(data_folder(os.environ if environ is None else environ), "envs", stack, "current")
+
+
+def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> Target:
+    """The folder a lock's environment goes to: exactly `chosen`, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
+    if chosen is not None:
+        return Target(posixpath.normpath(chosen))
+    home = posixpath.join(data_folder(environ), "envs", lock.stack)
+    return Target(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
+
+
+def check_target(host: Host, target: Target, lock: Lock) -> None:
+    """Nothing when the environment may go there. Raises BadInput: foreign content, a file, read-only, not enough room."""
+    looked = host.look(target.root)
+    if looked.state is PathState.UNREADABLE:
+        raise BadInput(Message("plan.target-unreadable", {"path": target.root, "why": looked.error}))
+    if looked.state not in (PathState.FOLDER, PathState.ABSENT):
+        raise BadInput(Message("plan.target-no-folder", {"path": target.root}), Message("plan.choose-target"))
+    if looked.names and not is_ours(host, target):
+        raise BadInput(
+            Message("plan.target-foreign", {"path": target.root, "names": looked.names[:3]}),
+            Message("plan.choose-target"),
+        )
+    place = _nearest(host, target.root)
+    if not host.look(place).is_writable:
+        raise BadInput(Message("plan.target-read-only", {"path": place}), Message("plan.choose-target"))
+    if not looked.names:
+        _check_room(host, place, lock)
+
+
+def is_ours(host: Host, target: Target) -> bool:
+    """True when the folder was made by an installation, finished or not."""
+    if host.look(target.root).names == (".npuenv",):
+        return True  # stopped before the first step had written anything
+    marker = host.look(posixpath.join(target.root, MARKER))
+    try:
+        return marker.state is PathState.FILE and "stack" in json.loads(marker.text)
+    except ValueError:
+        return False
+
+
+def marker_text(lock: Lock, status: str) -> str:
+    """The marker file of an environment. `status`: building, complete."""
+    values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
+    return json.dumps(values, sort_keys=True) + "\n"
+
+
+def room_mib(lock: Lock) -> int:
+    """An estimate of the disk space an installation takes, the download cache not counted."""
+    return sum(_HEAVY_MIB.get(package.name, _OTHER_MIB) for package in lock.packages)
+
+
+def find_python(host: Host, version: str, arch: str, chosen: str | None = None) -> str:
+    """The base interpreter for `version` ("3.11"). Raises BadInput for an unfit `chosen`, NothingFits when none is found."""
+    found: dict[str, str] = {}
+    for candidate in (chosen,) if chosen else _candidates(host, version):
+        ran = host.run((candidate, "-I", "-c", _NAME_VERSION), timeout_s=20.0)
+        try:
+            major, minor, micro, machine, base = json.loads(ran.out) if ran.code == 0 else (None,) * 5
+        except ValueError:
+            continue
+        if (f"{major}.{minor}", machine) == (version, arch):
+            return str(base)
+        if major is not None:
+            found[str(base)] = f"{major}.{minor}.{micro} {machine}"
+    listing = tuple(f"{path} ({what})" for path, what in sorted(found.items())) or (Message("plan.none"),)
+    wanted = {"version": version, "arch": arch, "found": listing}
+    if chosen:
+        raise BadInput(Message("plan.python-unfit", {**wanted, "chosen": chosen}))
+    raise NothingFits(Message("plan.no-python", wanted), Message("plan.get-python", {"version": version}))
+
+
+def _candidates(host: Host, version: str) -> list[str]:
+    """Interpreters worth asking: on PATH, then those of pyenv and conda. Version names first, so that a hit comes early."""
+    environ = host.environ()
+    folders = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
+    home = environ.get("HOME", "")
+    kept = [posixpath.join(home, ".pyenv/versions"), posixpath.join(home, "miniconda3/envs"), "/opt/conda/envs"]
+    kept += [posixpath.join(environ["CONDA_PREFIX"], "envs")] if environ.get("CONDA_PREFIX") else []
+    several = [posixpath.join(place, name, "bin") for place in kept for name in host.look(place).names]
+    names = (f"python{version}", "python3", "python")
+    paths = [
+        posixpath.join(folder, name) for name in names for folder in [*folders, "/usr/bin", "/usr/local/bin", *several]
+    ]
+    return [path for path in dict.fromkeys(paths) if host.look(path).state is PathState.FILE]
+
+
+def _nearest(host: Host, path: str) -> str:
+    """The path itself, or the nearest folder above it that exists."""
+    while host.look(path).state is PathState.ABSENT and posixpath.dirname(path) not in ("", path):
+        path = posixpath.dirname(path)
+    return path if host.look(path).state is not PathState.ABSENT else "."
+
+
+def _check_room(host: Host, place: str, lock: Lock) -> None:
+    """Source: `df -Pk`; a real last line: `/dev/vda 264231588 23950256 82834020 23% /`."""
+    ran = host.run(("df", "-Pk", place))
+    words = ran.out.strip().splitlines()[-1].split() if ran.code == 0 and ran.out.strip() else []
+    if len(words) < 4 or not words[3].isdigit():
+        return  # a system that cannot say; a full disk is then told by the step that meets it
+    free_mib, wanted_mib = int(words[3]) // 1024, room_mib(lock)
+    if free_mib < wanted_mib:
+        raise BadInput(
+            Message("plan.disk-too-small", {"path": place, "free": free_mib, "wanted": wanted_mib}),
+            Message("plan.choose-target"),
+        )

@@ -1,0 +1,338 @@
+"""A stack and its locks as the folder of an image: Dockerfile, lists of packages, scripts. Start from `render_docker`.
+
+The layers follow the stack's install order, so the image holds what the installer would put onto a machine. Nothing is
+read or written here; `npuenv.render.folder` writes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import npuenv
+from npuenv.errors import BadInput
+from npuenv.messages import Message, say
+from npuenv.render import layers
+from npuenv.render.dockerfile import (
+    DOCKER_ARCH,
+    Arg,
+    Blank,
+    ByArch,
+    Cmd,
+    Comment,
+    Copy,
+    Entrypoint,
+    Env,
+    Exec,
+    From,
+    Healthcheck,
+    Instruction,
+    Label,
+    Run,
+    Shell,
+    User,
+    Var,
+    When,
+    Workdir,
+    one_word,
+    text,
+)
+from npuenv.render.image_files import IMAGE_FILES, image_files
+from npuenv.render.requirements import PackageList, package_lists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npuenv.lock.file import Lock
+    from npuenv.matrix.rows import Index
+    from npuenv.resolve.types import Stack
+
+# The first line of every Dockerfile rendered here, the same in every language: by it a folder is known to be ours.
+MARK = "# npuenv.dockerfile/1 "
+
+# Distributions whose versions a healthy container shows, as far as the stack pins them.
+_HEALTH = ("torch", "torch-npu", "triton-ascend")
+
+_WORKPLACE = "/workspace"
+
+
+def folder_name(stack: Stack) -> str:
+    """`<stack>.<hardware>.<os>`, the name of the image's folder."""
+    return f"{stack.name}.{stack.platform.hardware}.{stack.platform.os}"
+
+
+def render_docker(
+    stacks: Mapping[str, Stack],
+    locks: Mapping[str, Lock],
+    *,
+    indexes: Mapping[str, Index],
+    version: str = npuenv.__version__,
+    lang: str = "en",
+) -> dict[str, str]:
+    """Relative path -> text of the files of one image; the paths start with the image's folder.
+
+    `stacks` and `locks` are by architecture (x86_64, aarch64) and belong to one stack, hardware and operating system;
+    an architecture left out is refused by the image's build. `indexes` are by label: their addresses become defaults of
+    build arguments.
+
+    Raises BadInput for a stack without an image, for platforms or locks that do not belong together, for a system whose
+    packages cannot be installed, and for a value that could break out of its instruction.
+    """
+    ordered = {arch: stacks[arch] for arch in DOCKER_ARCH if arch in stacks}
+    _refuse_unfit(ordered, locks)
+    lists = {arch: package_lists(stack, locks[arch]) for arch, stack in ordered.items()}
+    _refuse_indexes(lists, indexes)
+    recipe = layers.Recipe(ordered, lists, indexes, lambda message: say(message, lang))
+    name = one_word(folder_name(recipe.stack), "stack")
+    files = {"Dockerfile": f"{MARK}{name}\n{text(tree(recipe, locks, version))}"}
+    files.update(image_files(recipe))
+    for found in (found for each in lists.values() for found in each):
+        files[found.file] = _list_text(recipe, found, version)
+    return {f"{name}/{file}": files[file] for file in sorted(files)}
+
+
+def tree(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> tuple[Instruction, ...]:
+    """The instructions of an image. Every ENV and ARG stands before SHELL, which hadolint forgets at a later one."""
+    return (
+        *_head(recipe, locks, version),
+        *_base(recipe),
+        *_arguments(recipe),
+        *_labels(recipe, locks, version),
+        *_settings(recipe),
+        Shell(("/bin/bash", "-o", "pipefail", "-c")),
+        *_preparation(recipe),
+        *(line for step in recipe.stack.order for line in (*layers.layer(recipe, step), Blank())),
+        *_end(recipe),
+    )
+
+
+def _refuse_unfit(stacks: Mapping[str, Stack], locks: Mapping[str, Lock]) -> None:
+    first = next(iter(stacks.values()))
+    platform, args = first.platform, {"stack": first.name}
+    if not platform.hardware or not platform.os:
+        raise BadInput(Message("render.not-an-image", args), Message("render.not-an-image-hint", args))
+    place = {"hardware": platform.hardware, "os": platform.os, "arch": platform.arch}
+    if first.image is None:
+        raise BadInput(Message("render.no-base-image", {**args, **place}), Message("render.unknown-os-hint", args))
+    if layers.package_tool(platform.os) is None:
+        raise BadInput(Message("render.unknown-os", {"os": platform.os}), Message("render.unknown-os-hint", args))
+    for stack in stacks.values():
+        _refuse_other(first, stack)
+    for arch, stack in stacks.items():
+        _refuse_lock(arch, stack, locks.get(arch))
+
+
+def _refuse_other(first: Stack, stack: Stack) -> None:
+    """One Dockerfile serves both architectures: they may differ in their lists of packages, in nothing else."""
+    for what in ("name", "image", "cann_root", "soc_version", "order", "git_sources", "system_packages", "env"):
+        one, other = getattr(first, what), getattr(stack, what)
+        if one != other:
+            args = {"what": what, "first": str(one), "second": str(other)}
+            raise BadInput(Message("render.not-one-stack", args), Message("render.not-one-stack-hint"))
+
+
+def _refuse_lock(arch: str, stack: Stack, lock: Lock | None) -> None:
+    args = {"stack": stack.name, "arch": arch}
+    if lock is None:
+        raise BadInput(Message("render.no-lock", args), Message("render.no-lock-hint", args))
+    if (lock.stack, lock.platform) != (stack.name, stack.platform.tag):
+        wrong = {"stack": lock.stack, "arch": arch, "other": lock.platform}
+        raise BadInput(Message("render.wrong-lock", wrong), Message("render.wrong-lock-hint", args))
+    for pin in stack.pins:
+        package = lock.package(pin.name) if pin.is_python else None
+        if package and package.version != pin.version:
+            other = {**args, "package": pin.name, "locked": package.version, "wanted": pin.version}
+            raise BadInput(Message("render.stale-lock", other), Message("render.wrong-lock-hint", args))
+    for missing in lock.missing:
+        if missing.reason == "does-not-resolve":
+            why = {**args, "why": missing.detail}
+            raise BadInput(Message("render.unresolved-lock", why), Message("render.unresolved-lock-hint", args))
+
+
+def _refuse_indexes(lists: Mapping[str, tuple[PackageList, ...]], indexes: Mapping[str, Index]) -> None:
+    """Labels need an address, and an address in a file must not hold a password."""
+    for label in _labels_used(lists):
+        if label not in indexes:
+            raise BadInput(
+                Message("render.index-unknown", {"label": label, "known": tuple(sorted(indexes))}),
+                Message("render.index-unknown-hint"),
+            )
+        if "@" in urlsplit(indexes[label].url).netloc:
+            raise BadInput(
+                Message("render.index-password", {"label": label}),
+                Message("render.index-password-hint", {"arg": indexes[label].argument}),
+            )
+
+
+def _labels_used(lists: Mapping[str, tuple[PackageList, ...]]) -> list[str]:
+    return sorted({found.index for each in lists.values() for found in each if found.index})
+
+
+def _head(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> list[Instruction]:
+    """What the reader has to know first: what this is, what it overrules, what is not pinned."""
+    stack, words = recipe.stack, _say(recipe)
+    cann, python = stack.pin("cann"), stack.platform.python
+    place = {"stack": stack.name, "hardware": stack.platform.hardware, "os": stack.platform.os, "version": version}
+    about = {"cann": cann.version if cann else "", "python": python, "archs": tuple(recipe.stacks)}
+    return [
+        words("header", **place),
+        words("header-cann", **about, verified=stack.verified_by),
+        words("header-build", tag=f"{stack.name.lower()}:{stack.platform.hardware}"),
+        words("header-shell"),
+        *_overrides(recipe),
+        *([Comment(""), words("notes")] if stack.notes else []),
+        *(Comment(f"* {recipe.say(note)}") for note in stack.notes),
+        *_gaps(recipe, locks),
+        Blank(),
+    ]
+
+
+def _overrides(recipe: layers.Recipe) -> list[Instruction]:
+    """Every overruled requirement once, with its reason; one of a single architecture names it."""
+    said: dict[str, list[str]] = {}
+    for arch, stack in recipe.stacks.items():
+        for override in stack.overrides:
+            args = {"package": override.package, "requirement": override.requirement, "reason": override.because.says}
+            said.setdefault(recipe.say(Message(f"render.override-{override.does}", args)), []).append(arch)
+    words = _say(recipe)
+    lines = [
+        Comment(f"* {line}" if len(archs) == len(recipe.stacks) else f"* [{archs[0]}] {line}")
+        for line, archs in said.items()
+    ]
+    return [Comment(""), words("overrides"), *lines] if said else []
+
+
+def _gaps(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[Instruction]:
+    """Everything the locks could not pin: packages without a hash, and what is not locked at all."""
+    words = _say(recipe)
+    lines: list[Instruction] = []
+    for arch in recipe.stacks:
+        packages = {package.name for package in locks[arch].packages}
+        for missing in locks[arch].missing:
+            key = "unhashed" if missing.name in packages else "not-locked"
+            reason = f"{missing.reason} {missing.index or ''}".strip()
+            lines.append(words(key, name=missing.name, version=missing.version, arch=arch, reason=reason))
+    return [Comment(""), words("gaps"), *lines] if lines else []
+
+
+def _base(recipe: layers.Recipe) -> list[Instruction]:
+    image = one_word(recipe.stack.image or "", "base image")
+    name = "NPUENV_BASE_IMAGE"
+    return [_say(recipe)("base"), Arg(name, image), From(Var(name)), Blank()]
+
+
+def _arguments(recipe: layers.Recipe) -> list[Instruction]:
+    words = _say(recipe)
+    used = _labels_used(recipe.lists)
+    sources = recipe.stack.git_sources
+    named: list[Instruction] = [Arg(recipe.indexes[label].argument, recipe.indexes[label].url) for label in used]
+    pip = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT")
+    return [
+        words("args-arch"),
+        Arg("TARGETARCH"),
+        words("args-proxy"),
+        words("args-pip"),
+        *(Arg(name) for name in pip),
+        *([words("args-index"), *named] if named else []),
+        *([words("args-git")] if sources else []),
+        *(Arg(layers.git_argument(source), one_word(source.repo, source.name)) for source in sources),
+        words("args-build"),
+        *(Arg(name, value) for name, value in layers.build_defaults(recipe.stack).items()),
+        words("args-user"),
+        Arg("NPUENV_USER", "root"),
+        Blank(),
+    ]
+
+
+def _labels(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> list[Instruction]:
+    stack = recipe.stack
+    cann = stack.pin("cann")
+    labels = {
+        "org.opencontainers.image.title": folder_name(stack),
+        "org.opencontainers.image.version": version,
+        "npuenv.stack": stack.name,
+        "npuenv.hardware": stack.platform.hardware or "",
+        "npuenv.cann": cann.version if cann else "",
+        "npuenv.verified-by": stack.verified_by,
+        "npuenv.moving-sources": layers.moving_sources(stack.git_sources),
+        **{f"npuenv.lock.{arch}": locks[arch].hash for arch in recipe.stacks},
+    }
+    return [*(Label(name, value) for name, value in labels.items() if value), Blank()]
+
+
+def _settings(recipe: layers.Recipe) -> list[Instruction]:
+    settings = recipe.stack.env
+    if not settings:
+        return []
+    return [_say(recipe)("env"), *(Env(name, settings[name]) for name in sorted(settings)), Blank()]
+
+
+def _preparation(recipe: layers.Recipe) -> list[Instruction]:
+    words = _say(recipe)
+    python = recipe.stack.platform.python
+    major, minor = (int(part) for part in python.split("."))
+    wanted = f"import sys; sys.exit(sys.version_info[:2] != ({major}, {minor}))"
+    archs = tuple(DOCKER_ARCH[arch] for arch in recipe.stacks)
+    refusal = recipe.say(Message("render.no-arch", {"archs": archs}))
+    files = sorted(found.file for each in recipe.lists.values() for found in each)
+    return [
+        words("first-check", python=python, archs=archs),
+        Run((ByArch(dict.fromkeys(recipe.stacks, ()), refusal), Exec(("python3", "-c", wanted)))),
+        *layers.system_layer(recipe),
+        words("files"),
+        Copy((*files, *IMAGE_FILES), f"{layers.HOME}/"),
+        Blank(),
+    ]
+
+
+def _end(recipe: layers.Recipe) -> list[Instruction]:
+    words, user = _say(recipe), Var("NPUENV_USER")
+    rc_file = "/etc/bashrc" if layers.package_tool(recipe.stack.platform.os or "") == "dnf" else "/etc/bash.bashrc"
+    group = Exec(("getent", "group", "HwHiAiUser"), is_quiet=True)
+    healthy = ("python3", f"{layers.HOME}/healthcheck.py", *_healthy(recipe.stack))
+    return [
+        words("verify"),
+        Run((Exec(healthy),)),
+        Blank(),
+        words("activation"),
+        words("user"),
+        Run(
+            (
+                Exec(("echo", f". {layers.HOME}/activate.sh"), append_to=rc_file),
+                When(
+                    Exec(("id", "-u", user), is_quiet=True),
+                    (Exec(("useradd", "--create-home", "--shell", "/bin/bash", user)),),
+                    is_wanted=False,
+                ),
+                When(group, (Exec(("usermod", "--append", "--groups", "HwHiAiUser", user)),)),
+                Exec(("install", "--directory", "--owner", user, _WORKPLACE)),
+            )
+        ),
+        Workdir(_WORKPLACE),
+        User(user),
+        words("health"),
+        Healthcheck(healthy, interval_s=60, timeout_s=20),
+        Entrypoint(("/bin/bash", f"{layers.HOME}/entrypoint.sh")),
+        Cmd(("/bin/bash",)),
+    ]
+
+
+def _healthy(stack: Stack) -> tuple[str, ...]:
+    """`name==version` of the distributions to look at, the local part (`+cpu`) left out: it differs by architecture."""
+    pins = [pin for name in _HEALTH if (pin := stack.pin(name))]
+    return tuple(one_word(f"{pin.name}=={pin.version.split('+')[0]}", pin.name) for pin in pins)
+
+
+def _list_text(recipe: layers.Recipe, found: PackageList, version: str) -> str:
+    args = {"stack": recipe.stack.name, "arch": found.arch, "id": found.step, "version": version}
+    lines = [recipe.say(Message("render.list-head", args))]
+    lines += [recipe.say(Message("render.list-index", {"label": found.index}))] if found.index else []
+    lines += [] if found.is_hashed else [recipe.say(Message("render.list-unhashed"))]
+    return "".join(f"# {line}\n" for line in lines) + found.text()
+
+
+def _say(recipe: layers.Recipe) -> Callable[..., Comment]:
+    def words(key: str, **args: object) -> Comment:
+        return Comment(recipe.say(Message(f"render.{key}", args)))
+
+    return words

@@ -1,0 +1,396 @@
+"""Dockerfiles as trees of instructions: values first, text last.
+
+A tree is a tuple of instructions, each a frozen value, so that it can be compared and searched. `text` writes it. Every
+literal comes through `plain`, which refuses whatever could end the word it stands in; the only things that the build
+expands are `Var`s, which the tree names as such. Nothing here knows about stacks: start from `npuenv.render.docker`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# Docker's names of the two architectures, in the order in which branches are written.
+DOCKER_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
+_UNSAFE = re.compile(r"""['"`\\$\x00-\x1f\x7f]""")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A comment line that the builder or the linter would obey instead of skipping it.
+_DIRECTIVE = re.compile(r"\s*(?:(?:syntax|escape|check)\s*=|hadolint\b|shellcheck\b)", re.IGNORECASE)
+_INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A build argument or environment variable that the build expands: `${name}`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One word made of literals and variables."""
+
+    parts: tuple[str | Var, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """Everything that lies in a folder: its path with `/*`, which the shell expands."""
+
+    folder: str
+
+
+Word = str | Var | Joined | Glob
+
+
+@dataclass(frozen=True, slots=True)
+class Exec:
+    """A program with its arguments; `env` holds for this program alone, `append_to` is a file that takes its output."""
+
+    argv: tuple[Word, ...]
+    env: Mapping[str, Word] = field(default_factory=dict)
+    append_to: str | None = None
+    is_quiet: bool = False  # True: its output is thrown away, only its exit status counts
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A script read into the shell of this RUN. Written with `.`, which every shell has; dash has no `source`."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A variable for the rest of this RUN."""
+
+    name: str
+    value: Word
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Commands that run only if a program succeeds (`is_wanted`) or only if it fails."""
+
+    condition: Exec
+    then: tuple[Command, ...]
+    is_wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ByArch:
+    """Commands per architecture (x86_64, aarch64), chosen by TARGETARCH.
+
+    With a `refusal`, any other architecture stops the build with that text; without one it does nothing.
+    """
+
+    branches: Mapping[str, tuple[Command, ...]]
+    refusal: str | None = None
+
+
+Command = Exec | Source | Export | When | ByArch
+
+
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """Lines for the reader. Long ones are wrapped."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """An empty line between groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class From:
+    """The base image."""
+
+    image: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """A build argument. Default None: not set unless given, which differs from empty."""
+
+    name: str
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """A variable that stays in the image."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label of the image."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """The shell of the RUN instructions after it. hadolint forgets it at the next ENV or ARG: write those before."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One layer: commands joined by `&&`."""
+
+    commands: tuple[Command, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Files of the build context to one folder (its name ends with a slash) of the image."""
+
+    sources: tuple[str, ...]
+    to: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workdir:
+    """The working folder of what follows and of the container."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who runs what follows, and the container."""
+
+    name: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Healthcheck:
+    """A program whose exit status says whether the container is well."""
+
+    argv: tuple[str, ...]
+    interval_s: int
+    timeout_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entrypoint:
+    """The program that every command of the container goes through."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cmd:
+    """What the container runs when nothing is said."""
+
+    argv: tuple[str, ...]
+
+
+Instruction = (
+    Comment | Blank | From | Arg | Env | Label | Shell | Run | Copy | Workdir | User | Healthcheck | Entrypoint | Cmd
+)
+
+
+def text(tree: Sequence[Instruction]) -> str:
+    """The Dockerfile of a tree, ending with a newline.
+
+    Raises BadInput for a literal that could end the word, the line or the instruction it stands in.
+    """
+    return "".join(f"{line}\n" for instruction in tree for line in _lines(instruction))
+
+
+def plain(value: str, what: str) -> str:
+    """The value itself, when it can stand in any instruction as it is; `what` names it for the user.
+
+    Raises BadInput for quotes, backslashes, backticks, `$`, line ends and other control characters.
+    """
+    found = _UNSAFE.search(value)
+    if found:
+        raise BadInput(
+            Message("render.unsafe-value", {"what": what, "value": repr(value), "character": repr(found.group())}),
+            Message("render.unsafe-value-hint"),
+        )
+    return value
+
+
+def one_word(value: str, what: str) -> str:
+    """The value itself, when it is plain, holds no blank and cannot be taken for an option. Raises BadInput."""
+    if not plain(value, what) or " " in value or value.startswith("-"):
+        raise BadInput(
+            Message("render.unsafe-word", {"what": what, "value": repr(value)}), Message("render.unsafe-word-hint")
+        )
+    return value
+
+
+def identifier(value: str, what: str) -> str:
+    """The value itself, when it is a name that a shell variable can have. Raises BadInput."""
+    if not _NAME.fullmatch(value):
+        raise BadInput(
+            Message("render.unsafe-name", {"what": what, "value": repr(value)}), Message("render.unsafe-value-hint")
+        )
+    return value
+
+
+def commands_of(tree: Sequence[Instruction]) -> Iterator[Command]:
+    """Every command of every RUN, branches included, in the order of the file."""
+    for instruction in tree:
+        if isinstance(instruction, Run):
+            yield from _flat(instruction.commands)
+
+
+def script(run: Run) -> str:
+    """What the shell of a RUN gets: the instruction without its keyword."""
+    return "\n".join(_joined(run.commands))
+
+
+def _flat(commands: Sequence[Command]) -> Iterator[Command]:
+    for command in commands:
+        yield command
+        if isinstance(command, When):
+            yield from _flat((command.condition, *command.then))
+        elif isinstance(command, ByArch):
+            for branch in command.branches.values():
+                yield from _flat(branch)
+
+
+def _lines(instruction: Instruction) -> Iterator[str]:
+    if isinstance(instruction, Blank):
+        yield ""
+    elif isinstance(instruction, Comment):
+        yield from _comment(instruction.text)
+    elif isinstance(instruction, Run):
+        first, *rest = _joined(instruction.commands)
+        yield f"RUN {first}"
+        yield from rest
+    else:
+        yield _one_line(instruction)
+
+
+def _one_line(instruction: Instruction) -> str:
+    match instruction:
+        case From(image):
+            return f"FROM {_bare(image, 'FROM')}"
+        case Arg(variable, None):
+            return f"ARG {identifier(variable, 'ARG')}"
+        case Arg(variable, str() as default):
+            return f'ARG {identifier(variable, "ARG")}="{plain(default, variable)}"'
+        case Env(variable, value):
+            return f'ENV {identifier(variable, "ENV")}="{plain(value, variable)}"'
+        case Label(label, value):
+            return f'LABEL {one_word(label, "LABEL")}="{plain(value, label)}"'
+        case Shell(argv):
+            return f"SHELL {_json(argv, 'SHELL')}"
+        case Copy(sources, to):
+            return f"COPY {_json((*sources, to), 'COPY')}"
+        case Workdir(path):
+            return f'WORKDIR "{plain(path, "WORKDIR")}"'
+        case User(user):
+            return f"USER {_bare(user, 'USER')}"
+        case Healthcheck(argv, interval_s, timeout_s):
+            return f"HEALTHCHECK --interval={interval_s}s --timeout={timeout_s}s CMD {_json(argv, 'HEALTHCHECK')}"
+        case Entrypoint(argv):
+            return f"ENTRYPOINT {_json(argv, 'ENTRYPOINT')}"
+        case Cmd(argv):
+            return f"CMD {_json(argv, 'CMD')}"
+    raise AssertionError(instruction)
+
+
+def _bare(word: Word, what: str) -> str:
+    """A word of FROM or USER, which know no quotes."""
+    if isinstance(word, Var):
+        return f"${{{identifier(word.name, what)}}}"
+    assert isinstance(word, str), word
+    return one_word(word, what)
+
+
+def _json(argv: Sequence[str], what: str) -> str:
+    return json.dumps([plain(word, what) for word in argv])
+
+
+def _comment(words: str) -> Iterator[str]:
+    """`# ` lines of at most 120 columns, broken at blanks. A line that would be a directive gets a mark before it."""
+    for paragraph in words.splitlines() or [""]:
+        clean = "".join(letter if letter.isprintable() else " " for letter in paragraph)
+        for line in textwrap.wrap(clean, 118, break_long_words=False, break_on_hyphens=False) or [""]:
+            yield f"# {'- ' if _DIRECTIVE.match(line) else ''}{line}".rstrip(" \\")
+
+
+def _joined(commands: Sequence[Command]) -> list[str]:
+    """The lines of commands joined by `&&`, all but the last with their continuation."""
+    blocks = [_block(command) for command in commands]
+    lines = [blocks[0][0], *(f"{_INDENT}{line}" for line in blocks[0][1:])]
+    for block in blocks[1:]:
+        lines += [f"{_INDENT}&& {block[0]}", *(f"{_INDENT}{line}" for line in block[1:])]
+    return [*(line if line.endswith(" \\") else f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+def _block(command: Command) -> list[str]:
+    match command:
+        case Exec():
+            return [_exec(command)]
+        case Source(path):
+            return [f". {_quoted(path)}"]
+        case Export(variable, value):
+            return [f"export {identifier(variable, 'export')}={_quoted(value)}"]
+        case When(condition, then, is_wanted):
+            head = f"if {'' if is_wanted else '! '}{_exec(condition)}; then \\"
+            return [head, *_body(then, ";", 1), "fi"]
+        case ByArch(branches, refusal):
+            return _case(branches, refusal)
+
+
+def _case(branches: Mapping[str, tuple[Command, ...]], refusal: str | None) -> list[str]:
+    lines = ['case "${TARGETARCH}" in \\']
+    for arch, docker_arch in DOCKER_ARCH.items():
+        commands = branches.get(arch)
+        if commands:
+            lines += [f"{_INDENT}{docker_arch}) \\", *_body(commands, " ;;", 2)]
+        elif commands is not None:
+            lines.append(f"{_INDENT}{docker_arch}) ;; \\")
+    stop = [f"{_INDENT}*) echo {_quoted(refusal)} >&2; exit 2 ;; \\"] if refusal else []
+    return [*lines, *stop, "esac"]
+
+
+def _body(commands: Sequence[Command], end: str, depth: int) -> list[str]:
+    """The lines of a branch, indented."""
+    lines = _joined(commands)
+    return [f"{_INDENT * depth}{line}" for line in (*lines[:-1], f"{lines[-1]}{end} \\")]
+
+
+def _exec(command: Exec) -> str:
+    settings = [f"{identifier(variable, 'env')}={_quoted(value)}" for variable, value in command.env.items()]
+    tail = [f">> {_quoted(command.append_to)}"] if command.append_to else []
+    tail += [">/dev/null 2>&1"] if command.is_quiet else []
+    return " ".join([*settings, *(_quoted(word) for word in command.argv), *tail])
+
+
+def _quoted(word: Word) -> str:
+    """A word as the shell takes it: literals bare or in single quotes, variables always in double quotes."""
+    if isinstance(word, str):
+        return shlex.quote(plain(word, "RUN"))
+    if isinstance(word, Var):
+        return f'"{_part(word)}"'
+    if isinstance(word, Glob):
+        return f"{shlex.quote(plain(word.folder, 'RUN'))}/*"
+    return '"' + "".join(_part(part) for part in word.parts) + '"'
+
+
+def _part(part: str | Var) -> str:
+    return plain(part, "RUN") if isinstance(part, str) else f"${{{identifier(part.name, 'variable')}}}"

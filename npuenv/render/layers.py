@@ -1,0 +1,217 @@
+"""One layer of an image for each step of a stack's install order. Start from `layer`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
+
+from npuenv._toml import load_file
+from npuenv.messages import Message
+from npuenv.render.dockerfile import (
+    ByArch,
+    Command,
+    Comment,
+    Exec,
+    Export,
+    Glob,
+    Instruction,
+    Joined,
+    Run,
+    Source,
+    Var,
+    one_word,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from npuenv.matrix.rows import Index
+    from npuenv.render.requirements import PackageList
+    from npuenv.resolve.types import BuildStep, GitSource, Stack
+
+HOME = "/opt/npuenv"  # where the image keeps the files of its folder
+SOURCES = "/opt/src"  # where the image keeps the components built from repositories
+# Settings of a build that a reader may want to change: build arguments, not literals in the layers.
+BUILD_ARGUMENTS = ("SOC_VERSION", "COMPILE_CUSTOM_KERNELS", "MAX_JOBS")
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_PIP = ("python3", "-m", "pip")
+_INSTALL = (*_PIP, "install", "--no-cache-dir", "--disable-pip-version-check", "--no-deps")
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_FULL_COMMIT_DIGITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the layers of one image are made from. `stacks` and `lists` are by architecture."""
+
+    stacks: Mapping[str, Stack]
+    lists: Mapping[str, tuple[PackageList, ...]]
+    indexes: Mapping[str, Index]
+    say: Callable[[Message], str]
+
+    @property
+    def stack(self) -> Stack:
+        """The first architecture's stack, for everything in which they are equal."""
+        return next(iter(self.stacks.values()))
+
+
+def layer(recipe: Recipe, step: BuildStep) -> list[Instruction]:
+    """The comment and the RUN of one step; only a comment where nothing is left to do."""
+    comment = Comment(recipe.say(Message("render.step", {"id": step.id, "why": step.why})))
+    if step.does == "git":
+        return [comment, *_sources(recipe, step)]
+    if step.does == "uninstall":
+        return [comment, Run((Exec((*_PIP, "uninstall", "-y", *(one_word(name, step.id) for name in step.what))),))]
+    commands = {arch: _installs(recipe, step, arch) for arch in recipe.stacks}
+    if not any(commands.values()):
+        return [comment, Comment(recipe.say(Message("render.step-empty")))]
+    return [comment, Run((ByArch(commands),))]
+
+
+def system_layer(recipe: Recipe) -> list[Instruction]:
+    """The distribution's packages, without the lists that were read for them; nothing where the stack asks for none."""
+    if not recipe.stack.system_packages:
+        return []
+    return [Comment(recipe.say(Message("render.system-packages"))), Run(_system_packages(recipe))]
+
+
+def _system_packages(recipe: Recipe) -> tuple[Command, ...]:
+    packages = tuple(one_word(name, "system package") for name in recipe.stack.system_packages)
+    if package_tool(recipe.stack.platform.os or "") == "dnf":
+        options = ("install", "-y", "--setopt=install_weak_deps=False")
+        return (Exec(("dnf", *options, *_dnf_names(packages))), Exec(("dnf", "clean", "all")))
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    return (
+        Exec(("apt-get", "update")),
+        Exec(("apt-get", "install", "-y", "--no-install-recommends", *packages), env=quiet),
+        Exec(("rm", "-rf", Glob("/var/lib/apt/lists"))),
+    )
+
+
+def _dnf_names(packages: Sequence[str]) -> tuple[str, ...]:
+    """The packages under their names on systems with dnf, each once."""
+    rows = load_file(Path(__file__).with_name("system_names.toml"))["row"]
+    named: dict[str, list[str]] = {row["debian"]: row["dnf"] for row in rows}
+    return tuple(dict.fromkeys(name for package in packages for name in named.get(package, [package])))
+
+
+def package_tool(os: str) -> str | None:
+    """`apt-get` or `dnf` for the operating systems whose base images are known, else None."""
+    if os.startswith(("ubuntu", "debian")):
+        return "apt-get"
+    return "dnf" if os.startswith("openeuler") else None
+
+
+def cann_scripts(stack: Stack) -> tuple[str, str]:
+    """The two scripts that give a shell the settings of CANN and of NNAL.
+
+    In the older layout (`ascend-toolkit/8.3.RC1`) the script lies beside the version folder, in the newer one
+    (`cann-8.5.0`) inside it.
+    """
+    root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
+    is_old = root.parent.name == "ascend-toolkit"
+    home, ascend = (root.parent, root.parent.parent) if is_old else (root, root.parent)
+    return str(home / "set_env.sh"), str(ascend / "nnal" / "atb" / "set_env.sh")
+
+
+def source_folder(source: GitSource) -> str:
+    """Where the image keeps a component built from a repository."""
+    return f"{SOURCES}/{one_word(source.name, 'source')}"
+
+
+def git_argument(source: GitSource) -> str:
+    """The build argument that holds the address of a repository, like `NPUENV_GIT_VLLM_ASCEND`."""
+    return f"NPUENV_GIT_{re.sub(r'[^A-Za-z0-9]', '_', source.name).upper()}"
+
+
+def build_defaults(stack: Stack) -> dict[str, str]:
+    """Defaults of the build arguments that the stack's sources are built with."""
+    found = {"SOC_VERSION": stack.soc_version or "", "COMPILE_CUSTOM_KERNELS": "1", "MAX_JOBS": "8"}
+    for source in stack.git_sources:
+        found.update({key: value for key, value in source.build_env.items() if key in BUILD_ARGUMENTS})
+    return {key: value for key, value in found.items() if value}
+
+
+def _installs(recipe: Recipe, step: BuildStep, arch: str) -> tuple[Command, ...]:
+    return tuple(_install(recipe, found) for found in recipe.lists[arch] if found.step == step.id)
+
+
+def _install(recipe: Recipe, found: PackageList) -> Exec:
+    """pip on one list. A named index is the only one: pip's configuration and further indexes are out for that call."""
+    hashed = ("--require-hashes",) if found.is_hashed else ()
+    where = ("--requirement", f"{HOME}/{found.file}")
+    if found.index is None:
+        return Exec((*_INSTALL, *hashed, *where))
+    alone = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+    index = ("--index-url", Var(recipe.indexes[found.index].argument))
+    return Exec((*_INSTALL, *hashed, *index, *where), env=alone)
+
+
+def _sources(recipe: Recipe, step: BuildStep) -> list[Instruction]:
+    """The layers of the repositories of a step."""
+    named = {canonicalize_name(source.name): source for source in recipe.stack.git_sources}
+    found: list[Instruction] = []
+    for name in step.what:
+        source = named[canonicalize_name(name)]
+        if source.is_moving:
+            args = {"name": source.name, "ref": source.ref}
+            found.append(Comment(recipe.say(Message("render.moving", args))))
+        if _is_short(source.ref):
+            found.append(Comment(recipe.say(Message("render.short-commit", {"ref": source.ref}))))
+        found.append(Run((*_fetch(source), *_build(recipe, source))))
+    return found
+
+
+def _fetch(source: GitSource) -> tuple[Command, ...]:
+    """The repository at its ref, without its history, with its submodules.
+
+    A tag is set again by name: versions of packages are read from it while they are built. A shortened commit cannot
+    be asked for, so all is fetched there.
+    """
+    folder, ref = source_folder(source), one_word(source.ref, source.name)
+    git = ("git", "-C", folder)
+    depth = ("--tags", "origin") if _is_short(ref) else ("--depth", "1", "origin", ref)
+    is_tag = not source.is_moving and not _COMMIT.fullmatch(ref)
+    return (
+        Exec(("git", "init", "--quiet", folder)),
+        Exec((*git, "remote", "add", "origin", Var(git_argument(source)))),
+        Exec((*git, "fetch", *depth)),
+        Exec((*git, "checkout", "--quiet", ref if _is_short(ref) else "FETCH_HEAD")),
+        *((Exec((*git, "tag", "--force", ref)),) if is_tag else ()),
+        Exec((*git, "submodule", "update", "--init", "--recursive")),
+    )
+
+
+def _build(recipe: Recipe, source: GitSource) -> tuple[Command, ...]:
+    """Its installation with CANN's settings in force; nothing where the tree itself is put on PYTHONPATH."""
+    if source.how == "pythonpath":
+        return ()
+    own = {key: value for key, value in source.build_env.items() if key not in (*BUILD_ARGUMENTS, _AUTOLOAD)}
+    where = ("--editable", source_folder(source)) if source.how == "editable" else (source_folder(source),)
+    scripts = cann_scripts(recipe.stack)
+    return (
+        # Without a driver in the build, importing torch must not load torch_npu; NNAL's script imports torch too.
+        Export(_AUTOLOAD, "0"),
+        *(Source(script) for script in scripts),
+        ByArch({arch: (_stub_libraries(recipe.stack, arch),) for arch in recipe.stacks}),
+        Exec((*_INSTALL, "--no-build-isolation", *where), env=own),
+    )
+
+
+def _stub_libraries(stack: Stack, arch: str) -> Export:
+    """Stand-ins for the driver's libraries, which an image does not hold, behind everything else on the search path."""
+    path = f"{stack.cann_root}/{arch}-linux/devlib"
+    return Export("LD_LIBRARY_PATH", Joined((Var("LD_LIBRARY_PATH"), f":{path}")))
+
+
+def _is_short(ref: str) -> bool:
+    return bool(_COMMIT.fullmatch(ref)) and len(ref) < _FULL_COMMIT_DIGITS
+
+
+def moving_sources(sources: Sequence[GitSource]) -> str:
+    """The sources that follow a branch, like `vllm-ascend@releases/v0.13.0`, joined by commas."""
+    return ",".join(f"{source.name}@{source.ref}" for source in sources if source.is_moving)

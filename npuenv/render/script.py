@@ -1,0 +1,107 @@
+"""A plan as a POSIX shell script that does the same as `npuenv install`. Start from `render_script`.
+
+The script holds no secrets: variables that carry some are named in its head and read from the caller's environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import shlex
+from typing import TYPE_CHECKING
+
+from npuenv.facts.environment import INSPECTOR
+from npuenv.messages import Message, say
+from npuenv.plan.types import Action, Plan, Step, Want, WriteFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npuenv.facts.pip import UvSettings
+
+_END = "NPUENV_END_OF_FILE"
+_PYTHON_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+_HAS_DIST = "import sys; from importlib.metadata import version; version(sys.argv[1])"
+
+
+def render_script(plan: Plan, settings: UvSettings, *, title: str, lang: str = "en") -> str:
+    """The script's text. `title` says which stack and which npuenv made it; pure, deterministic."""
+    lines = ["#!/bin/sh", *_comment(say(Message("plan.script-head", {"title": title}), lang))]
+    if settings.secret:
+        named = Message("plan.script-secrets", {"names": tuple(sorted(settings.secret))})
+        lines += _comment(say(named, lang))
+    lines += ["set -eu", "unset PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX"]
+    for name, value in sorted(settings.public.items()):
+        lines += [f"{name}={shlex.quote(value)}", f"export {name}"]
+    total = len(plan.steps)
+    for number, step in enumerate(plan.steps, 1):
+        lines += ["", *_step(step, f"[{number}/{total}] {step.id}: {say(step.why, lang)}", lang)]
+    return "\n".join(lines) + "\n"
+
+
+def _step(step: Step, head: str, lang: str) -> list[str]:
+    body = [line for action in step.do for line in _action(action)]
+    tests = [_test(want) for want in step.done_when]
+    known = [test for test in tests if test]
+    if not known or len(known) < len(tests):
+        return [f"echo {shlex.quote(_one_line(head))}", *body]
+    condition = " && ".join(known)
+    skipped = shlex.quote(_one_line(f"{head} - {say(Message('plan.script-skipped'), lang)}"))
+    return [f"if {condition}; then", f"echo {skipped}", "else", f"echo {shlex.quote(_one_line(head))}", *body, "fi"]
+
+
+def _test(want: Want) -> str | None:
+    """The condition as shell, or None where shell cannot ask it: then the step always runs."""
+    place, wanted = want.of[0], shlex.quote(want.value)
+    path = shlex.quote(place)
+    python = f"{shlex.quote(posixpath.join(place, 'bin/python'))} -I -B"
+    inspector = f"{python} {shlex.quote(posixpath.join(place, INSPECTOR))}"
+    if want.fact == "env.dists":
+        return f"{inspector} check {_words(want.of)} >/dev/null 2>&1"
+    if want.fact in ("env.intact", "env.verified"):
+        sign = '"damaged": {}' if want.fact == "env.intact" else f'"verified": "{want.value}"'
+        return f"{inspector} state {path} 2>/dev/null | grep -q {shlex.quote(sign)}"
+    if want.fact == "file.text":
+        digest = hashlib.sha256(want.value.encode()).hexdigest()
+        return f'[ "$(sha256sum < {path} 2>/dev/null | cut -c 1-64)" = {digest} ]'
+    if want.fact == "venv.python":
+        return f'[ "$({python} -c {shlex.quote(_PYTHON_VERSION)} 2>/dev/null)" = {wanted} ]'
+    if want.fact == "path.link":
+        return f'[ "$(readlink {path})" = {wanted} ]'
+    if want.fact == "path.state" and want.value in ("file", "folder"):
+        return f"[ -{'f' if want.value == 'file' else 'd'} {path} ]"
+    if want.fact == "dist.version" and not want.value:
+        return f"! {path} -I -c {shlex.quote(_HAS_DIST)} {shlex.quote(want.of[1])} >/dev/null 2>&1"
+    return None
+
+
+def _action(action: Action) -> list[str]:
+    if isinstance(action, WriteFile):
+        return _write(action)
+    words = _words(action.argv)
+    if action.env or action.unset:
+        unset = [word for name in action.unset for word in ("-u", name)]
+        words = f"env {_words([*unset, *(f'{name}={value}' for name, value in action.env.items())])} {words}"
+    return [f"(cd {shlex.quote(action.cwd)} && {words})" if action.cwd else words]
+
+
+def _write(action: WriteFile) -> list[str]:
+    assert _END not in action.text.splitlines(), action.path
+    path, new = shlex.quote(action.path), shlex.quote(f"{action.path}.new")
+    folder = shlex.quote(posixpath.dirname(action.path))
+    if not action.text.endswith("\n"):
+        return [f"mkdir -p {folder}", f"printf %s {shlex.quote(action.text)} > {new}", f"mv {new} {path}"]
+    lines = [f"mkdir -p {folder}", f"cat > {new} <<'{_END}'", action.text[:-1], _END]
+    return [*lines, f"chmod {action.mode:o} {new}", f"mv {new} {path}"]
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in text.splitlines()]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

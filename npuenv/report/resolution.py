@@ -1,0 +1,230 @@
+"""A Stack or a Conflict for people and for programs: `show` writes to a rich console, `as_json` gives plain data.
+
+`show` prints lists rather than wide tables, so that nothing is cut at sixty columns; colour and emphasis are the
+console's business and vanish where it is not a terminal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from npuenv.messages import Message, say
+from npuenv.resolve.types import Clash, Conflict, Override, Pin, Reason, Stack, WayOut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+STACK_SCHEMA = "npuenv.stack/1"
+CONFLICT_SCHEMA = "npuenv.conflict/1"
+
+
+def show(result: Stack | Conflict, console: Console, lang: str = "en") -> None:
+    """Prints a stack with its reasons, or a conflict with its ways out."""
+    lines = _Lines(console, lang)
+    if isinstance(result, Stack):
+        _show_stack(result, lines)
+    else:
+        _show_conflict(result, lines)
+
+
+def as_json(result: Stack | Conflict, lang: str = "en") -> dict[str, Any]:
+    """Data that `json.dumps` takes. Keys and ids do not change with the language, sentences do."""
+    return _stack_json(result, lang) if isinstance(result, Stack) else _conflict_json(result, lang)
+
+
+class _Lines:
+    """Writes headings and indented lines, without markup from data."""
+
+    def __init__(self, console: Console, lang: str) -> None:
+        self.console = console
+        self.lang = lang
+
+    def word(self, key: str, **args: object) -> str:
+        return say(Message(f"stack.{key}", args), self.lang)
+
+    def say(self, message: Message) -> str:
+        return say(message, self.lang)
+
+    def head(self, text: str) -> None:
+        self.console.print()
+        self.line(text, style="bold")
+
+    def line(self, text: str, indent: int = 0, style: str | None = None) -> None:
+        from rich.padding import Padding
+        from rich.text import Text
+
+        self.console.print(Padding(Text(text, style=style or "", overflow="fold"), (0, 0, 0, indent)))
+
+
+def _show_stack(stack: Stack, lines: _Lines) -> None:
+    lines.line(_title(stack, lines), style="bold")
+    lines.line(lines.word(f"verified-{stack.verified_by}"))
+    if stack.platform.hardware is not None:
+        lines.line(lines.word("image", image=stack.image) if stack.image else lines.word("image-none"))
+    lines.head(lines.word("head-pins"))
+    for pin in stack.pins:
+        _show_pin(pin, lines)
+    _show_overrides(stack.overrides, lines)
+    _show_rest(stack, lines)
+
+
+def _title(stack: Stack, lines: _Lines) -> str:
+    platform = stack.platform
+    args = {"name": stack.name, "framework": stack.framework, "arch": platform.arch, "python": platform.python}
+    if platform.hardware is None:
+        return lines.word("title", **args)
+    cann = stack.pin("cann")
+    return lines.word(
+        "title-npu", **args, hardware=platform.hardware, os=platform.os, cann=cann.version if cann else "-"
+    )
+
+
+def _show_pin(pin: Pin, lines: _Lines) -> None:
+    origin = lines.word("from-index", index=pin.index) if pin.index else ""
+    if not pin.is_python and pin.name not in ("cann", "python"):
+        origin = lines.word("built")
+    lines.line(" · ".join(filter(None, (f"{pin.name} {pin.version}", pin.strength, origin))), 2, "bold")
+    _show_reason("because", pin.because, lines)
+    _show_reason("why-not-newer", pin.why_not_newer, lines)
+
+
+def _show_reason(label: str, reason: Reason, lines: _Lines) -> None:
+    lines.line(f"{lines.word(label)}: {lines.say(reason.says)}", 4)
+    lines.line(f"{lines.word('source')}: {'; '.join(dict.fromkeys(reason.sources))}", 6, "dim")
+
+
+def _show_overrides(overrides: Iterable[Override], lines: _Lines) -> None:
+    """One line per override; those with the same reason share it."""
+    by_reason: dict[str, list[Override]] = {}
+    for each in overrides:
+        by_reason.setdefault(lines.say(each.because.says), []).append(each)
+    if by_reason:
+        lines.head(lines.word("head-overrides"))
+    for reason, group in by_reason.items():
+        for each in group:
+            lines.line(lines.word(f"does-{each.does}", package=each.package, requirement=each.requirement), 2)
+        lines.line(reason, 4)
+        sources = dict.fromkeys(source for each in group for source in each.because.sources)
+        lines.line(f"{lines.word('source')}: {'; '.join(sources)}", 6, "dim")
+
+
+def _show_rest(stack: Stack, lines: _Lines) -> None:
+    if stack.git_sources:
+        lines.head(lines.word("head-git"))
+    for git in stack.git_sources:
+        moving = f" ({lines.word('moving')})" if git.is_moving else ""
+        lines.line(f"{git.name}: {git.repo} @ {git.ref}{moving}", 2)
+    if stack.requirements:
+        lines.head(lines.word("head-requirements"))
+        lines.line(", ".join(stack.requirements), 2)
+    lines.head(lines.word("head-order"))
+    for number, step in enumerate(stack.order, 1):
+        lines.line(f"{number}. {step.id}: {lines.say(step.why)}", 2)
+    if stack.env:
+        lines.head(lines.word("head-env"))
+    for name, value in stack.env.items():
+        lines.line(f"{name}={value}", 2)
+    if stack.notes:
+        lines.head(lines.word("head-notes"))
+    for note in stack.notes:
+        lines.line(f"- {lines.say(note)}", 2)
+    lines.head(lines.word("head-sources"))
+    for source in stack.sources:
+        lines.line(source, 2, "dim")
+
+
+def _show_conflict(conflict: Conflict, lines: _Lines) -> None:
+    import shlex
+
+    lines.line(lines.word("conflict-title"), style="bold")
+    for number, clash in enumerate(conflict.clashes, 1):
+        lines.line(f"{number}. {lines.say(clash.says)}", 2)
+        source = lines.word("from-you") if clash.rule == "request" else f"{clash.rule} · {clash.source}"
+        lines.line(f"{lines.word('source')}: {source}", 6, "dim")
+    lines.head(lines.word("ways-out") if conflict.ways_out else lines.word("ways-out-none"))
+    for number, way in enumerate(conflict.ways_out, 1):
+        lines.line(f"{number}. {lines.say(way.says)}", 2)
+        lines.line(shlex.join(way.command), 6, "bold")
+
+
+def _stack_json(stack: Stack, lang: str) -> dict[str, Any]:
+    platform = stack.platform
+    return {
+        "schema": STACK_SCHEMA,
+        "name": stack.name,
+        "framework": stack.framework,
+        "platform": {
+            "arch": platform.arch,
+            "python": platform.python,
+            "hardware": platform.hardware,
+            "os": platform.os,
+        },
+        "verified_by": stack.verified_by,
+        "image": stack.image,
+        "cann_root": stack.cann_root,
+        "soc_version": stack.soc_version,
+        "pins": [_pin_json(pin, lang) for pin in stack.pins],
+        "requirements": list(stack.requirements),
+        "overrides": [_override_json(each, lang) for each in stack.overrides],
+        "git": [_git_json(stack, at) for at in range(len(stack.git_sources))],
+        "order": [
+            {"id": step.id, "does": step.does, "what": list(step.what), "why": say(step.why, lang)}
+            for step in stack.order
+        ],
+        "env": dict(stack.env),
+        "system_packages": list(stack.system_packages),
+        "notes": [say(note, lang) for note in stack.notes],
+        "sources": list(stack.sources),
+    }
+
+
+def _pin_json(pin: Pin, lang: str) -> dict[str, Any]:
+    return {
+        "name": pin.name,
+        "version": pin.version,
+        "strength": pin.strength,
+        "index": pin.index,
+        "is_python": pin.is_python,
+        "because": _reason_json(pin.because, lang),
+        "why_not_newer": _reason_json(pin.why_not_newer, lang),
+    }
+
+
+def _reason_json(reason: Reason, lang: str) -> dict[str, Any]:
+    return {"says": say(reason.says, lang), "rules": list(reason.rules), "sources": list(reason.sources)}
+
+
+def _override_json(each: Override, lang: str) -> dict[str, Any]:
+    because = _reason_json(each.because, lang)
+    return {"package": each.package, "does": each.does, "requirement": each.requirement, "because": because}
+
+
+def _git_json(stack: Stack, at: int) -> dict[str, Any]:
+    git = stack.git_sources[at]
+    return {
+        "name": git.name,
+        "repo": git.repo,
+        "ref": git.ref,
+        "is_moving": git.is_moving,
+        "how": git.how,
+        "build_env": dict(git.build_env),
+        "requires": list(git.requires),
+    }
+
+
+def _conflict_json(conflict: Conflict, lang: str) -> dict[str, Any]:
+    return {
+        "schema": CONFLICT_SCHEMA,
+        "clashes": [_clash_json(each, lang) for each in conflict.clashes],
+        "ways_out": [_way_json(each, lang) for each in conflict.ways_out],
+    }
+
+
+def _clash_json(clash: Clash, lang: str) -> dict[str, Any]:
+    return {"rule": clash.rule, "says": say(clash.says, lang), "source": clash.source}
+
+
+def _way_json(way: WayOut, lang: str) -> dict[str, Any]:
+    return {"says": say(way.says, lang), "command": list(way.command)}

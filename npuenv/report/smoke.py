@@ -1,0 +1,203 @@
+"""A smoke test as it runs (live view), and afterwards: summary, verdict, plot, JSON."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npuenv.checks import Finding, Status
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Record = Mapping[str, Any]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MARKS = {
+    Status.OK: ("✔", "green"),
+    Status.WARN: ("!", "yellow"),
+    Status.FAIL: ("✘", "bold red"),
+    Status.UNKNOWN: ("?", "magenta"),
+    Status.SKIP: ("-", "dim"),
+}
+
+
+def watch(console: Console, records: Iterable[Record], lang: str) -> Iterator[Record]:
+    """Hands each record on while drawing the run: a bar on a terminal, about ten plain lines elsewhere."""
+    if not console.is_terminal:
+        yield from _watch_plainly(console, records, lang)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    rewards: list[float] = []
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(say(Message("smoke.title"), lang), total=None)
+        for record in records:
+            if record.get("kind") == "header":
+                progress.update(task, total=_num_steps(record))
+            elif record.get("kind") == "step":
+                rewards.append(_number(record.get("reward_mean")))
+                shown = f"{sparkline(rewards, 24)}  {say(_running(record, None), lang)}"
+                progress.update(task, completed=int(record["step"]), description=shown)
+            yield record
+
+
+def _watch_plainly(console: Console, records: Iterable[Record], lang: str) -> Iterator[Record]:
+    total: int | None = None
+    spoke = time.monotonic()
+    for record in records:
+        if record.get("kind") == "header":
+            total = _num_steps(record)
+        elif record.get("kind") == "step":
+            # About ten lines a run, and one at least every ten seconds.
+            is_due = total and int(record["step"]) % max(total // 10, 1) == 0
+            if is_due or time.monotonic() - spoke > 10:
+                console.print(say(_running(record, total), lang), markup=False)
+                spoke = time.monotonic()
+        yield record
+
+
+def _running(record: Record, total: int | None) -> Message:
+    args = {name: f"{_number(record.get(key)):.3f}" for name, key in _SHOWN.items()}
+    return Message("smoke.running", {"step": record.get("step"), "steps": total or "…", **args})
+
+
+_SHOWN = {"reward": "reward_mean", "loss": "loss", "kl": "kl"}
+
+
+def _num_steps(header: Record) -> int | None:
+    steps = (header.get("settings") or {}).get("steps")
+    return int(steps) if isinstance(steps, int) else None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as a row of at most `width` block characters, each the mean of its share; gaps for what is not finite."""
+    share = max(len(values) / width, 1.0)
+    means = []
+    for index in range(min(width, len(values))):
+        part = [v for v in values[int(index * share) : max(int((index + 1) * share), int(index * share) + 1)]]
+        finite = [v for v in part if math.isfinite(v)]
+        means.append(sum(finite) / len(finite) if finite else math.nan)
+    finite_means = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite_means, default=0.0), max(finite_means, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(
+        _BARS[round((mean - low) / span * (len(_BARS) - 1))] if math.isfinite(mean) else " " for mean in means
+    )
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """`pass`, `fail` or `unknown`: a failure outweighs an unknown, an unknown outweighs all that is fine."""
+    states = {finding.status for finding in findings}
+    return "fail" if Status.FAIL in states else "unknown" if Status.UNKNOWN in states or not states else "pass"
+
+
+def print_summary(
+    console: Console, records: Sequence[Record], findings: Sequence[Finding], *, lang: str, files: Mapping[str, Path]
+) -> None:
+    """One screen: what ran, how the reward went, each finding, where the files are, and the verdict last."""
+    from rich.padding import Padding
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for label, value in _rows(records, lang):
+        table.add_row(say(Message(f"smoke.row-{label}"), lang), value)
+    console.print(table)
+    console.print()
+    for finding in sorted(findings, key=lambda found: list(_MARKS).index(found.status)):
+        mark, style = _MARKS[finding.status]
+        console.print(f"[{style}]{mark}[/] ", end="")
+        console.print(say(finding.says, lang), markup=False)
+        if finding.fix:
+            console.print(Padding(f"→ {say(finding.fix.says, lang)}", (0, 0, 0, 4)), markup=False)
+    for kind, path in files.items():
+        console.print(say(Message(f"smoke.{kind}", {"path": str(path)}), lang), markup=False, soft_wrap=True)
+    result = verdict(findings)
+    style = {"pass": "bold green", "fail": "bold red", "unknown": "bold magenta"}[result]
+    console.print(say(Message(f"smoke.{result}"), lang), style=style, markup=False)
+
+
+def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
+    header = next((record for record in records if record.get("kind") == "header"), {})
+    end = next((record for record in records if record.get("kind") == "end"), {})
+    rewards = [_number(record.get("reward_mean")) for record in records if record.get("kind") == "step"]
+    if header:
+        yield "task", str((header.get("settings") or {}).get("task", "-"))
+        model = {"parameters": f"{header.get('num_parameters', 0):,}", "dtype": header.get("dtype", "-")}
+        yield "model", say(Message("smoke.model-value", model), lang)
+        device = {key: header.get(name, "-") for key, name in _DEVICE.items()}
+        yield "device", say(Message("smoke.device-value", device), lang)
+    if rewards:
+        tenth = max(len(rewards) // 10, 1)
+        first, last = (sum(part) / len(part) for part in (rewards[:tenth], rewards[-tenth:]))
+        yield "reward", f"{sparkline(rewards, 32)}  {first:.2f} → {last:.2f}"
+    if end:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in (end.get("seconds") or {}).items())
+        total = f"{_number(end.get('wall_s')):.1f}"
+        yield "time", say(Message("smoke.time-value", {"total": total, "parts": parts}), lang)
+        yield "memory", f"{_number(end.get('peak_rss_mib')):.0f} MiB"
+
+
+_DEVICE = {"device": "device", "torch": "torch", "python": "python"}
+
+
+def summary_json(
+    records: Sequence[Record], findings: Sequence[Finding], *, lang: str, files: Mapping[str, Path], exit_code: int
+) -> dict[str, object]:
+    """The `npuenv.smoke/1` document: verdict, findings, the header, the evaluations and the end of the run."""
+    return {
+        "schema": "npuenv.smoke/1",
+        "exit": exit_code,
+        "verdict": verdict(findings),
+        "findings": [_finding_json(finding, lang) for finding in findings],
+        "run": {
+            kind: [record for record in records if record.get("kind") == kind] for kind in ("header", "eval", "end")
+        },
+        "files": {kind: str(path) for kind, path in files.items()},
+    }
+
+
+def _finding_json(finding: Finding, lang: str) -> dict[str, object]:
+    return {
+        "check": finding.check,
+        "status": finding.status.value,
+        "says": say(finding.says, lang),
+        "evidence": [{"command": item.command, "line": item.line} for item in finding.evidence],
+        "source": finding.source,
+        "fix": {"says": say(finding.fix.says, lang), "commands": [], "dangerous": False} if finding.fix else None,
+    }
+
+
+def draw_plot(records: Sequence[Record], path: Path, lang: str) -> bool:
+    """Writes reward, loss and KL over the steps as an SVG; False when matplotlib is not installed.
+
+    Labels are English whatever `lang` says: fonts with Chinese glyphs are rare on servers and boxes help nobody.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    steps = [record for record in records if record.get("kind") == "step"]
+    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(7, 7), layout="constrained")
+    for axis, (label, key) in zip(axes, _SHOWN.items(), strict=True):
+        axis.plot([r["step"] for r in steps], [_number(r.get(key)) for r in steps], linewidth=1.2)
+        axis.set_ylabel(say(Message(f"smoke.{label}"), "en"))
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel(say(Message("smoke.step"), "en"))
+    # No date and no random ids: the same records give the same bytes.
+    matplotlib.rcParams["svg.hashsalt"] = "npuenv"
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return True

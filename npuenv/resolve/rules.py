@@ -1,0 +1,285 @@
+"""What the matrix and the request object to about a candidate. Each objection is a `Clash` with its row and source.
+
+Rules of strength: a stated pairing or requirement objects; a recommendation that is merely not met does not (it lowers
+what the stack may be called, see `stack.verified_by`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.messages import Message
+from npuenv.resolve.candidate import Candidate, packages, same
+from npuenv.resolve.types import Clash, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.matrix import Matrix
+    from npuenv.matrix.rows import Cann, TorchNpu, VllmAscend
+
+OPTIONS = {
+    "framework": "--for",
+    "hardware": "--hardware",
+    "os": "--os",
+    "arch": "--arch",
+    "python": "--python",
+    "cann": "--cann",
+    "driver": "--driver",
+}
+# Dimensions that make no difference to a stack without an NPU: it takes any value.
+_NPU_ONLY = ("hardware", "cann", "driver", "os")
+
+
+def objections(candidate: Candidate, request: Request, matrix: Matrix) -> list[Clash]:
+    """Everything that speaks against a candidate: the request's wishes it does not meet, then the matrix."""
+    return [*unmet(candidate, request), *against_rows(candidate, matrix)]
+
+
+def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
+    """The wishes of a request that a candidate does not meet."""
+    if request.stack is not None and candidate.recipe.id != request.stack:
+        yield asked(request.stack, "stack")
+    for field, option in OPTIONS.items():
+        wish: str | None = getattr(request, field)
+        if wish is None or (not candidate.recipe.hardware and field in _NPU_ONLY):
+            continue
+        has = candidate.recipe.framework if field == "framework" else getattr(candidate, field)
+        if not same(has, wish):
+            yield asked(f"{option} {wish}", field)
+    for name, version in sorted(request.pins.items()):
+        if not _takes(candidate, name, version):
+            yield asked(f"--pin {name}=={version}", f"pin.{name}")
+
+
+def asked(option: str, field: str) -> Clash:
+    """The clash that stands for something the user asked for. `field` names it in the request."""
+    return Clash("request", Message("resolve.asked", {"option": option, "field": field}), option)
+
+
+def against_rows(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    """What the matrix has against a candidate, whatever was asked for."""
+    yield from _platform(candidate)
+    yield from _cann(candidate, matrix)
+    yield from _driver(candidate, matrix)
+    yield from _torch_npu(candidate, matrix)
+    yield from _companions(candidate, matrix)
+    yield from _vllm_ascend(candidate, matrix)
+    yield from _triton_ascend(candidate, matrix)
+    yield from _ranges(candidate)
+    yield from _limits(candidate, matrix)
+    yield from _unsupported(candidate, matrix)
+
+
+def _takes(candidate: Candidate, name: str, version: str) -> bool:
+    has = candidate.versions.get(name)
+    return has is not None and versions.accepts(f"=={version}", has)
+
+
+def _platform(candidate: Candidate) -> Iterator[Clash]:
+    recipe = candidate.recipe
+    if recipe.hardware and candidate.hardware not in recipe.hardware:
+        args = {"stack": recipe.id, "has": recipe.hardware, "hardware": candidate.hardware}
+        yield Clash(recipe.id, Message("resolve.stack-hardware", args), recipe.source)
+    if candidate.arch not in recipe.arch:
+        args = {"stack": recipe.id, "has": recipe.arch, "arch": candidate.arch}
+        yield Clash(recipe.id, Message("resolve.stack-arch", args), recipe.source)
+    if not recipe.hardware and candidate.python not in recipe.python:
+        args = {"stack": recipe.id, "has": tuple(sorted(recipe.python)), "python": candidate.python}
+        yield Clash(recipe.id, Message("resolve.stack-python", args), recipe.source)
+    for name in sorted(set(candidate.versions) - packages(recipe)):
+        args = {"stack": recipe.id, "package": name}
+        yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)
+
+
+def _cann(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    if candidate.cann is None:
+        return
+    recipe = candidate.recipe
+    if versions.cann(candidate.cann).series != versions.cann(recipe.cann).series:
+        args = {"stack": recipe.id, "has": recipe.cann, "cann": candidate.cann}
+        yield Clash(recipe.id, Message("resolve.stack-cann", args), recipe.source)
+    row = matrix.cann_row(candidate.cann)
+    numpy = candidate.versions.get("numpy")
+    if row and row.numpy and numpy and not versions.accepts(row.numpy, numpy):
+        args = {"cann": row.version, "needs": f"numpy{row.numpy}", "numpy": numpy}
+        yield Clash(row.id, Message("resolve.cann-numpy", args), row.source)
+
+
+def _driver(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    row = matrix.cann_row(candidate.cann) if candidate.cann and candidate.driver else None
+    if row is None or candidate.driver is None or not driver_is_too_old(row, candidate.driver, candidate.hardware):
+        return
+    args = {"cann": row.version, "since": row.driver_since, "driver": candidate.driver}
+    yield Clash(row.id, Message("resolve.cann-driver", args), row.source)
+
+
+def driver_is_too_old(row: Cann, driver: str, hardware: str | None) -> bool:
+    """Whether a driver is below the oldest series a CANN names. Never on 950: that line numbers its drivers anew."""
+    if not row.driver_since or hardware == "950":
+        return False
+    return versions.driver(driver).series < versions.driver(row.driver_since).series
+
+
+def _torch_npu(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    version = candidate.versions.get("torch-npu")
+    if version is None or candidate.cann is None:
+        return
+    row = matrix.torch_npu_row(version)
+    if row is None:
+        args: dict[str, object] = {"package": "torch-npu", "version": version}
+        yield Clash("torch_npu.toml", Message("resolve.no-row", args), "Ascend/pytorch COMPATIBILITY.en.md")
+        return
+    if pairing(row, candidate.cann, matrix) is None:
+        args = {"version": version, "cann": candidate.cann, "has": paired_with(row)}
+        yield Clash(row.id, Message("resolve.torch-npu-cann", args), row.source)
+    pythons = row.pythons(candidate.arch)
+    # On an index that could not be listed the wheels are not known: no objection.
+    if candidate.python not in pythons and (pythons or row.index in ("", "default")):
+        key = "resolve.wheel-python" if pythons else "resolve.wheel-none"
+        args = {"package": "torch-npu", "version": version, "python": candidate.python, "arch": candidate.arch}
+        yield Clash(row.id, Message(key, {**args, "has": pythons}), row.source)
+    wanted = row.torch_requirement(candidate.arch) or f"=={row.torch}"
+    torch = candidate.versions.get("torch", "")
+    if torch and not versions.accepts(wanted.replace("+cpu", ""), torch):
+        args = {"version": version, "asks": f"torch{wanted}", "torch": torch, "arch": candidate.arch}
+        yield Clash(row.id, Message("resolve.torch-npu-torch", args), row.source)
+
+
+def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
+    """How a torch_npu version goes with a CANN: recommended-pair, compatible-set, image-practice, or None.
+
+    An image counts only where the release's policy table and its metadata name the same torch_npu: where they differ
+    one of them is a stop-gap.
+    """
+    wanted = versions.cann(cann)
+    if row.cann and versions.cann(row.cann) == wanted:
+        return "recommended-pair"
+    if any(_covers(each, cann) for each in (*row.cann_compatible, *row.cann_unofficial)):
+        return "compatible-set"
+    exactly = f"=={row.version}"
+    for release in matrix.vllm_ascend:
+        agrees = release.torch_npu == row.version and release.requires_torch_npu == exactly
+        if agrees and release.cann and versions.is_cann(release.cann) and versions.cann(release.cann) == wanted:
+            return "image-practice"
+    return None
+
+
+def _covers(named: str, cann: str) -> bool:
+    """Whether `8.5.X` or `8.5.0` covers a CANN version."""
+    if named.endswith(".X"):
+        return versions.cann(named.removesuffix(".X")).series == versions.cann(cann).series
+    return versions.cann(named) == versions.cann(cann)
+
+
+def paired_with(row: TorchNpu) -> tuple[str, ...] | Message:
+    """The CANN versions a torch_npu row names, or a message that there are none."""
+    named = tuple(dict.fromkeys(each for each in (row.cann, *row.cann_unofficial, *row.cann_compatible) if each))
+    return named or Message("resolve.none-stated")
+
+
+def _companions(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    row = matrix.companion_row(candidate.versions.get("torch", ""))
+    for name in ("torchvision", "torchaudio"):
+        version = candidate.versions.get(name)
+        if row and version and not versions.accepts(f"=={getattr(row, name)}", version):
+            args = {"torch": row.torch, "package": name, "needs": getattr(row, name), "version": version}
+            yield Clash(row.id, Message("resolve.companion", args), row.source)
+
+
+def _vllm_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    version = candidate.versions.get("vllm-ascend")
+    if version is None:
+        return
+    row = matrix.vllm_ascend_row(version)
+    if row is None:
+        args: dict[str, object] = {"package": "vllm-ascend", "version": version}
+        source = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
+        yield Clash("vllm_ascend.toml", Message("resolve.no-row", args), source)
+        return
+    vllm = candidate.versions.get("vllm")
+    if vllm is not None and not versions.accepts(f"=={row.vllm}", vllm):
+        args = {"version": version, "needs": row.vllm, "vllm": vllm}
+        yield Clash(row.id, Message("resolve.vllm-pair", args), row.source)
+    if row.python and not versions.accepts(row.python, candidate.python):
+        args = {"version": version, "needs": row.python, "python": candidate.python}
+        yield Clash(row.id, Message("resolve.vllm-ascend-python", args), row.source)
+    yield from _vllm_ascend_requires(candidate, row)
+
+
+def _vllm_ascend_requires(candidate: Candidate, row: VllmAscend) -> Iterator[Clash]:
+    """The requirements of vllm-ascend, without those that the recipe overrules with a reason."""
+    requires = {
+        "torch": row.requires_torch,
+        "torch-npu": row.requires_torch_npu,
+        "triton-ascend": row.requires_triton_ascend,
+        "numpy": row.requires_numpy,
+        "transformers": row.requires_transformers,
+        "fastapi": row.requires_fastapi,
+        "opencv-python-headless": row.requires_opencv,
+    }
+    overruled = {
+        versions.requirement_name(each.requirement): each.requirement
+        for each in candidate.recipe.override
+        if each.package == "vllm-ascend" and each.does == "replace"
+    }
+    for name, spec in requires.items():
+        version = candidate.versions.get(name)
+        wanted = overruled[name].removeprefix(name) if name in overruled else spec
+        if version is None or not wanted or versions.accepts(wanted, version):
+            continue
+        args = {"who": f"vllm-ascend {row.version}", "needs": f"{name}{wanted}", "version": version}
+        yield Clash(row.id, Message("resolve.requires", args), row.source)
+
+
+def _triton_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    version = candidate.versions.get("triton-ascend")
+    if version is None:
+        return
+    row = matrix.triton_ascend_row(version)
+    if row is None:
+        args: dict[str, object] = {"package": "triton-ascend", "version": version}
+        yield Clash("triton_ascend.toml", Message("resolve.no-row", args), "triton-lang/triton-ascend README.md")
+        return
+    if candidate.python not in row.python or candidate.arch not in row.arch:
+        args = {"package": "triton-ascend", "version": version, "python": candidate.python, "arch": candidate.arch}
+        yield Clash(row.id, Message("resolve.wheel-python", {**args, "has": row.python}), row.source)
+    if candidate.hardware not in row.hardware:
+        args = {"version": version, "has": row.hardware, "hardware": candidate.hardware}
+        yield Clash(row.id, Message("resolve.triton-hardware", args), row.source)
+
+
+def _ranges(candidate: Candidate) -> Iterator[Clash]:
+    for each in candidate.recipe.range:
+        version = candidate.versions.get(each.name)
+        if version is not None and not versions.accepts(each.spec, version):
+            args = {"who": candidate.recipe.id, "needs": f"{each.name}{each.spec}", "version": version}
+            yield Clash(candidate.recipe.id, Message("resolve.requires", args), each.source)
+
+
+def _limits(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    for row in matrix.limits:
+        if not _holds(row.when, candidate):
+            continue
+        name = versions.requirement_name(row.needs)
+        version = candidate.versions.get(name)
+        if version is not None and not versions.accepts(row.needs.removeprefix(name), version):
+            args = {"when": row.when, "needs": row.needs, "version": version, "why": Message(row.why)}
+            yield Clash(row.id, Message("resolve.limit", args), row.source)
+
+
+def _holds(requirement: str, candidate: Candidate) -> bool:
+    name = versions.requirement_name(requirement)
+    version = candidate.versions.get(name)
+    return version is not None and versions.accepts(requirement.removeprefix(name), version)
+
+
+def _unsupported(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    if not candidate.recipe.hardware:
+        return
+    for row in matrix.unsupported:
+        applies = not row.frameworks or candidate.recipe.framework in row.frameworks
+        if applies and row.package in candidate.versions and row.believe and not row.until:
+            args = {"what": row.what, "instead": row.instead or "-"}
+            yield Clash(row.id, Message("resolve.unsupported", args), row.source)

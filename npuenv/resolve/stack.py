@@ -1,0 +1,256 @@
+"""A candidate that nothing objects to, spelled out as a Stack: pins with reasons, overrides, order, image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
+from npuenv.messages import Message
+from npuenv.resolve.reasons import because, why_not_newer
+from npuenv.resolve.rules import pairing
+from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from npuenv.matrix import Matrix
+    from npuenv.resolve.candidate import Candidate
+
+_TORCH_FAMILY = ("torch", "torchvision", "torchaudio")
+
+
+def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
+    """The stack of a candidate."""
+    recipe = candidate.recipe
+    cann = matrix.cann_row(candidate.cann) if candidate.cann else None
+    image = base_image(candidate, matrix)
+    return Stack(
+        name=recipe.id,
+        framework=recipe.framework,
+        platform=Platform(candidate.arch, candidate.python, candidate.hardware, candidate.os),
+        pins=tuple(_pins(candidate, request, matrix)),
+        requirements=_requirements(candidate, request),
+        overrides=tuple(_overrides(candidate, matrix)),
+        git_sources=tuple(_git(each, candidate, matrix) for each in recipe.git),
+        order=tuple(BuildStep(step.id, step.does, step.what, Message(step.why)) for step in recipe.step),
+        env=_env(candidate, matrix),
+        image=image,
+        cann_root=cann.root if cann else None,
+        soc_version=recipe.soc.get(candidate.hardware or ""),
+        system_packages=recipe.system_packages,
+        verified_by=verified_by(candidate, request, matrix),
+        sources=recipe.sources,
+        notes=tuple(_notes(candidate, request, matrix, image)),
+    )
+
+
+def _pins(candidate: Candidate, request: Request, matrix: Matrix) -> Iterator[Pin]:
+    if candidate.cann is not None:
+        yield _place_pin("cann", candidate.cann, candidate, request, matrix)
+    yield _place_pin("python", candidate.python, candidate, request, matrix)
+    published = {pin.name: pin for pin in candidate.recipe.pin}
+    for name, version in candidate.versions.items():
+        pin = published.get(name) or RecipePin(name, version, "request", candidate.recipe.source)
+        if pin.version != version:
+            pin = replace(pin, version=version, strength="request")
+        yield _package_pin(pin, candidate, request, matrix)
+
+
+def _place_pin(name: str, version: str, candidate: Candidate, request: Request, matrix: Matrix) -> Pin:
+    """The pin of CANN or Python."""
+    recipe = candidate.recipe
+    wish = getattr(request, name)
+    published = recipe.cann if name == "cann" else recipe.python[0]
+    if wish is not None:
+        option = f"--{name} {wish}"
+        reason = Reason(Message("resolve.because-asked", {"option": option}), ("request",), (option,))
+    else:
+        reason = Reason(Message("resolve.because-recipe", {"stack": recipe.id}), (recipe.id,), (recipe.source,))
+    strength = "image-practice" if version == published else "request"
+    if name == "cann":
+        strength = _cann_strength(candidate, matrix)
+    newer = why_not_newer(name, candidate, request, matrix)
+    return Pin(name, version, reason, newer, strength, None, False)
+
+
+def _cann_strength(candidate: Candidate, matrix: Matrix) -> str:
+    row = matrix.torch_npu_row(candidate.versions.get("torch-npu", ""))
+    return (pairing(row, candidate.cann or "", matrix) if row else None) or "compatible-set"
+
+
+def _package_pin(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matrix) -> Pin:
+    version, index = _wheel(pin.name, pin.version, candidate, matrix)
+    strength: str = pin.strength
+    if pin.name == "torch-npu":
+        strength = _cann_strength(candidate, matrix)
+    built = any(git.name == pin.name for git in candidate.recipe.git)
+    reason = because(pin, candidate, request, matrix)
+    newer = why_not_newer(pin.name, candidate, request, matrix)
+    return Pin(pin.name, version, reason, newer, strength, index, not built)
+
+
+def _wheel(name: str, version: str, candidate: Candidate, matrix: Matrix) -> tuple[str, str | None]:
+    """The version as its wheel is called on this platform, and the index it comes from (None: the default one)."""
+    if name in _TORCH_FAMILY:
+        local = "+cpu" if _needs_cpu_wheels(candidate, matrix) else ""
+        full = version if "+" in version else version + local
+        return full, "pytorch-cpu" if "+cpu" in full else None
+    row = {"torch-npu": matrix.torch_npu_row, "triton-ascend": matrix.triton_ascend_row}.get(name)
+    found = row(version) if row else None
+    index = found.index if found else "default"
+    return version, None if index in ("default", "") else index
+
+
+def _needs_cpu_wheels(candidate: Candidate, matrix: Matrix) -> bool:
+    """Whether torch must be the CPU index's build.
+
+    On x86_64 torch_npu below 2.12 asks for it by name. On aarch64 the default index's torch is CPU-only up to 2.10;
+    from 2.11 on it pulls the CUDA packages there too, as on x86_64.
+    """
+    if not candidate.recipe.hardware:
+        return True
+    row = matrix.torch_npu_row(candidate.versions.get("torch-npu", ""))
+    if row is not None and row.torch_requirement(candidate.arch).endswith("+cpu"):
+        return True
+    torch = candidate.versions.get("torch", "").split("+")[0]
+    return bool(torch) and versions.accepts(">=2.11", torch)
+
+
+def _requirements(candidate: Candidate, request: Request) -> tuple[str, ...]:
+    """The recipe's further requirements; of one that the user pinned only its extras are left, the pin says the rest."""
+    kept: list[str] = []
+    for text in candidate.recipe.requirements:
+        if versions.requirement_name(text) not in request.pins:
+            kept.append(text)
+        elif "[" in text:
+            kept.append(text[: text.index("]") + 1])
+    return tuple(kept)
+
+
+def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
+    for each in candidate.recipe.override:
+        if each.arch in ("", candidate.arch):
+            yield _override(each, candidate, matrix)
+    named = {versions.requirement_name(text) for text in candidate.recipe.requirements} | set(candidate.versions)
+    for limit in matrix.limits:
+        package = versions.requirement_name(limit.when)
+        version = candidate.versions.get(package)
+        spec = limit.when.removeprefix(package)
+        # A package the lock has yet to decide may reach an open range; it need not hit one exact version.
+        applies = versions.accepts(spec, version) if version is not None else package in named and ">=" in spec
+        if applies:
+            reason = Reason(Message(limit.why), (limit.id,), (limit.source,))
+            yield Override(versions.requirement_name(limit.needs), "constrain", limit.needs, reason)
+
+
+def _override(each: RecipeOverride, candidate: Candidate, matrix: Matrix) -> Override:
+    torch, _ = _wheel("torch", candidate.versions["torch"], candidate, matrix)
+    requirement = each.requirement.replace("{torch}", torch)
+    reason = Reason(Message(each.why), (candidate.recipe.id,), (each.source,))
+    return Override(each.package, each.does, requirement, reason)
+
+
+def _git(each: RecipeGit, candidate: Candidate, matrix: Matrix) -> GitSource:
+    """A repository at its place; a version the user pinned moves the tag along."""
+    version = candidate.versions.get(each.name)
+    ref = f"v{version}" if version is not None else each.ref
+    build_env = dict(each.build_env)
+    if each.name == "vllm-ascend" and candidate.hardware:
+        build_env["SOC_VERSION"] = candidate.recipe.soc.get(candidate.hardware, "")
+    built = matrix.built_row(each.name, version or each.ref.removeprefix("v"))
+    requires = built.requires if built else ()
+    return GitSource(each.name, each.repo, ref, each.moving, build_env, each.how, requires)
+
+
+def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
+    """Settings that hold for every process of the framework; those for one role are for the launch files."""
+    env: dict[str, str] = {}
+    for row in matrix.settings:
+        if (
+            row.role == "all"
+            and candidate.recipe.framework in row.frameworks
+            and _is_read(row.since, row.until, candidate)
+        ):
+            env[row.name] = row.value
+    return {**env, **candidate.recipe.env}
+
+
+def _is_read(since: str, until: str, candidate: Candidate) -> bool:
+    """Whether the stack's vllm-ascend knows a setting that came or went with one of its versions."""
+    version = candidate.versions.get("vllm-ascend")
+    if version is None:
+        return not since
+    return not (since and not versions.accepts(f">={since}", version)) and not (
+        until and versions.accepts(f">={until}", version)
+    )
+
+
+def base_image(candidate: Candidate, matrix: Matrix) -> str | None:
+    """The published base image for the platform: the recipe's own registry first; None where nobody publishes one."""
+    chip = matrix.hardware_row(candidate.hardware) if candidate.hardware else None
+    if chip is None or candidate.cann is None:
+        return None
+    recipe = candidate.recipe
+    fitting = [
+        row
+        for row in matrix.images
+        if versions.cann(row.cann) == versions.cann(candidate.cann)
+        and chip.id in row.hardware
+        and (candidate.os or "") in row.os
+        and row.python == candidate.python
+    ]
+    fitting.sort(key=lambda row: (row.repository != recipe.image_repository, row.suffix != recipe.image_suffix))
+    if not fitting:
+        return None
+    row = fitting[0]
+    return f"{row.repository}:{row.tag}-{chip.image_chip}-{candidate.os}-py{row.python}{row.suffix}"
+
+
+def verified_by(candidate: Candidate, request: Request, matrix: Matrix) -> str:
+    """What may be claimed: the recipe's own standing, lowered by every departure from it."""
+    recipe = candidate.recipe
+    published = {pin.name: pin.version for pin in recipe.pin if pin.arch in ("", candidate.arch)}
+    if candidate.versions != published or candidate.python != recipe.python[0]:
+        return "satisfiable"
+    if not recipe.hardware:
+        return recipe.verified_by if candidate.arch == recipe.arch[0] else "satisfiable"
+    if versions.cann(candidate.cann or "") != versions.cann(recipe.cann):
+        return "compatible" if recipe.verified_by != "satisfiable" else "satisfiable"
+    return recipe.verified_by
+
+
+def _notes(candidate: Candidate, request: Request, matrix: Matrix, image: str | None) -> Iterator[Message]:
+    recipe = candidate.recipe
+    yield from (Message(key) for key in recipe.notes)
+    for each in recipe.dispute:
+        args: dict[str, object] = {"about": each.about, "one": each.one, "one_source": each.one_source}
+        args |= {"other": each.other, "other_source": each.other_source, "why": Message(each.why)}
+        yield Message(f"resolve.dispute-{each.believe}", args)
+    if not recipe.hardware:
+        given = tuple(
+            f"--{name} {getattr(request, name)}" for name in ("hardware", "cann", "driver") if getattr(request, name)
+        )
+        if given:
+            yield Message("resolve.note-no-npu", {"options": given, "stack": recipe.id})
+        return
+    if request.hardware is None:
+        yield Message("resolve.note-assumed-hardware", {"hardware": candidate.hardware, "has": recipe.hardware})
+    if image is None:
+        place = {"hardware": candidate.hardware, "os": candidate.os, "python": candidate.python}
+        yield Message("resolve.note-no-image", {"cann": candidate.cann, **place})
+    if candidate.os not in recipe.os:
+        yield Message("resolve.note-other-os", {"os": candidate.os, "has": recipe.os})
+    yield from _driver_notes(candidate, matrix)
+
+
+def _driver_notes(candidate: Candidate, matrix: Matrix) -> Iterator[Message]:
+    row = matrix.cann_row(candidate.cann or "")
+    if row is None or candidate.driver is None:
+        return
+    if not row.driver_since:
+        yield Message("resolve.note-driver-unstated", {"cann": row.version, "driver": candidate.driver})
+    elif row.driver_until and versions.driver(candidate.driver).series > versions.driver(row.driver_until).series:
+        args = {"cann": row.version, "until": row.driver_until, "driver": candidate.driver}
+        yield Message("resolve.note-driver-newer", args)

@@ -1,0 +1,115 @@
+"""A world without network: tiny wheels in a folder, a stack of them, and an empty uv cache."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from npuenv.execute import Event, Outcome, Session, State, execute
+from npuenv.facts.pip import PipSettings, for_uv, pip_settings
+from npuenv.host.local import LocalHost
+from npuenv.lock import Lock
+from npuenv.lock.make import Resolver, find_uv, make_lock
+from npuenv.lock.refuse import require_sources
+from npuenv.lock.wheels import write_wheel
+from npuenv.messages import Message
+from npuenv.plan import Plan
+from npuenv.plan.install import Tools, plan_install
+from npuenv.plan.target import Target
+from npuenv.render.activate import render_activation
+from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack
+
+INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
+WHY = Message("plan.why-rest")
+
+
+@dataclass(slots=True)
+class World:
+    """Where everything lies, and one call for each thing a test does with it."""
+
+    wheels: Path
+    root: Path
+    stack: Stack
+    events: list[Event] = field(default_factory=list)
+    link: str | None = None
+
+    @property
+    def site(self) -> Path:
+        version = self.stack.platform.python
+        return self.root / f"lib/python{version}/site-packages"
+
+    @property
+    def settings(self) -> PipSettings:
+        return pip_settings(LocalHost())
+
+    @property
+    def resolver(self) -> Resolver:
+        return Resolver(LocalHost(), find_uv(), self.settings, INDEXES)
+
+    def lock(self) -> Lock:
+        return make_lock(self.stack, self.resolver)
+
+    def plan(self, lock: Lock | None = None) -> Plan:
+        lock = lock or self.lock()
+        links = require_sources(self.stack, lock, self.resolver)
+        base = getattr(sys, "_base_executable", sys.executable)
+        tools = Tools(base, find_uv(), for_uv(self.settings, INDEXES), INDEXES, links)
+        target = Target(str(self.root), self.link)
+        return plan_install(self.stack, lock, target, tools, activation=render_activation(self.stack, str(self.root)))
+
+    def install(self, plan: Plan | None = None, *, tell: Callable[[Event], None] | None = None) -> Outcome:
+        session = Session(
+            LocalHost(), str(self.root), for_uv(self.settings, INDEXES), tell or self.events.append, ("npuenv", "install")
+        )
+        return execute(plan or self.plan(), session)
+
+    def lines(self) -> list[str]:
+        return [event.text for event in self.events if event.state is State.LINE]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    torch = {"torch/__init__.py": "__version__ = '9.1+cpu'\n", "torch/big.txt": "x" * 50_000}
+    write_wheel(wheels, "torch", "9.1+cpu", requires=["numbers"], files=torch)
+    write_wheel(wheels, "numbers", "2.4", files={"numbers_a.py": "A = 1\n", "numbers_b/__init__.py": "B = 2\n"})
+    write_wheel(wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": "C = 3\n"})
+    reason = Reason(WHY)
+    stack = Stack(
+        name="tiny",
+        framework="cpu",
+        platform=Platform(platform.machine(), f"{sys.version_info[0]}.{sys.version_info[1]}"),
+        pins=(Pin("torch", "9.1+cpu", reason, reason, "wheel-exists", "pytorch-cpu"),),
+        requirements=("tools",),
+        overrides=(),
+        git_sources=(),
+        order=(BuildStep("torch", "pip", ("torch",), WHY), BuildStep("rest", "rest", (), WHY)),
+        env={"TINY_SETTING": "a b"},
+        image=None,
+        cann_root=None,
+        soc_version=None,
+        system_packages=(),
+        verified_by="measured-here",
+        sources=(),
+    )
+    return World(wheels, tmp_path / "env", stack)
+
+
+@pytest.fixture
+def other_world(world: World, tmp_path: Path) -> World:
+    """The same wheels and stack, going to another folder."""
+    return replace(world, root=tmp_path / "other", events=[])

@@ -1,0 +1,116 @@
+"""Each fact against recorded answers: one file per case, in a folder named after the fact.
+
+A case says what the host has (environ, files, folders, devices, unreadable, commands) and what is expected: the state, for
+known facts the named parts of the value, and a line of the evidence.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_host import ScriptedHost
+
+from npuenv._toml import load_file
+from npuenv.facts import Fact, State, cann, driver, machine, network, python
+from npuenv.facts.collect import plain
+from npuenv.host.base import Host
+
+FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
+    "system": machine.system,
+    "glibc": machine.glibc,
+    "container": machine.container,
+    "open_files": lambda host: machine.limit(host, "Max open files"),
+    "space": lambda host: machine.space(host, "/dev/shm"),
+    "memory": machine.memory_kib,
+    "cpus": machine.cpus,
+    "driver": driver.driver,
+    "firmware": driver.firmware,
+    "install_info": driver.install_info,
+    "smi_table": lambda host: driver.smi(host)[0],
+    "smi_trouble": lambda host: driver.smi(host)[1],
+    "nodes": driver.nodes,
+    "pci_devices": driver.pci_devices,
+    "modules": driver.modules,
+    "cann": lambda host: cann.cann(host, "aarch64"),
+    "nnal": cann.nnal,
+    "opp": cann.opp,
+    "hccn_conf": network.hccn_conf,
+    "proxies": network.proxies,
+    "interpreter": lambda host: python.interpreter(host, "/opt/env/bin/python"),
+    "imports": lambda host: python.imports(host, "/opt/env/bin/python", "torch"),
+    "devices": lambda host: python.devices(host, "/opt/env/bin/python"),
+}
+CASES = sorted(path for name in FACTS for path in (Path(__file__).parent / "cases" / name).glob("*.toml"))
+
+
+def build(case: dict[str, Any]) -> ScriptedHost:
+    host = ScriptedHost(variables=dict(case.get("environ", {})))
+    for path, text in case.get("files", {}).items():
+        host.file(path, text)
+    for path, names in case.get("folders", {}).items():
+        host.folder(path, *names)
+    for path, error in case.get("devices", {}).items():
+        host.device(path, error)
+    for path, error in case.get("unreadable", {}).items():
+        host.unreadable(path, error)
+    for words, answer in case.get("commands", {}).items():
+        timed_out = answer.get("timed_out", False)
+        host.fails(
+            words, out=answer.get("out", ""), err=answer.get("err", ""), code=answer.get("code", 0), timed_out=timed_out
+        )
+    return host
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_recorded_answer_reads_as_expected(path: Path) -> None:
+    case = load_file(path)
+    expected = case["expected"]
+    fact = FACTS[path.parent.name](build(case))
+    assert fact.state.value == expected["state"], fact
+    if fact.state is State.KNOWN:
+        value = plain(fact.value)
+        if isinstance(expected["value"], dict):
+            value = {key: value[key] for key in expected["value"]}
+        assert value == expected["value"]
+    else:
+        assert fact.value is None
+    lines = [f"{item.command}: {item.line}" for item in fact.evidence]
+    assert fact.evidence and any(expected.get("line", "") in line for line in lines), lines
+
+
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_every_fact_has_a_known_case_and_another_one(name: str) -> None:
+    states = {load_file(path)["expected"]["state"] for path in CASES if path.parent.name == name}
+    assert "known" in states and len(states) > 1
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_broken_answers_never_raise_and_never_turn_into_another_kind_of_value(path: Path) -> None:
+    case = load_file(path)
+    chance = random.Random(path.stem)
+    for _ in range(40):
+        host = build(case)
+        for place, looked in list(host.paths.items()):
+            if looked.text:
+                host.file(place, _broken(looked.text, chance))
+        for words, answer in list(host.commands.items()):
+            assert not isinstance(answer, str)
+            host.fails(words, out=_broken(answer.out, chance), err=answer.err, code=answer.code or 0)
+        fact = FACTS[path.parent.name](host)
+        assert (fact.value is not None) == (fact.state is State.KNOWN)
+
+
+def _broken(text: str, chance: random.Random) -> str:
+    way = chance.randrange(5)
+    if not text or way == 0:
+        return text[: chance.randrange(len(text) + 1)]
+    if way == 1:
+        return text.replace("\n", "\r\n")
+    if way == 2:
+        return f"\x1b[31m{text}\x1b[0m"
+    at = chance.randrange(len(text))
+    return text[:at] + chance.choice(("�", "\x00", "=", "[", '"', "\n\n")) + text[at:]

@@ -1,0 +1,149 @@
+"""The reader of `npu-smi info`: five layouts, the failure texts, and what broken text must not do."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from npuenv._toml import load_file
+from npuenv.facts.smi import Layout, SmiTable, SmiTrouble, Trouble, parse_info
+
+CASES = sorted((Path(__file__).parent / "cases" / "smi").glob("*.toml"))
+TRANSCRIPTS = Path(__file__).parents[2].parent / "shared" / "transcripts" / "npu-smi"
+EXPECTED_CHIPS = {
+    "info_310P3_22.0.0_tool_driver_differ": 1,
+    "info_310P3_22.0.4_vm": 1,
+    "info_310P3_25.3.rc1_npu6": 1,
+    "info_310P3_duo_25.2.0": 2,
+    "info_310P3_vnpu_container_25.5.1": 1,
+    "info_910A_ellipsis_23.0.5": 2,
+    "info_910B1_24.1.0": 2,
+    "info_910B2C_24.1.0": 16,
+    "info_910B2_24.1.0_idle8": 8,
+    "info_910B3_24.1.rc1.b030": 8,
+    "info_910B3_25.0.rc1.b010_busy": 8,
+    "info_910B3_25.2.0_one_proc": 8,
+    "info_910B4_23.0.rc3": 2,
+    "info_910B4_25.5.2_npu5": 1,
+    "info_910B4_26.0.rc1_wide": 1,
+    "info_910B_22.0.4.1": 1,
+    "info_910B_ddr_25.5.2": 2,
+    "info_950PR_25.7.rc1_alarm": 3,
+    "info_950_doc": 1,
+    "info_A3_25.3.rc1_16chips_busy": 16,
+    "info_A3_25.5.0": 1,
+    "info_hugepages_23.0.rc3": 8,
+}
+NO_TABLE = {"info_910B3_26.0_process_table", "info_l_950_doc", "info_m_910A_23.0.5", "info_m_910B3_mcu"}
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_recorded_output_reads_as_expected(path: Path) -> None:
+    case = load_file(path)
+    read = parse_info(case["output"])
+    expected = case["expected"]
+    if "trouble" in expected:
+        assert isinstance(read, SmiTrouble)
+        assert (read.kind.value, read.ret, read.library) == (
+            expected["trouble"], expected.get("ret"), expected.get("library"),
+        )  # fmt: skip
+        return
+    assert isinstance(read, SmiTable)
+    assert (read.layout.value if read.layout else "none") == expected["layout"]
+    assert (read.tool, read.driver) == (expected.get("tool"), expected.get("driver"))
+    assert read.is_complete == expected.get("is_complete", True)
+    assert read.is_install_incomplete == expected.get("is_install_incomplete", False)
+    rows = [[card.npu, card.chip, card.name or "", card.health or "", card.hbm_used_mib or 0] for card in read.cards]
+    assert rows == expected["cards"]
+    assert [[item.npu, item.pid] for item in read.processes] == expected.get("processes", [])
+
+
+@pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the shared transcripts are not here")
+@pytest.mark.parametrize("name", sorted({*EXPECTED_CHIPS, *NO_TABLE}))
+def test_every_shared_transcript_of_info_reads(name: str) -> None:
+    path = TRANSCRIPTS / f"{name}.txt"
+    read = parse_info(path.read_text(encoding="utf-8"))
+    if name in NO_TABLE:
+        assert isinstance(read, SmiTrouble) and read.kind is Trouble.UNREADABLE
+    else:
+        assert isinstance(read, SmiTable) and len(read.cards) == EXPECTED_CHIPS[name]
+
+
+@pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the shared transcripts are not here")
+def test_no_shared_transcript_of_info_is_forgotten() -> None:
+    assert {path.stem for path in TRANSCRIPTS.glob("info*.txt")} == {*EXPECTED_CHIPS, *NO_TABLE}
+
+
+def _outputs() -> list[str]:
+    return [case["output"] for case in map(load_file, CASES) if "layout" in case["expected"]]
+
+
+def _broken(text: str, chance: random.Random) -> str:
+    """One of the ways in which terminals, logs and people break an output."""
+    lines = text.splitlines()
+    way = chance.randrange(6)
+    if way == 0:
+        return text[: chance.randrange(len(text))]
+    if way == 1:
+        at = chance.randrange(len(lines))
+        return "\n".join([*lines[:at], "[WARNING] tool of another terminal", *lines[at:]])
+    if way == 2:
+        return text.replace("\n", "\r\n")
+    if way == 3:
+        return "\n".join(f"\x1b[3{chance.randrange(8)}m{line}\x1b[0m" for line in lines)
+    if way == 4:
+        return "\n".join(f"2026-03-04T05:06:07 | node | {line}" for line in lines)
+    return "\n".join(line[: chance.randrange(len(line) + 1)] if chance.random() < 0.1 else line for line in lines)
+
+
+def test_broken_outputs_never_raise_and_never_invent_a_card() -> None:
+    chance = random.Random(7)
+    for text in _outputs():
+        whole = parse_info(text)
+        assert isinstance(whole, SmiTable)
+        for _ in range(150):
+            read = parse_info(_broken(text, chance))
+            if isinstance(read, SmiTable):
+                known = {(card.npu, card.chip, card.name, card.health) for card in whole.cards}
+                assert {(card.npu, card.chip, card.name, card.health) for card in read.cards} <= known
+
+
+def test_harmless_changes_lose_no_card() -> None:
+    for text in _outputs():
+        whole = parse_info(text)
+        lines = text.splitlines()
+        prefixed = "\n".join(f"10:11:12 node | {line}" for line in lines)
+        for changed in (text.replace("\n", "\r\n"), "\n".join(f"\x1b[1m{line}\x1b[0m  " for line in lines), prefixed):
+            read = parse_info(changed)
+            assert isinstance(read, SmiTable) and isinstance(whole, SmiTable)
+            assert read.cards == whole.cards and read.layout == whole.layout
+
+
+def test_an_old_chip_whose_name_is_a_number_is_still_a_card() -> None:
+    text = (
+        "| npu-smi 22.0.0                       Version: 22.0.2 |\n"
+        "| NPU     Name      | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |\n"
+        "| Chip    Device    | Bus-Id          | AICore(%)    Memory-Usage(MB)                        |\n"
+        "| 0       310       | OK              | 12.8         45                0    / 0              |\n"
+        "| 0       0         | 0000:5E:00.0    | 0            931  / 21534                            |\n"
+        "+===================+=================+======================================================+\n"
+    )
+    read = parse_info(text)
+    assert isinstance(read, SmiTable)
+    assert [(card.name, card.health) for card in read.cards] == [("310", "OK")]
+    assert read.layout is Layout.P310
+
+
+def test_a_cut_table_says_that_it_is_not_complete() -> None:
+    text = next(text for text in _outputs() if "910B2 " in text)
+    rows = text.splitlines()
+    read = parse_info("\n".join(rows[:10]))  # the upper row of the second card, its lower row missing
+    assert isinstance(read, SmiTable)
+    assert len(read.cards) == 1 and not read.is_complete
+
+
+def test_no_card_on_the_server_is_an_answer_and_not_a_trouble() -> None:
+    read = parse_info("There is no NPU card on this server.\n")
+    assert isinstance(read, SmiTable) and read.cards == () and read.layout is None

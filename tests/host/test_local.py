@@ -1,0 +1,82 @@
+"""This machine as a host: what a program did, what a path is, and that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from npuenv.host.base import PathState
+from npuenv.host.local import MAX_BYTES, LocalHost
+
+
+def test_a_program_gives_code_and_both_streams() -> None:
+    ran = LocalHost().run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (ran.code, ran.out, ran.err, ran.timed_out, ran.is_absent) == (3, "out\n", "err\n", False, False)
+
+
+def test_a_missing_program_is_absent_and_one_without_permission_is_not(tmp_path: Path) -> None:
+    plain = tmp_path / "tool"
+    plain.write_text("x")
+    assert LocalHost().run(["no-such-program-here"]).is_absent
+    refused = LocalHost().run([str(plain)])
+    assert refused.code == 126 and not refused.is_absent
+
+
+def test_a_timeout_ends_the_program_and_its_children(tmp_path: Path) -> None:
+    mark = tmp_path / "late"
+    started = time.monotonic()
+    ran = LocalHost().run(["sh", "-c", f"echo early; (sleep 1; touch {mark}) & sleep 30"], timeout_s=0.3)
+    assert ran.timed_out and ran.code is None and not ran.is_absent and ran.out == "early\n"
+    assert time.monotonic() - started < 5
+    time.sleep(1.2)
+    assert not mark.exists()
+
+
+def test_a_child_that_keeps_the_pipe_open_does_not_hold_the_answer() -> None:
+    started = time.monotonic()
+    assert LocalHost().run(["sh", "-c", "sleep 30 & echo done"], timeout_s=20).out == "done\n"
+    assert time.monotonic() - started < 5
+
+
+def test_endless_output_is_cut_and_not_kept_in_memory() -> None:
+    ran = LocalHost().run(["yes"], timeout_s=0.5)
+    assert ran.timed_out and len(ran.out) == MAX_BYTES
+
+
+def test_a_program_has_no_input_and_speaks_english_with_the_added_variables() -> None:
+    ran = LocalHost().run(["sh", "-c", 'cat; echo "$LC_ALL $ADDED"'], env={"ADDED": "yes"})
+    assert ran.out == "C yes\n"
+
+
+def test_a_program_that_ends_by_a_signal_says_so() -> None:
+    assert LocalHost().run([sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"]).code == -11
+
+
+def test_paths_are_told_apart(tmp_path: Path) -> None:
+    host = LocalHost()
+    (tmp_path / "file").write_bytes(b"text \xff")
+    (tmp_path / "b").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    looked = host.look(str(tmp_path / "file"))
+    assert (looked.state, looked.text, looked.is_writable) == (PathState.FILE, "text �", True)
+    assert host.look(str(tmp_path)).names == ("b", "broken", "file", "pipe")
+    assert host.look(str(tmp_path / "pipe")).state is PathState.OTHER
+    assert host.look(str(tmp_path / "broken")).state is PathState.ABSENT
+    assert host.look(str(tmp_path / "file" / "below")).state is PathState.ABSENT
+    assert host.look("/dev/null").state is PathState.DEVICE
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_without_permission_is_unreadable(tmp_path: Path) -> None:
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0o000)
+    assert LocalHost().look(str(shut)).state is PathState.UNREADABLE
+
+
+def test_a_name_that_no_system_takes_is_unreadable() -> None:
+    assert LocalHost().look("a\0b").state is PathState.UNREADABLE

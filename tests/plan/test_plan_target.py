@@ -1,0 +1,135 @@
+"""Where an environment may go, and which interpreter it is made from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from npuenv.errors import BadInput, NothingFits
+from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host.local import LocalHost
+from npuenv.lock import Lock, LockedPackage
+from npuenv.messages import say
+from npuenv.plan.target import Target, check_target, find_python, is_ours, marker_text
+
+LOCK = Lock("tiny", "x86_64-cp311-glibc2.28", "m", (LockedPackage("six", "1", ("a" * 64,)),))
+
+
+class Machine:
+    """Interpreters by path with what they answer, and what `df` says; every folder is there and can be written to."""
+
+    name = "machine"
+
+    def __init__(self, pythons: Mapping[str, list[object]], free_kib: int = 10**9) -> None:
+        self.pythons, self.free_kib = pythons, free_kib
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
+        if argv[0] == "df":
+            head = "Filesystem 1024-blocks Used Available Capacity Mounted on\n"
+            return Ran(tuple(argv), 0, f"{head}/dev/x 1000000 1 {self.free_kib} 1% /\n", "")
+        answer = self.pythons.get(argv[0])
+        return Ran(tuple(argv), None, "", "") if answer is None else Ran(tuple(argv), 0, json.dumps(answer), "")
+
+    def look(self, path: str) -> Looked:
+        if path in self.pythons:
+            return Looked(path, PathState.FILE)
+        return Looked(path, PathState.FOLDER if path == "/" else PathState.ABSENT, is_writable=True)
+
+    def environ(self) -> Mapping[str, str]:
+        return {"PATH": "/a/bin:/b/bin", "HOME": "/h"}
+
+
+def test_the_first_interpreter_on_path_that_fits_is_taken_by_its_real_place() -> None:
+    machine = Machine({
+        "/a/bin/python3": [3, 12, 1, "x86_64", "/real/python3.12"],
+        "/b/bin/python3.11": [3, 11, 7, "x86_64", "/real/python3.11"],
+    })  # fmt: skip
+    assert find_python(machine, "3.11", "x86_64") == "/real/python3.11"
+
+
+def test_an_interpreter_of_another_architecture_does_not_fit() -> None:
+    machine = Machine({"/a/bin/python3.11": [3, 11, 7, "aarch64", "/real/python3.11"]})
+    with pytest.raises(NothingFits) as caught:
+        find_python(machine, "3.11", "x86_64")
+    assert "/real/python3.11 (3.11.7 aarch64)" in say(caught.value.message)
+
+
+def test_no_interpreter_at_all_says_none() -> None:
+    with pytest.raises(NothingFits) as caught:
+        find_python(Machine({}), "3.11", "x86_64")
+    assert say(caught.value.message).endswith("found: none")
+    assert caught.value.exit_code == 4
+
+
+def test_a_chosen_interpreter_that_does_not_fit_is_bad_input() -> None:
+    machine = Machine({"/my/python": [3, 9, 1, "x86_64", "/my/python"]})
+    with pytest.raises(BadInput) as caught:
+        find_python(machine, "3.11", "x86_64", chosen="/my/python")
+    assert "3.9.1" in say(caught.value.message)
+
+
+def test_this_machines_own_interpreter_is_found() -> None:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    found = find_python(LocalHost(), version, platform.machine(), chosen=sys.executable)
+    assert Path(found).is_file()
+
+
+def test_a_disk_that_is_too_small_is_told_with_both_numbers() -> None:
+    with pytest.raises(BadInput) as caught:
+        check_target(Machine({}, free_kib=2048), Target("/x/env"), LOCK)
+    assert "2 MiB free" in say(caught.value.message) and "6 MiB" in say(caught.value.message)
+
+
+def test_a_new_and_an_empty_folder_will_do(tmp_path: Path) -> None:
+    check_target(LocalHost(), Target(str(tmp_path / "a/b/c")), LOCK)
+    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+
+
+def test_a_folder_with_other_content_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(BadInput) as caught:
+        check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+    assert "thesis.tex" in say(caught.value.message)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_a_file_is_no_target(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("x")
+    with pytest.raises(BadInput):
+        check_target(LocalHost(), Target(str(place)), LOCK)
+
+
+@pytest.mark.parametrize("status", ["building", "complete"])
+def test_our_own_environment_is_known_by_its_marker(tmp_path: Path, status: str) -> None:
+    (tmp_path / "npuenv-env.json").write_text(marker_text(LOCK, status))
+    (tmp_path / "bin").mkdir()
+    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+    assert is_ours(LocalHost(), Target(str(tmp_path)))
+
+
+def test_a_torn_marker_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "npuenv-env.json").write_text('{"stack": ')
+    assert not is_ours(LocalHost(), Target(str(tmp_path)))
+
+
+def test_a_folder_stopped_before_its_first_file_is_ours(tmp_path: Path) -> None:
+    (tmp_path / ".npuenv").mkdir()
+    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+
+
+class Frozen(Machine):
+    def look(self, path: str) -> Looked:
+        return Looked(path, PathState.FOLDER if path in ("/", "/ro") else PathState.ABSENT)
+
+
+def test_a_read_only_place_is_bad_input() -> None:
+    with pytest.raises(BadInput) as caught:
+        check_target(Frozen({}), Target("/ro/env"), LOCK)
+    assert say(caught.value.message) == "/ro cannot be written to"

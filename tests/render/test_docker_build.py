@@ -1,0 +1,324 @@
+"""The RUN instructions of a rendered Dockerfile, run for real under its own shell, with programs that only record.
+
+Nothing of the machine is touched: PATH holds the recorders alone, and absolute paths are moved below a scratch folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.messages import Message
+from npuenv.render.docker import render_docker
+from npuenv.render.dockerfile import Run, script
+from npuenv.render.layers import Recipe, layer
+from npuenv.resolve.types import BuildStep, GitSource
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import SimpleNamespace
+
+FOLDER = "sample-1.0.a2.ubuntu22.04"
+ROOTS = ("/opt/", "/usr/local/Ascend/", "/etc/bash.bashrc", "/var/lib/apt/", "/workspace")
+PROGRAMS = ("apt-get", "getent", "git", "id", "install", "python3", "rm", "useradd", "usermod")
+RECORDER = """\
+#!{python} -S
+import json, os, sys
+record = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "env": dict(os.environ)}}
+with open({log!r}, "a") as log:
+    log.write(json.dumps(record) + "\\n")
+sys.exit(os.path.basename(sys.argv[0]) == "id")
+"""
+pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="RUN is written for bash, which is not here")
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """Keyword and rest of each instruction, read as a builder reads them: comments out, continued lines joined."""
+    lines = "\n".join(line for line in dockerfile.splitlines() if line.strip() and not line.startswith("#"))
+    whole = re.sub(r"\\\n\s*", " ", lines)
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in whole.splitlines())]
+
+
+def values(dockerfile: str, keyword: str) -> dict[str, str]:
+    """Name -> value of every ARG or ENV that has a value."""
+    rests = [rest for word, rest in instructions(dockerfile) if word == keyword]
+    return {name: value.strip('"') for name, sign, value in (rest.partition("=") for rest in rests) if sign}
+
+
+class Build:
+    """Runs an image's RUN instructions below `root` and remembers which programs ran with what."""
+
+    def __init__(self, root: Path, dockerfile: str, **arguments: str) -> None:
+        self.root, self.dockerfile = root, dockerfile
+        self.env = {**values(dockerfile, "ARG"), **values(dockerfile, "ENV"), **arguments}
+        self.env |= {"PATH": str(root / "bin"), "LD_LIBRARY_PATH": "/base"}
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        for folder in ("bin", "etc", "usr/local/Ascend/ascend-toolkit", "usr/local/Ascend/nnal/atb"):
+            (self.root / folder).mkdir(parents=True)
+        for name in PROGRAMS:
+            recorder = self.root / "bin" / name
+            recorder.write_text(RECORDER.format(python=sys.executable, log=str(self.root / "log")))
+            recorder.chmod(0o755)
+        (self.root / "usr/local/Ascend/ascend-toolkit/set_env.sh").write_text("export ASCEND_HOME_PATH=cann\n")
+        (self.root / "usr/local/Ascend/nnal/atb/set_env.sh").write_text("export ATB_HOME_PATH=nnal\n")
+
+    def run(self) -> list[subprocess.CompletedProcess[str]]:
+        """Each RUN under the image's SHELL, up to the first that fails."""
+        shell = json.loads(next(rest for word, rest in instructions(self.dockerfile) if word == "SHELL"))
+        done = []
+        for layer_script in (rest for word, rest in instructions(self.dockerfile) if word == "RUN"):
+            argv = [shutil.which("bash") or shell[0], *shell[1:], self._moved(layer_script)]
+            done.append(subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False))
+            if done[-1].returncode:
+                break
+        return done
+
+    def _moved(self, script: str) -> str:
+        moved = script
+        for place in ROOTS:
+            moved = re.sub(rf"(?<![\w.-]){re.escape(place)}", f"{self.root}{place}", moved)
+        left = set(re.findall(r"(?<![\w.:*/}-])/[\w./-]+", moved.replace(str(self.root), "")))
+        assert {path for path in left if not path.startswith(ROOTS)} <= {"/dev/null", "/bin/bash"}, left
+        return moved
+
+    def records(self) -> list[tuple[list[str], dict[str, str]]]:
+        """Words (with the scratch folder taken out) and environment of each program, in the order in which they ran."""
+        found = [json.loads(line) for line in (self.root / "log").read_text().splitlines()]
+        strip = str(self.root)
+        return [([word.replace(strip, "") for word in record["argv"]], record["env"]) for record in found]
+
+    def argv(self) -> list[str]:
+        return [" ".join(words) for words, _ in self.records()]
+
+
+def build(sample: SimpleNamespace, root: Path, **arguments: str) -> Build:
+    files = render_docker(sample.stacks, sample.locks, indexes=sample.indexes)
+    return Build(root, files[f"{FOLDER}/Dockerfile"], **arguments)
+
+
+PIP = "python3 -m pip install --no-cache-dir --disable-pip-version-check --no-deps"
+LIST = f"{PIP} --require-hashes --requirement /opt/npuenv/requirements"
+SOURCE = f"{PIP} --no-build-isolation"
+
+
+def git(name: str, *, fetch: str, checkout: str = "FETCH_HEAD", tag: str = "") -> list[str]:
+    folder = f"/opt/src/{name}"
+    return [
+        f"git init --quiet {folder}",
+        f"git -C {folder} remote add origin https://example.org/{name}.git",
+        f"git -C {folder} fetch {fetch}",
+        f"git -C {folder} checkout --quiet {checkout}",
+        *([f"git -C {folder} tag --force {tag}"] if tag else []),
+        f"git -C {folder} submodule update --init --recursive",
+    ]
+
+
+def expected(arch: str) -> list[str]:
+    cpu = "--require-hashes --index-url https://pytorch-cpu.example.org/simple/ --requirement"
+    ascend = "--require-hashes --index-url https://huawei-ascend.example.org/simple/ --requirement"
+    labelled = [f"{PIP} {cpu} /opt/npuenv/requirements.x86_64.torch.pytorch-cpu.txt"] if arch == "x86_64" else []
+    check = "python3 /opt/npuenv/healthcheck.py torch==2.7.1 torch-npu==2.7.1 triton-ascend==3.2.0rc4"
+    return [
+        "python3 -c import sys; sys.exit(sys.version_info[:2] != (3, 11))",
+        "apt-get update",
+        "apt-get install -y --no-install-recommends gcc g++ git",
+        "rm -rf /var/lib/apt/lists/*",
+        f"{LIST}.{arch}.torch.txt",
+        *labelled,
+        f"{LIST}.{arch}.grpcio.txt",
+        f"{LIST}.{arch}.ray.txt",
+        *git("vllm", fetch="--depth 1 origin v0.11.0", tag="v0.11.0"),
+        f"{SOURCE} /opt/src/vllm",
+        *git("vllm-ascend", fetch=f"--depth 1 origin {'0' * 40}"),
+        f"{SOURCE} /opt/src/vllm-ascend",
+        *git("MindSpeed", fetch="--tags origin", checkout="f2b0977e"),
+        f"{SOURCE} /opt/src/MindSpeed",
+        *git("Megatron-LM", fetch="--depth 1 origin core_v0.12.1", tag="core_v0.12.1"),
+        f"{LIST}.{arch}.txt",
+        *git("verl", fetch="--depth 1 origin main"),
+        f"{SOURCE} --editable /opt/src/verl",
+        "python3 -m pip uninstall -y triton triton-ascend",
+        f"{PIP} {ascend} /opt/npuenv/requirements.{arch}.triton-ascend.huawei-ascend.txt",
+        check,
+        "id -u root",
+        "useradd --create-home --shell /bin/bash root",
+        "getent group HwHiAiUser",
+        "usermod --append --groups HwHiAiUser root",
+        "install --directory --owner root /workspace",
+    ]
+
+
+@pytest.mark.parametrize(("docker_arch", "arch"), [("amd64", "x86_64"), ("arm64", "aarch64")])
+def test_the_build_runs_exactly_these_programs(
+    sample: SimpleNamespace, tmp_path: Path, docker_arch: str, arch: str
+) -> None:
+    made = build(sample, tmp_path, TARGETARCH=docker_arch)
+    assert [(done.returncode, done.stderr) for done in made.run() if done.returncode or done.stderr] == []
+    assert made.argv() == expected(arch)
+    assert (tmp_path / "etc/bash.bashrc").read_text() == f". {tmp_path}/opt/npuenv/activate.sh\n"
+
+
+def test_sources_are_built_with_the_settings_of_cann(sample: SimpleNamespace, tmp_path: Path) -> None:
+    made = build(sample, tmp_path, TARGETARCH="arm64")
+    made.run()
+    builds = {words[-1].rpartition("/")[2]: env for words, env in made.records() if "--no-build-isolation" in words}
+    names = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH", "ATB_HOME_PATH", "SOC_VERSION", "MAX_JOBS")
+    for env in builds.values():
+        assert [env[name] for name in names] == ["0", "cann", "nnal", "ascend910b1", "8"]
+        stubs = "/usr/local/Ascend/ascend-toolkit/8.3.RC1/aarch64-linux/devlib"
+        assert env["LD_LIBRARY_PATH"].replace(str(tmp_path), "") == f"/base:{stubs}"
+    assert builds["vllm"]["VLLM_TARGET_DEVICE"] == "empty"
+    assert builds["vllm-ascend"]["COMPILE_CUSTOM_KERNELS"] == "0"
+    assert [name for name, env in builds.items() if "VLLM_TARGET_DEVICE" in env] == ["vllm"]
+
+
+def test_settings_of_a_build_do_not_reach_the_installation_of_lists(sample: SimpleNamespace, tmp_path: Path) -> None:
+    made = build(sample, tmp_path, TARGETARCH="amd64")
+    made.run()
+    for words, env in made.records():
+        if "--requirement" in words:
+            assert "ASCEND_HOME_PATH" not in env
+            assert env.get("PIP_CONFIG_FILE", "") == ("/dev/null" if "--index-url" in words else "")
+
+
+def test_arguments_replace_every_address(sample: SimpleNamespace, tmp_path: Path) -> None:
+    mirror = "https://mirror.invalid/it"
+    replaced = ("PYTORCH_CPU_INDEX", "HUAWEI_ASCEND_INDEX")
+    sources = ("VLLM", "VLLM_ASCEND", "MINDSPEED", "MEGATRON_LM", "VERL")
+    names = (*replaced, *(f"NPUENV_GIT_{name}" for name in sources))
+    made = build(sample, tmp_path, TARGETARCH="amd64", **dict.fromkeys(names, mirror))
+    made.run()
+    assert "example.org" not in "\n".join(made.argv())
+    assert "\n".join(made.argv()).count(mirror) == len(names)
+
+
+def test_another_architecture_stops_at_once_and_says_what_to_do(sample: SimpleNamespace, tmp_path: Path) -> None:
+    for given in ({"TARGETARCH": "riscv64"}, {}):
+        root = tmp_path / str(len(given))
+        made = build(sample, root, **given)
+        done = made.run()
+        assert [each.returncode for each in done] == [2]
+        assert "TARGETARCH is neither of amd64, arm64" in done[0].stderr
+        assert not (root / "log").exists()
+
+
+def test_a_failed_program_stops_its_layer(sample: SimpleNamespace, tmp_path: Path) -> None:
+    made = build(sample, tmp_path, TARGETARCH="amd64")
+    git_program = made.root / "bin" / "git"
+    git_program.write_text(git_program.read_text().replace('== "id"', '== "git" and "fetch" in sys.argv'))
+    assert [done.returncode for done in made.run()][-1] == 1
+    assert made.argv()[-1] == "git -C /opt/src/vllm fetch --depth 1 origin v0.11.0"
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_every_layer_is_good_syntax(sample: SimpleNamespace, shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"there is no {shell} here")
+    files = render_docker(sample.stacks, sample.locks, indexes=sample.indexes)
+    scripts = [rest for word, rest in instructions(files[f"{FOLDER}/Dockerfile"]) if word == "RUN"]
+    scripts += [files[f"{FOLDER}/{name}"] for name in ("activate.sh", "entrypoint.sh")]
+    assert len(scripts) > 10
+    for each in scripts:
+        done = subprocess.run([shell, "-n"], input=each, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def plain_git(folder: Path, *words: str) -> str:
+    """Real git with settings of its own, so that the user's and the machine's do not matter."""
+    identity = {f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1", **identity}
+    done = subprocess.run(["git", "-C", str(folder), *words], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not here")
+def test_real_git_gets_each_kind_of_ref_and_tags_can_be_described(sample: SimpleNamespace, tmp_path: Path) -> None:
+    """A tag of the first commit, the second commit in short, and a branch at the third."""
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    plain_git(origin, "init", "--quiet", "--initial-branch", "main")
+    commits = []
+    for number in range(3):
+        plain_git(origin, "commit", "--quiet", "--allow-empty", "--message", str(number))
+        commits.append(plain_git(origin, "rev-parse", "HEAD"))
+    plain_git(origin, "tag", "--annotate", "--message", "x", "v0.11.0", commits[0])
+    found = []
+    for number, (ref, is_moving) in enumerate((("v0.11.0", False), (commits[1][:8], False), ("main", True))):
+        source = GitSource("vllm", f"file://{origin}", ref, is_moving, how="pythonpath")
+        root = tmp_path / str(number)
+        root.mkdir()
+        step = BuildStep("vllm", "git", ("vllm",), Message("cli.yes"))
+        stack = sample.stack(git_sources=(source,), order=(step, BuildStep("rest", "rest", (), Message("cli.yes"))))
+        recipe = Recipe({"aarch64": stack}, {"aarch64": ()}, {}, lambda message: message.key)
+        run = next(line for line in layer(recipe, step) if isinstance(line, Run))
+        shell = script(run).replace("/opt/src", f"{root}/src")
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(root), "NPUENV_GIT_VLLM": source.repo}
+        done = subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append(plain_git(root / "src/vllm", "rev-parse", "HEAD"))
+    assert found == commits
+    assert plain_git(tmp_path / "0/src/vllm", "describe", "--tags", "--long") == f"v0.11.0-0-g{commits[0][:7]}"
+
+
+def scripts_of(sample: SimpleNamespace, root: Path) -> Path:
+    """The image's own scripts below `root`, with CANN's there too."""
+    files = render_docker(sample.stacks, sample.locks, indexes=sample.indexes)
+    home = root / "opt/npuenv"
+    home.mkdir(parents=True)
+    for name in ("activate.sh", "entrypoint.sh", "healthcheck.py"):
+        text = files[f"{FOLDER}/{name}"]
+        for place in ROOTS:
+            text = text.replace(f" {place}", f" {root}{place}")
+        (home / name).write_text(text)
+    toolkit, nnal = (root / "usr/local/Ascend" / part for part in ("ascend-toolkit", "nnal/atb"))
+    for folder, line in ((toolkit, 'PYTHONPATH="/cann:$PYTHONPATH"'), (nnal, 'ATB="$ATB+"; export ATB PYTHONPATH')):
+        folder.mkdir(parents=True)
+        (folder / "set_env.sh").write_text(f"{line}\n")
+    return home
+
+
+def test_the_entry_point_gives_a_command_the_settings_and_its_words(sample: SimpleNamespace, tmp_path: Path) -> None:
+    home = scripts_of(sample, tmp_path)
+    bash = shutil.which("bash") or ""
+    command = [bash, str(home / "entrypoint.sh"), bash, "-c", 'echo "$PYTHONPATH|$ATB|$NPUENV_STACK|$1"', "x", "a  b"]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert done.stdout.replace(str(tmp_path), "") == "/opt/src/Megatron-LM:/cann|+|sample-1.0|a  b\n"
+
+
+def test_activation_twice_is_activation_once(sample: SimpleNamespace, tmp_path: Path) -> None:
+    home = scripts_of(sample, tmp_path)
+    script = f'. {home}/activate.sh; . {home}/activate.sh; echo "$ATB"'
+    done = subprocess.run(
+        [shutil.which("bash") or "", "-c", script], env={}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("+\n", "")
+
+
+def test_the_health_check_compares_installed_versions(sample: SimpleNamespace, tmp_path: Path) -> None:
+    home = scripts_of(sample, tmp_path)
+    for name, version in (("torch", "2.7.1+cpu"), ("torch_npu", "2.7.1")):
+        info = tmp_path / "site" / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
+
+    def check(*wanted: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-S", str(home / "healthcheck.py"), *wanted],
+            env={"PYTHONPATH": str(tmp_path / "site")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    assert check("torch==2.7.1", "torch-npu==2.7.1") == (0, "ok\n")
+    assert check("torch==2.8.0", "torch-npu==2.7.1") == (1, "torch==2.8.0 != 2.7.1+cpu\n")
+    assert check("triton-ascend==3.2.0") == (1, "triton-ascend==3.2.0 != \n")

@@ -1,0 +1,214 @@
+"""What holds for every stack and every conflict, whatever the tables say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import pytest
+
+from npuenv import versions
+from npuenv.matrix import Matrix, load_matrix
+from npuenv.resolve import resolve, stack_names
+from npuenv.resolve.candidate import candidates
+from npuenv.resolve.conflict import clash_key, smallest_hitting_set
+from npuenv.resolve.names import checked
+from npuenv.resolve.rules import objections, pairing
+from npuenv.resolve.types import Conflict, Pin, Request, Stack
+
+MATRIX = load_matrix()
+PLACES = list(itertools.product(stack_names(MATRIX), ("a2", "a3"), ("aarch64", "x86_64")))
+UNSOLVABLE = [
+    Request(stack="verl-cann9.1.0", driver="25.0"),
+    Request(stack="verl-0.7.1-cann8.5.0", pins={"torch": "2.9.0"}),
+    Request(stack="verl-0.7.1-cann8.5.0", python="3.12", arch="x86_64"),
+    Request(stack="cpu", python="3.13"),
+    Request(framework="verl", python="3.13"),
+    Request(framework="verl", hardware="950"),
+    Request(framework="verl", cann="9.0.0"),
+    Request(framework="roll", pins={"triton-ascend": "3.2.2"}),
+    Request(framework="verl", pins={"numpy": "2.1.0", "tensordict": "0.9.0"}, python="3.12", cann="8.5.0", driver="24.1"),
+    Request(hardware="310p"),
+    Request(framework="vllm-ascend"),
+    Request(stack="cpu", framework="verl"),
+]
+
+
+def stack_at(name: str, hardware: str, arch: str) -> Stack:
+    stack = resolve(Request(stack=name, hardware=hardware, arch=arch), MATRIX)
+    assert isinstance(stack, Stack)
+    return stack
+
+
+def conflict_of(request: Request) -> Conflict:
+    conflict = resolve(request, MATRIX)
+    assert isinstance(conflict, Conflict)
+    return conflict
+
+
+@pytest.mark.parametrize(("name", "hardware", "arch"), PLACES)
+def test_every_pin_says_why_and_why_not_newer_with_sources(name: str, hardware: str, arch: str) -> None:
+    stack = stack_at(name, hardware, arch)
+    assert stack.sources
+    for pin in stack.pins:
+        for reason in (pin.because, pin.why_not_newer):
+            assert reason.rules, (pin.name, reason)
+            assert all(reason.sources), (pin.name, reason)
+            assert reason.sources, (pin.name, reason)
+    assert all(each.because.sources for each in stack.overrides)
+
+
+@pytest.mark.parametrize(("name", "hardware", "arch"), PLACES)
+def test_torch_npu_pin_agrees_with_its_row(name: str, hardware: str, arch: str) -> None:
+    stack = stack_at(name, hardware, arch)
+    pin, torch, cann = stack.pin("torch-npu"), stack.pin("torch"), stack.pin("cann")
+    if stack.platform.hardware is None:
+        assert pin is None
+        return
+    assert pin and torch and cann
+    row = MATRIX.torch_npu_row(pin.version)
+    assert row is not None
+    assert stack.platform.python in row.pythons(arch)
+    assert versions.accepts(row.torch_requirement(arch), torch.version)
+    assert pairing(row, cann.version, MATRIX) == pin.strength
+    assert (torch.index == "pytorch-cpu") is row.torch_requirement(arch).endswith("+cpu")
+
+
+@pytest.mark.parametrize(("name", "hardware", "arch"), PLACES)
+def test_install_order_ends_with_triton_ascend_and_names_only_what_exists(name: str, hardware: str, arch: str) -> None:
+    stack = stack_at(name, hardware, arch)
+    known = {versions.requirement_name(text) for text in stack.requirements} | {pin.name for pin in stack.pins}
+    git = {source.name for source in stack.git_sources}
+    for step in stack.order:
+        expected = {"git": git, "pip": known}.get(step.does)
+        assert expected is None or set(step.what) <= expected, step
+    ids = [step.id for step in stack.order]
+    assert len(set(ids)) == len(ids)
+    assert {what for step in stack.order if step.does == "git" for what in step.what} == git
+    if stack.platform.hardware:
+        assert ids[-2:] == ["triton-leftovers", "triton-ascend"]
+        assert ids.index("torch") < ids.index("rest") < ids.index("vllm") < ids.index("vllm-ascend")
+
+
+@pytest.mark.parametrize(("name", "hardware", "arch"), PLACES)
+def test_builds_cannot_load_torch_npu_or_fetch_cuda(name: str, hardware: str, arch: str) -> None:
+    for source in stack_at(name, hardware, arch).git_sources:
+        if source.name == "vllm":
+            assert source.build_env["VLLM_TARGET_DEVICE"] == "empty"
+            assert not [text for text in source.requires if text.startswith(("torch", "xformers", "flashinfer", "ray"))]
+        if source.name == "vllm-ascend":
+            assert source.build_env["COMPILE_CUSTOM_KERNELS"] == "1"
+            row = MATRIX.hardware_row(hardware)
+            assert row is not None
+            assert source.build_env["SOC_VERSION"] in row.socs
+        if source.name in ("vllm", "vllm-ascend"):
+            assert source.build_env["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+
+
+def test_numpy_bound_is_a_constraint_never_an_override_of_numpy_itself() -> None:
+    for name in stack_names(MATRIX):
+        stack = stack_at(name, "a2", "aarch64")
+        if stack.platform.hardware:
+            does = {each.does for each in stack.overrides if each.package == "numpy"}
+            assert does == {"constrain"}, name
+
+
+def test_why_not_newer_of_torch_npu_is_read_from_the_next_row() -> None:
+    pin = stack_at("verl-0.7.1-cann8.5.0", "a2", "x86_64").pin("torch-npu")
+    row = MATRIX.torch_npu_row("2.8.0.post4")
+    assert isinstance(pin, Pin)
+    assert row is not None
+    assert pin.why_not_newer.says.key == "resolve.newer-pairs"
+    assert pin.why_not_newer.says.args == {"newer": "2.8.0.post4", "cann": row.cann}
+    assert pin.why_not_newer.rules[0] == row.id
+
+
+def test_request_in_parts_prefers_the_newest_cann_the_machine_allows() -> None:
+    found = {driver: resolve(Request(framework="verl", driver=driver), MATRIX) for driver in ("25.5.2", "25.0", "24.1")}
+    names = {driver: stack.name for driver, stack in found.items() if isinstance(stack, Stack)}
+    assert names == {
+        "25.5.2": "verl-cann9.1.0",
+        "25.0": "verl-0.7.1-cann8.5.0",
+        "24.1": "verl-0.7.0-cann8.3.RC1",
+    }
+
+
+def test_same_request_gives_the_same_answer() -> None:
+    for request in [*UNSOLVABLE, *(Request(stack=name) for name in stack_names(MATRIX))]:
+        assert resolve(request, MATRIX) == resolve(request, Matrix(MATRIX.folder))
+
+
+@pytest.mark.parametrize("request_", UNSOLVABLE, ids=str)
+def test_clashes_hit_every_candidate_and_none_of_them_can_be_dropped(request_: Request) -> None:
+    wanted = checked(request_, MATRIX)
+    against = [
+        {clash_key(clash) for clash in objections(candidate, wanted, MATRIX)} for candidate in candidates(wanted, MATRIX)
+    ]
+    chosen = {clash_key(clash) for clash in conflict_of(request_).clashes}
+    assert all(each & chosen for each in against)
+    for key in chosen:
+        assert any(not each & (chosen - {key}) for each in against), key
+
+
+@pytest.mark.parametrize("request_", UNSOLVABLE, ids=str)
+def test_every_way_out_resolves_and_differs_from_the_request(request_: Request) -> None:
+    conflict = conflict_of(request_)
+    if request_.hardware != "310p":
+        assert conflict.ways_out
+    for way in conflict.ways_out:
+        assert way.request != request_
+        assert isinstance(resolve(way.request, MATRIX), Stack)
+        assert way.command[:2] == ("npuenv", "resolve")
+
+
+def test_cpu_stack_is_no_way_out_for_somebody_with_an_npu() -> None:
+    for request in (Request(framework="verl", hardware="950"), Request(stack="verl-cann9.1.0", driver="25.0")):
+        assert conflict_of(request).ways_out
+        for way in conflict_of(request).ways_out:
+            stack = resolve(way.request, MATRIX)
+            assert isinstance(stack, Stack)
+            assert stack.platform.hardware is not None
+
+
+def test_nearest_way_out_changes_least() -> None:
+    request = Request(stack="verl-0.7.1-cann8.5.0", python="3.12", hardware="a2")
+    first = conflict_of(request).ways_out[0]
+    assert first.request == Request(stack="verl-0.7.1-cann8.5.0", python="3.11", hardware="a2")
+
+
+@pytest.mark.parametrize(
+    ("sets", "size"),
+    [
+        ([{"a"}], 1),
+        ([{"a", "b"}, {"b", "c"}, {"c", "d"}], 2),
+        ([{"a", "x"}, {"b", "x"}, {"c", "x"}], 1),
+        ([{letter} for letter in "abcdefgh"], 8),
+        ([{letter, "y" if letter < "e" else "z"} for letter in "abcdefgh"], 2),
+    ],
+)
+def test_hitting_set_is_as_small_as_the_slow_search_finds(sets: list[set[str]], size: int) -> None:
+    found = smallest_hitting_set({frozenset(each) for each in sets})
+    assert len(found) == size
+    letters = sorted(set().union(*sets))
+    smaller = itertools.combinations(letters, size - 1)
+    assert not [each for each in smaller if all(set(each) & one for one in sets)]
+    assert all(found & each for each in sets)
+
+
+def test_answer_takes_less_than_a_tenth_of_a_second_once_the_tables_are_read() -> None:
+    resolve(Request(stack="verl-cann9.1.0"), MATRIX)
+    best = min(_seconds(Request(stack="verl-cann9.1.0", driver="25.0")) for _ in range(5))
+    assert best < 0.1
+
+
+def _seconds(request: Request) -> float:
+    start = time.perf_counter()
+    resolve(request, MATRIX)
+    return time.perf_counter() - start
+
+
+def test_stack_is_plain_data() -> None:
+    stack = stack_at("roll-cann9.1.0", "a3", "aarch64")
+    assert json.loads(json.dumps(dict(stack.env))) == dict(stack.env)
+    assert all(isinstance(text, str) for text in stack.requirements)

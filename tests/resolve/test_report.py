@@ -1,0 +1,73 @@
+"""A stack and a conflict on a console and as JSON, in both languages."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from npuenv.matrix import load_matrix
+from npuenv.report.resolution import as_json, show
+from npuenv.resolve import resolve, stack_names
+from npuenv.resolve.types import Conflict, Request, Stack
+
+MATRIX = load_matrix()
+
+
+def printed(result: Stack | Conflict, lang: str, width: int = 60) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(result, console, lang)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("name", stack_names(MATRIX))
+def test_stack_prints_every_pin_and_override_within_sixty_columns(name: str, lang: str) -> None:
+    stack = resolve(Request(stack=name, hardware="a2", arch="x86_64"), MATRIX)
+    assert isinstance(stack, Stack)
+    text = printed(stack, lang)
+    together = "".join(text.split())
+    for pin in stack.pins:
+        assert f"{pin.name}{pin.version}" in together
+    for each in stack.overrides:
+        assert each.requirement.replace(" ", "") in together
+    if lang == "en":
+        assert max(len(line) for line in text.splitlines()) <= 60
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_conflict_prints_clashes_and_commands(lang: str) -> None:
+    conflict = resolve(Request(stack="verl-cann9.1.0", driver="25.0"), MATRIX)
+    assert isinstance(conflict, Conflict)
+    text = printed(conflict, lang, width=200)
+    assert "1. " in text
+    assert "cann.9.1.0" in text
+    for way in conflict.ways_out:
+        assert " ".join(way.command) in text
+
+
+def test_markup_in_data_is_printed_as_it_is() -> None:
+    stack = resolve(Request(stack="cpu-full"), MATRIX)
+    assert "ray[default]>=2.48" in printed(stack, "en", width=200)
+
+
+@pytest.mark.parametrize("name", stack_names(MATRIX))
+def test_json_of_a_stack_keeps_keys_and_ids_in_both_languages(name: str) -> None:
+    stack = resolve(Request(stack=name, arch="aarch64"), MATRIX)
+    english, chinese = (json.loads(json.dumps(as_json(stack, lang))) for lang in ("en", "zh"))
+    assert english["schema"] == "npuenv.stack/1"
+    assert english.keys() == chinese.keys()
+    assert [pin["name"] for pin in english["pins"]] == [pin["name"] for pin in chinese["pins"]]
+    assert [pin["because"]["rules"] for pin in english["pins"]] == [pin["because"]["rules"] for pin in chinese["pins"]]
+    assert english["order"] != chinese["order"]
+
+
+def test_json_of_a_conflict_has_commands_as_lists() -> None:
+    document = as_json(resolve(Request(stack="cpu", python="3.13"), MATRIX))
+    assert document["schema"] == "npuenv.conflict/1"
+    assert [clash["rule"] for clash in document["clashes"]] == ["request", "request", "cpu"]
+    assert document["ways_out"][0]["command"] == ["npuenv", "resolve", "cpu", "--python", "3.11"]

@@ -1,0 +1,150 @@
+"""Imports point downwards: the floors of both packages, read from the source, not from running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the ground up. A name is a module or package directly below `npuenv` or `trainer`.
+FLOORS = {
+    "npuenv": (
+        {"_toml"},
+        {"messages"},
+        {"errors", "versions"},
+        {"host"},
+        {"facts", "matrix"},
+        {"resolve", "diagnose"},
+        {"lock", "plan"},
+        {"checks", "execute", "render", "bundle"},
+        {"cluster", "report", "smoke"},
+        {"cli"},
+        {"__main__"},
+    ),
+    "trainer": (
+        {"types", "config", "device"},
+        {"algorithms", "tasks", "metrics", "model", "distributed"},
+        {"engines", "noise", "checkpoint"},
+        {"learner"},
+        {"loop", "placement"},
+        {"__main__"},
+    ),
+}
+FORBIDDEN = {
+    "npuenv": {"torch", "torch_npu", "ray", "vllm", "vllm_ascend", "transformers", "trainer", "setuptools"},
+    "trainer": {"npuenv"},
+}
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Dotted name to file, for every module of a package."""
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(name: str, path: Path) -> Iterator[str]:
+    """Every module that a file names in an import, at any depth of the file, type-checking blocks included."""
+    home = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*home.split(".")[: len(home.split(".")) - node.level + 1]]) if node.level else ""
+            source = ".".join(part for part in (base, node.module or "") if part)
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def arrows(package: str) -> list[tuple[str, str]]:
+    """Pairs (importer, imported) inside one package, both as dotted names of existing modules."""
+    known = modules(package)
+    return [(name, other) for name, path in known.items() for other in set(imports(name, path)) if other in known]
+
+
+def floor_of(package: str, name: str) -> int:
+    part = name.split(".")[1]
+    for level, names in enumerate(FLOORS[package]):
+        if part in names:
+            return level
+    raise AssertionError(f"{name} stands on no floor: give it a place in FLOORS and in the README's picture")
+
+
+@pytest.mark.parametrize("package", ["npuenv", "trainer"])
+def test_imports_point_downwards_only(package: str) -> None:
+    upward = []
+    for importer, imported in arrows(package):
+        if imported == package or importer == package:
+            continue
+        same_part = importer.split(".")[1] == imported.split(".")[1]
+        if not same_part and floor_of(package, imported) >= floor_of(package, importer):
+            upward.append(f"{importer} -> {imported}")
+    assert upward == []
+
+
+@pytest.mark.parametrize("package", ["npuenv", "trainer"])
+def test_no_import_cycle(package: str) -> None:
+    """A package's own `__init__` counts with what it imports; importing a submodule does not make a cycle by itself."""
+    graph: dict[str, set[str]] = {}
+    for importer, imported in arrows(package):
+        is_own_child_or_parent = imported.startswith(importer + ".") and importer == package
+        if importer != imported and not is_own_child_or_parent and imported != package:
+            graph.setdefault(importer, set()).add(imported)
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"cycle: {' -> '.join((*path[path.index(name) :], name))}"
+        if name in done:
+            return
+        for other in sorted(graph.get(name, ())):
+            visit(other, (*path, name))
+        done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+
+
+@pytest.mark.parametrize("package", ["npuenv", "trainer"])
+def test_forbidden_packages_are_not_imported(package: str) -> None:
+    offending = [
+        f"{name} imports {other}"
+        for name, path in modules(package).items()
+        for other in imports(name, path)
+        if other.split(".")[0] in FORBIDDEN[package]
+    ]
+    assert offending == []
+
+
+def test_only_device_py_names_accelerators_in_code() -> None:
+    """`trainer/device.py` alone says npu, cuda, hccl, nccl, gloo as a value; elsewhere they may stand in prose."""
+    words = {"npu", "cuda", "hccl", "nccl", "gloo"}
+    offending = []
+    for name, path in modules("trainer").items():
+        if name == "trainer.device":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                offending += [f"{name}:{node.lineno} {node.value!r}"] * (node.value.lower() in words)
+            elif isinstance(node, ast.Attribute) and node.attr in words:
+                offending.append(f"{name}:{node.lineno} .{node.attr}")
+    assert offending == []
+
+
+def test_the_picture_would_notice_an_upward_arrow() -> None:
+    assert floor_of("npuenv", "npuenv.messages") < floor_of("npuenv", "npuenv.cli")
+    path = ROOT / "npuenv" / "messages" / "__init__.py"
+    assert "npuenv._toml" in set(imports("npuenv.messages", path))

@@ -1,0 +1,83 @@
+"""The catalogues of both languages say the same things, and every message that the code names exists."""
+
+from __future__ import annotations
+
+import ast
+import string
+from pathlib import Path
+
+import pytest
+
+from npuenv._toml import load_file
+from npuenv.messages import Message, language_from_environment, say
+
+PACKAGE = Path(__file__).parent.parent / "npuenv"
+
+
+def catalogue(lang: str) -> dict[str, str]:
+    """Full key to template, over all areas."""
+    entries: dict[str, str] = {}
+    for path in sorted((PACKAGE / "messages" / lang).glob("*.toml")):
+        tables = load_file(path)
+        assert list(tables) == [path.stem], f"{path} must hold the one table [{path.stem}]"
+        entries.update({f"{path.stem}.{name}": text for name, text in tables[path.stem].items()})
+    return entries
+
+
+def placeholders(template: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+
+
+def named_in_code() -> dict[str, str]:
+    """Message keys that stand as literals in `Message("...")` calls, with the place."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Message" and node.args:
+                key = node.args[0]
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    found[key.value] = f"{path.name}:{node.lineno}"
+    return found
+
+
+def test_both_languages_have_the_same_keys_and_placeholders() -> None:
+    english, chinese = catalogue("en"), catalogue("zh")
+    assert english.keys() == chinese.keys()
+    different = [key for key in english if placeholders(english[key]) != placeholders(chinese[key])]
+    assert different == []
+
+
+def test_chinese_is_not_english_left_in_place() -> None:
+    """A template that has words must differ between the languages; bare placeholders and commands may be equal."""
+    english, chinese = catalogue("en"), catalogue("zh")
+
+    def has_sentence(text: str) -> bool:
+        return len([word for word in text.split() if word.isalpha()]) > 3
+
+    same = [key for key in english if english[key] == chinese[key] and has_sentence(english[key])]
+    assert same == []
+
+
+def test_every_message_named_in_code_exists() -> None:
+    entries = catalogue("en")
+    missing = {key: place for key, place in named_in_code().items() if key not in entries}
+    assert missing == {}
+
+
+def test_a_message_inside_a_message_is_said_in_the_same_language() -> None:
+    outer = Message("cli.did-you-mean", {"name": (Message("cli.yes"), "x")})
+    assert say(outer, "en") == "npuenv yes, x"
+    assert say(outer, "zh") == "npuenv 是、x"
+
+
+@pytest.mark.parametrize(
+    ("environ", "lang"),
+    [
+        ({}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LC_ALL": "C", "LANG": "zh_CN.UTF-8"}, "en"),
+        ({"LC_ALL": "", "LANG": "zh_TW"}, "zh"),
+    ],
+)
+def test_the_locale_chooses_the_language(environ: dict[str, str], lang: str) -> None:
+    assert language_from_environment(environ) == lang
