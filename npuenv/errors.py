@@ -6,12 +6,14 @@ Failures of one item among many (one check, one card, one rollout) are values, n
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
-from npuenv.messages import Message
+if TYPE_CHECKING:
+    from npuenv.messages import Message
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes are an interface. When several apply, the order is INTERRUPTED, INPUT, NOTHING_FITS, PROBLEMS, UNKNOWN, FINE."""
+    """Exit codes are an interface. Where several apply: INTERRUPTED, INPUT, NOTHING_FITS, PROBLEMS, UNKNOWN, FINE."""
 
     FINE = 0
     PROBLEMS = 1

@@ -1,7 +1,7 @@
 """Runs a plan on this machine, step by step, so that it can be stopped anywhere and run again. Start from `execute`.
 
-A step's conditions are asked before it (all hold: nothing to do) and after it (not all hold: it failed, whatever the exit
-code said). A journal and one log per step lie below the environment, in `.npuenv/`.
+A step's conditions are asked before it (all hold: nothing to do) and after it (not all hold: it failed, whatever the
+exit code said). A journal and one log per step lie below the environment, in `.npuenv/`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Session:
 
 
 def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: str | None = None) -> Outcome:
-    """Runs the steps whose conditions do not hold yet. `only`: this step alone; `start_at`: this one and those after it.
+    """Runs the steps whose conditions do not hold yet. `only`: that step alone; `start_at`: it and those after it.
 
     Raises BadInput (unknown step, another execution at work), StepFailed (what was done stays; run again to continue).
     KeyboardInterrupt passes through after the running program and its children have ended.
@@ -99,7 +99,7 @@ def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: 
 
 
 def unmet(step: Step, host: Host) -> tuple[tuple[Want, Fact[str]], ...]:
-    """The conditions of a step that do not hold now, with what was found; a step without conditions has none to give."""
+    """The conditions of a step that do not hold now, with what was found."""
     asked = ((want, ask_environment(host, want)) for want in step.done_when)
     return tuple((want, fact) for want, fact in asked if fact.value != want.value)
 
@@ -230,6 +230,8 @@ def _reason(text: str, action: Run, code: int) -> Message:
         hit = next((line.strip() for line in text.splitlines() if any(mark in line for mark in marks)), None)
         if hit is not None:
             return Message(key, {"line": _short(without_secrets(hit)), "program": Path(action.argv[0]).name})
+    if code < 0:
+        return Message("execute.program-killed", {"program": Path(action.argv[0]).name, "signal": -code})
     return Message("execute.program-failed", {"program": Path(action.argv[0]).name, "code": code, "line": _short(last)})
 
 
@@ -273,7 +275,7 @@ def _tail(log: Path) -> str:
 
 
 def _note(session: Session, step: Step, state: str, *, is_best_effort: bool = False) -> None:
-    """One line of the journal. A journal that cannot be written fails the step, except while another failure is told."""
+    """One line of the journal. If it cannot be written the step fails, except while another failure is told."""
     line = json.dumps({"step": step.id, "state": state, "at": round(time.time(), 1)})
     try:
         append_line(str(session.own / "journal.jsonl"), line)

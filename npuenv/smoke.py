@@ -52,9 +52,7 @@ def start(target: Target, settings: Mapping[str, str]) -> Running:
     the target has no such Python or the output folder cannot be used.
     """
     if not target.python.is_file():
-        raise BadInput(
-            Message("smoke.no-python", {"path": str(target.python)}), Message("smoke.no-python-hint")
-        )
+        raise BadInput(Message("smoke.no-python", {"path": str(target.python)}), Message("smoke.no-python-hint"))
     scene = _prepare(target.out)
     # -P (from 3.11) keeps the working folder off the path; before that the folder is merely empty.
     argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve())]
@@ -154,7 +152,7 @@ def gain_by_chance(before: Sequence[int], after: Sequence[int]) -> float:
     gains = sum(1 for old, new in zip(before, after, strict=True) if new > old)
     losses = sum(1 for old, new in zip(before, after, strict=True) if new < old)
     changed = gains + losses
-    return sum(math.comb(changed, k) for k in range(gains, changed + 1)) / 2**changed
+    return float(sum(math.comb(changed, k) for k in range(gains, changed + 1)) / 2**changed)
 
 
 def _completed(records: Sequence[Record], exit_code: int | None, log_tail: str) -> Finding:
@@ -217,8 +215,9 @@ def _logprobs_agree(records: Sequence[Record]) -> Finding:
     numbers = [value for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
     largest = max(numbers, default=math.nan) if len(numbers) == len(values) else math.nan
     args = {"largest": f"{largest:.1e}", "limit": f"{LOGPROB_TOLERANCE:g}"}
-    is_close = largest <= LOGPROB_TOLERANCE
-    return _finding(check, Status.OK if is_close else Status.FAIL, "logprobs-agree" if is_close else "logprobs-differ", args)
+    if largest <= LOGPROB_TOLERANCE:
+        return _finding(check, Status.OK, "logprobs-agree", args)
+    return _finding(check, Status.FAIL, "logprobs-differ", args)
 
 
 def _measured(records: Sequence[Record], name: str, check: str) -> Finding:
@@ -232,9 +231,7 @@ def _measured(records: Sequence[Record], name: str, check: str) -> Finding:
     return _finding(check, Status.OK if failed is None else Status.FAIL, key, {}, line=shown)
 
 
-def _finding(
-    check: str, status: Status, key: str, args: Mapping[str, object], *, line: str = ""
-) -> Finding:
+def _finding(check: str, status: Status, key: str, args: Mapping[str, object], *, line: str = "") -> Finding:
     fix = Fix(says=Message(f"smoke.{check.partition('.')[2]}-fix")) if status is Status.FAIL else None
     evidence = (Evidence(METRICS, line),) if line else ()
     return Finding(check, status, Message(f"smoke.{key}", args), evidence, _SOURCE, fix)

@@ -33,10 +33,9 @@ def named_in_code() -> dict[str, str]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Message" and node.args:
-                key = node.args[0]
-                if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                    found[key.value] = f"{path.name}:{node.lineno}"
+            match node:
+                case ast.Call(func=ast.Name(id="Message"), args=[ast.Constant(value=str(key)), *_]):
+                    found[key] = f"{path.name}:{node.lineno}"
     return found
 
 

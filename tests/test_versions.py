@@ -22,7 +22,18 @@ CANN = [
     "9.1.0-beta.1",
     "9.1.0",
 ]
-DRIVER = ["22.0.4.1", "23.0.7", "24.1.rc3", "24.1.rc3.7", "25.0.RC1", "25.0.0", "25.5.1", "25.5.2", "26.0.RC1", "26.0.RC3"]
+DRIVER = [
+    "22.0.4.1",
+    "23.0.7",
+    "24.1.rc3",
+    "24.1.rc3.7",
+    "25.0.RC1",
+    "25.0.0",
+    "25.5.1",
+    "25.5.2",
+    "26.0.RC1",
+    "26.0.RC3",
+]
 
 
 @pytest.mark.parametrize(("older", "newer"), list(itertools.pairwise(CANN)))
@@ -38,7 +49,12 @@ def test_driver_versions_are_in_release_order(older: str, newer: str) -> None:
 
 @pytest.mark.parametrize(
     ("shown", "same"),
-    [("8.5.0.B160", "8.5.0"), ("9.2.0_20260930220649", "9.2.0"), ("8.3.rc1", "8.3.RC1"), ("9.1.0.beta.1", "9.1.0-beta.1")],
+    [
+        ("8.5.0.B160", "8.5.0"),
+        ("9.2.0_20260930220649", "9.2.0"),
+        ("8.3.rc1", "8.3.RC1"),
+        ("9.1.0.beta.1", "9.1.0-beta.1"),
+    ],
 )
 def test_cann_build_and_case_do_not_count_but_stay_for_display(shown: str, same: str) -> None:
     assert versions.cann(shown) == versions.cann(same)

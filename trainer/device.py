@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
 
 ACCEPTED = ("auto", "cpu", "npu", "cuda")

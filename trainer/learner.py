@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from trainer.types import Batch
 
 
+# Numbers of a step that are maxima over its tokens; the others add up over its parts.
+_MAXIMA = ("ratio_max", "sampler_learner_logprob_diff_max")
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """What a batch did, averaged over its optimizer steps unless said; per-token means are over the masked tokens."""
@@ -42,11 +46,12 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What stays the same while a batch is learnt: its targets without the first column, which nothing predicts."""
+    """What stays the same while a batch is learnt; only the tokens keep their first column, which nothing predicts."""
 
-    tokens_BT: Tensor  # with the first column: input and target
+    tokens_BT: Tensor
     mask_BT: Tensor
-    old_BT: Tensor
+    sampled_BT: Tensor
+    old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
     reference_BT: Tensor
     advantages_B: Tensor
 
@@ -54,7 +59,8 @@ class _Fixed:
         return _Fixed(
             self.tokens_BT[index_B],
             self.mask_BT[index_B],
-            self.old_BT[index_B],
+            self.sampled_BT[index_B],
+            None if self.old_BT is None else self.old_BT[index_B],
             self.reference_BT[index_B],
             self.advantages_B[index_B],
         )
@@ -88,23 +94,28 @@ class Learner:
     def update(self, batch: Batch) -> Update:
         """Takes the batch's optimizer steps; the old policy is the one before the first of them."""
         fixed = self._fix(batch)
-        sampled_BT = batch.sampler_logprobs_BT[:, 1:]
-        gap_BT = torch.where(fixed.mask_BT, (sampled_BT - fixed.old_BT).abs(), torch.zeros_like(sampled_BT))
         done = [self._step(fixed.rows(rows_B)) for rows_B in self._mini_batches(len(batch.tokens_BT))]
         means = {name: sum(step[name] for step in done) / len(done) for name in done[0]}
-        means["ratio_max"] = max(step["ratio_max"] for step in done)
+        for name in _MAXIMA:
+            means[name] = float(torch.tensor([step[name] for step in done]).max())  # unlike max(), keeps a NaN
         means["lr"] = done[-1]["lr"]
-        return Update(**means, sampler_learner_logprob_diff_max=float(gap_BT.max()))
+        return Update(**means)
+
+    def _fix(self, batch: Batch) -> _Fixed:
+        has_one_step = self._config.mini_batches == 1
+        return _Fixed(
+            tokens_BT=batch.tokens_BT,
+            mask_BT=batch.mask_BT[:, 1:],
+            sampled_BT=batch.sampler_logprobs_BT[:, 1:],
+            old_BT=None if has_one_step else self._logprobs(self._decoder, batch.tokens_BT),
+            reference_BT=self._logprobs(self._reference, batch.tokens_BT),
+            advantages_B=batch.advantages_B,
+        )
 
     @torch.no_grad()
-    def _fix(self, batch: Batch) -> _Fixed:
-        size = self._config.micro_batch_rows or len(batch.tokens_BT)
-        old, reference = [], []
-        for tokens_BT in batch.tokens_BT.split(size):
-            old.append(self._statistics(self._decoder, tokens_BT)[0])
-            reference.append(self._statistics(self._reference, tokens_BT)[0])
-        mask_BT = batch.mask_BT[:, 1:]
-        return _Fixed(batch.tokens_BT, mask_BT, torch.cat(old), torch.cat(reference), batch.advantages_B)
+    def _logprobs(self, decoder: nn.Module, tokens_BT: Tensor) -> Tensor:
+        size = self._config.micro_batch_rows or len(tokens_BT)
+        return torch.cat([self._statistics(decoder, rows_BT)[0] for rows_BT in torch.split(tokens_BT, size)])
 
     def _statistics(self, decoder: nn.Module, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [B, T-1] of each token after the first."""
@@ -131,28 +142,27 @@ class Learner:
         for parameter in self._parameters.values():
             parameter.grad = None
         num_tokens = fixed.mask_BT.sum().clamp(min=1)
-        size = self._config.micro_batch_rows or len(fixed.tokens_BT)
-        sums: dict[str, Tensor] = {}
-        largest = []
-        for rows_B in torch.arange(len(fixed.tokens_BT)).split(size):
-            values = self._backward(fixed.rows(rows_B), num_tokens)
-            largest.append(values.pop("ratio_max"))
-            sums = {name: sums.get(name, torch.zeros_like(value)) + value for name, value in values.items()}
+        num_rows = len(fixed.tokens_BT)
+        size = self._config.micro_batch_rows or num_rows
+        parts = torch.split(torch.arange(num_rows), size)
+        shares = [self._backward(fixed.rows(rows_B), num_tokens) for rows_B in parts]
+        table = torch.stack([torch.stack(list(share.values())) for share in shares])
         # one transfer from the device for all numbers
-        numbers = torch.stack([*sums.values(), torch.stack(largest).max()]).tolist()
-        return dict(zip([*sums, "ratio_max"], numbers, strict=True))
+        sums, largest = torch.stack((table.sum(dim=0), table.amax(dim=0))).tolist()
+        names = list(shares[0])
+        return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
 
     def _backward(self, part: _Fixed, num_tokens: Tensor) -> dict[str, Tensor]:
-        """Adds a micro batch's share of the gradient; gives back its share of each mean."""
+        """Adds a micro batch's share of the gradient; gives back its share of each mean, and its maxima."""
         config, mask_BT = self._config, part.mask_BT
         logprobs_BT, entropy_BT = self._statistics(self._decoder, part.tokens_BT)
-        policy = policy_loss(
-            logprobs_BT, part.old_BT, part.advantages_B, mask_BT, clip=self._clip, num_tokens=num_tokens
-        )
+        old_BT = logprobs_BT.detach() if part.old_BT is None else part.old_BT
+        policy = policy_loss(logprobs_BT, old_BT, part.advantages_B, mask_BT, clip=self._clip, num_tokens=num_tokens)
         kl = masked_sum(ESTIMATORS[config.kl](logprobs_BT, part.reference_BT), mask_BT) / num_tokens
         entropy = masked_sum(entropy_BT, mask_BT) / num_tokens
         loss = policy.loss + config.kl_coef * kl - config.entropy_coef * entropy
         loss.backward()  # type: ignore[no-untyped-call]
+        gap_BT = torch.where(mask_BT, (part.sampled_BT - old_BT).abs(), torch.zeros_like(old_BT))
         shares = {
             "loss": loss,
             "policy_loss": policy.loss,
@@ -161,6 +171,7 @@ class Learner:
             "clip_fraction": policy.num_clipped / num_tokens,
             "ratio_mean": masked_sum(policy.ratios_BT, mask_BT) / num_tokens,
             "ratio_max": policy.ratios_BT.max(),
+            "sampler_learner_logprob_diff_max": gap_BT.max(),
         }
         return {name: value.detach() for name, value in shares.items()}
 

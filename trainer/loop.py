@@ -138,7 +138,7 @@ def train(parts: Parts, config: Config, *, out: Path, records: Records, progress
         mask.add(turn.groups, turn.batch)
         weights.add(step, parts.learner.weights(), parts.engine.weights())
         logprobs.add(turn.update.sampler_learner_logprob_diff_max)
-        records.write("step", step=step, **describe(turn, seconds), wall_s=progress.elapsed_s())
+        records.write("step", step=step, **describe(turn, seconds), kl_coef=config.kl_coef, wall_s=progress.elapsed_s())
         progress.steps_done = step
     with progress.part("eval"):
         records.write("eval", when="after", **evaluate(parts, config))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from npuenv.facts.base import Evidence
-from npuenv.facts.collect import Facts
-from npuenv.matrix import Matrix
 from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.facts.base import Evidence
+    from npuenv.facts.collect import Facts
+    from npuenv.matrix import Matrix
 
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
@@ -111,3 +115,8 @@ def skip(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
 def fix(name: str, /, *commands: tuple[str, ...], is_dangerous: bool = False, **args: object) -> Fix:
     """A cure; its sentence has the key `fix-NAME`."""
     return Fix(message(f"fix-{name}", **args), commands, is_dangerous)
+
+
+def title(check_id: str) -> Message:
+    """The name of a check for people."""
+    return message(f"title-{check_id.replace('.', '-')}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
-from npuenv.facts.cann import Cann
+
+if TYPE_CHECKING:
+    from npuenv.facts.cann import Cann
 
 _SET_ENV = "CANN set_env.sh and torch_npu 2.13.0 _init/registry/registry_manager.py"
 _HDK = "CANN 9.1.0 and 9.1.1 release notes (hiascend); cann/release-management"
@@ -40,7 +43,7 @@ def _sourced(context: Context) -> Verdict:
         )
     if not environment.get("ASCEND_OPP_PATH"):
         return fail("cann-sourced-opp-unset", *_variable(environment, "ASCEND_OPP_PATH"), fix=_source(cann.set_env))
-    if not (context.facts.opp.value == "folder"):
+    if context.facts.opp.value != "folder":
         lines = _variable(environment, "ASCEND_OPP_PATH")
         return fail("cann-sourced-opp-nowhere", *lines, fix=_source(cann.set_env), path=environment["ASCEND_OPP_PATH"])
     if cann.missing_parts:

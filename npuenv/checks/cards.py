@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.facts.base import Evidence, State
-from npuenv.facts.smi import Card, SmiTable
+
+if TYPE_CHECKING:
+    from npuenv.facts.smi import Card, SmiTable
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
@@ -122,7 +125,7 @@ def _managers(context: Context) -> Verdict:
 
 
 def _agree(context: Context) -> Verdict:
-    """As many nodes as chips: a container that got half the cards of an A3, or a table that shows more than was passed in."""
+    """As many nodes as chips: a container may see a table with more cards than it was given."""
     nodes, table = context.facts.nodes.value, context.facts.smi.value
     if nodes is None or table is None or not table.cards or not nodes.cards:
         return skip("no-table")
@@ -159,7 +162,7 @@ def _computes(context: Context) -> Verdict:
 
 
 def _visible(context: Context) -> Verdict:
-    """ASCEND_RT_VISIBLE_DEVICES against what is there. The runtime counts from 0 in a container, whatever the host's ids are."""
+    """ASCEND_RT_VISIBLE_DEVICES against what is there. In a container the runtime counts from 0."""
     environment = context.facts.environment.value or {}
     value = environment.get("ASCEND_RT_VISIBLE_DEVICES")
     if value is None:
@@ -200,11 +203,20 @@ CHECKS = (
     Check("devices.managers", ("nodes",), _INSTALL, _managers, is_about_cards=True, required_for=NPU_FRAMEWORKS),
     Check("devices.agree", ("nodes", "smi"), _TOOLS, _agree, is_about_cards=True),
     Check(
-        "devices.computes", ("devices",), "measured: a CANN whose operators do nothing copies exactly and multiplies wrongly",
-        _computes, is_about_cards=True, level=2, required_for=NPU_FRAMEWORKS,
-    ),
-    Check(
-        "session.visible-devices", (), "vllm-project/vllm-ascend issue 2557", _visible, is_about_cards=True,
+        "devices.computes",
+        ("devices",),
+        "measured: operators that do nothing copy exactly and multiply wrongly",
+        _computes,
+        is_about_cards=True,
+        level=2,
         required_for=NPU_FRAMEWORKS,
     ),
-)  # fmt: skip
+    Check(
+        "session.visible-devices",
+        (),
+        "vllm-project/vllm-ascend issue 2557",
+        _visible,
+        is_about_cards=True,
+        required_for=NPU_FRAMEWORKS,
+    ),
+)

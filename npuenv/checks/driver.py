@@ -16,7 +16,7 @@ _DRIVER_LIBS = "/usr/local/Ascend/driver/lib64"
 
 
 def _answers(context: Context) -> Verdict:
-    """One text of npu-smi has several causes: one is named only when other evidence shows it, else the candidates are."""
+    """One text has several causes: one is named only when other evidence shows it, else all candidates are."""
     facts = context.facts
     trouble = facts.smi_trouble.value
     if trouble is None and facts.smi.is_known:
@@ -35,7 +35,11 @@ def _answers(context: Context) -> Verdict:
         Trouble.TIMEOUT: fix("smi-timeout", ("dmesg", "--ctime")),
     }
     return fail(
-        f"smi-{trouble.kind.value}", *facts.smi_trouble.evidence, fix=cures[trouble.kind], library=trouble.library or "", ret=trouble.ret or 0
+        f"smi-{trouble.kind.value}",
+        *facts.smi_trouble.evidence,
+        fix=cures[trouble.kind],
+        library=trouble.library or "",
+        ret=trouble.ret or 0,
     )
 
 
@@ -111,9 +115,13 @@ def _firmware(context: Context) -> Verdict:
     if fits:
         return ok("driver-firmware-ok", line, *context.facts.firmware.evidence, version=firmware.version)
     return fail(
-        "driver-firmware-fail", line, *context.facts.firmware.evidence, fix=fix("firmware"), version=firmware.version,
+        "driver-firmware-fail",
+        line,
+        *context.facts.firmware.evidence,
+        fix=fix("firmware"),
+        version=firmware.version,
         wanted=driver.compatible_firmware,
-    )  # fmt: skip
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -141,8 +149,20 @@ def _mounts(context: Context) -> Verdict:
 CHECKS = (
     Check("driver.npu-smi", (), _TOOLS, _answers, is_about_cards=True, required_for=NPU_FRAMEWORKS),
     Check("driver.installed", ("driver",), _TOOLS, _installed, is_about_cards=True, required_for=NPU_FRAMEWORKS),
-    Check("driver.complete", ("install_info",), "npu-smi source, npu_info_print.c (hicann/driver)", _complete, is_about_cards=True),
+    Check(
+        "driver.complete",
+        ("install_info",),
+        "npu-smi source, npu_info_print.c (hicann/driver)",
+        _complete,
+        is_about_cards=True,
+    ),
     Check("driver.agrees", ("driver",), _TOOLS, _agree, is_about_cards=True),
-    Check("driver.firmware", ("driver", "firmware"), "driver version.info, compatible_version_fw", _firmware, is_about_cards=True),
+    Check(
+        "driver.firmware",
+        ("driver", "firmware"),
+        "driver version.info, compatible_version_fw",
+        _firmware,
+        is_about_cards=True,
+    ),
     Check("container.mounts", ("container", "driver_libraries"), _INSTALL, _mounts, is_about_cards=True),
-)  # fmt: skip
+)

@@ -16,10 +16,17 @@ _SHM_LEAST_KIB, _SHM_GOOD_KIB = 512 << 10, 8 * _GIB_KIB
 _FILES_GOOD = 65536  # what ROLL's Ascend samples give the container
 _FILES_CPU = 1024  # a trial without cards opens few
 _DISK_LEAST_KIB, _DISK_GOOD_KIB = 5 * _GIB_KIB, 20 * _GIB_KIB  # a stack takes 2 to 10 GiB, its caches as much again
-_ALLOCATOR_KEYS = frozenset({
-    "max_split_size_mb", "garbage_collection_threshold", "expandable_segments", "base_addr_aligned_kb", "page_size",
-    "pinned_mem_register", "segment_size_mb",
-})  # fmt: skip
+_ALLOCATOR_KEYS = frozenset(
+    {
+        "max_split_size_mb",
+        "garbage_collection_threshold",
+        "expandable_segments",
+        "base_addr_aligned_kb",
+        "page_size",
+        "pinned_mem_register",
+        "segment_size_mb",
+    }
+)
 
 
 def _arch(context: Context) -> Verdict:
@@ -103,7 +110,7 @@ def _proxy(context: Context) -> Verdict:
 
 
 def _allocator(context: Context) -> Verdict:
-    """PYTORCH_NPU_ALLOC_CONF: `key:value,...`. Expandable segments suit training and break vllm-ascend's memory pool."""
+    """PYTORCH_NPU_ALLOC_CONF: `key:value,...`. Expandable segments suit training, not vllm-ascend's memory pool."""
     environment = context.facts.environment.value or {}
     value = environment.get("PYTORCH_NPU_ALLOC_CONF", "").strip()
     line = Evidence("environment", f"PYTORCH_NPU_ALLOC_CONF={value}")
@@ -171,10 +178,26 @@ CHECKS = (
     Check("machine.glibc", ("glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
     Check("machine.shared-memory", ("shared_memory",), "docker run --shm-size defaults to 64 MiB", _shm),
     Check("machine.open-files", ("open_files",), "ROLL Ascend samples: --ulimit nofile=65536:65536", _files),
-    Check("machine.locked-memory", ("locked_memory",), "ulimit -l; RoCE memory registration", _locked, is_about_cards=True),
+    Check(
+        "machine.locked-memory", ("locked_memory",), "ulimit -l; RoCE memory registration", _locked, is_about_cards=True
+    ),
     Check("machine.disk", ("disk",), "sizes of measured installations", _disk),
+)
+SESSION_CHECKS = (
     Check("session.proxy", ("proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
-    Check("session.allocator", (), "alibaba/ROLL roll/platforms/npu.py; torch_npu environment variables", _allocator, is_about_cards=True),
+    Check(
+        "session.allocator",
+        (),
+        "alibaba/ROLL roll/platforms/npu.py; torch_npu environment variables",
+        _allocator,
+        is_about_cards=True,
+    ),
     Check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface, is_about_cards=True),
-    Check("network.tls-agrees", ("hccn_conf",), "hicann/hccl fault diagnosis, EI0016 and EI0006", _tls, is_about_cards=True),
-)  # fmt: skip
+    Check(
+        "network.tls-agrees",
+        ("hccn_conf",),
+        "hicann/hccl fault diagnosis, EI0016 and EI0006",
+        _tls,
+        is_about_cards=True,
+    ),
+)

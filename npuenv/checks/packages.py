@@ -1,8 +1,9 @@
-"""The target Python and what is installed in it: versions by metadata first, because an import error hides a mismatch."""
+"""The target Python and what is installed in it. Versions by metadata first: an import error hides a mismatch."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from npuenv import versions
 from npuenv.checks.base import (
@@ -21,7 +22,9 @@ from npuenv.checks.base import (
 )
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
-from npuenv.facts.python import Import, Python
+
+if TYPE_CHECKING:
+    from npuenv.facts.python import Import, Python
 
 _PTA = "Ascend/pytorch COMPATIBILITY.en.md"
 _VA = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
@@ -120,9 +123,7 @@ def _torch_npu_cann(context: Context) -> Verdict:
     lines = (*_line(context, "torch-npu"), *context.facts.cann.evidence)
     try:
         have = versions.cann(cann.version)
-        fitting = [
-            row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have
-        ]  # fmt: skip
+        fitting = [row.version for row in context.matrix.torch_npu if row.cann and versions.cann(row.cann) == have]
     except BadInput:
         return unsure("torch-npu-cann-unknown", *lines, torch_npu=torch_npu, cann=cann.version)
     row = context.matrix.torch_npu_row(torch_npu.split("+")[0])
@@ -215,10 +216,8 @@ def _limits(context: Context) -> Verdict:
     python = _python(context)
     if python is None:
         return skip("no-python")
-    broken = []
-    for row in context.matrix.limits:
-        if _holds(python, row.when) is True and _holds(python, row.needs) is False:
-            broken.append(row)
+    rows = context.matrix.limits
+    broken = [row for row in rows if _holds(python, row.when) is True and _holds(python, row.needs) is False]
     if not broken:
         return ok("limits-ok", count=len(context.matrix.limits))
     names = [_split(text)[0] for row in broken for text in (row.when, row.needs)]
@@ -249,8 +248,10 @@ def _triton(context: Context) -> Verdict:
         return skip("no-triton-ascend")
     lines = _line(context, "triton", "triton-ascend")
     cure = fix(
-        "triton", _pip(context, "uninstall", "triton", "triton-ascend"), _pip(context, "install", f"triton-ascend=={ascend}"),
-    )  # fmt: skip
+        "triton",
+        _pip(context, "uninstall", "triton", "triton-ascend"),
+        _pip(context, "install", f"triton-ascend=={ascend}"),
+    )
     coexist = versions.accepts(f">={_TRITON_COEXISTS}", ascend)
     if "ascend" not in python.triton_backends:
         return fail("triton-overwritten", *lines, fix=cure, backends=python.triton_backends or ("-",))
@@ -327,9 +328,15 @@ CHECKS = (
     Check("python.version", ("python",), "matrix torch_npu: wheels that exist", _supported, required_for=FRAMEWORKS),
     Check("python.torch-pair", ("python",), _PTA, _torch_pair, required_for=NPU_FRAMEWORKS),
     Check("python.torch-npu-cann", ("python", "cann"), _PTA, _torch_npu_cann, required_for=NPU_FRAMEWORKS),
-    Check("python.torch-imports", ("python", "import_torch"), _MEASURED, _imports_torch, level=1, required_for=FRAMEWORKS),
     Check(
-        "python.torch-npu-imports", ("python", "import_torch_npu"), _MEASURED, _imports_torch_npu, level=1,
+        "python.torch-imports", ("python", "import_torch"), _MEASURED, _imports_torch, level=1, required_for=FRAMEWORKS
+    ),
+    Check(
+        "python.torch-npu-imports",
+        ("python", "import_torch_npu"),
+        _MEASURED,
+        _imports_torch_npu,
+        level=1,
         required_for=NPU_FRAMEWORKS,
     ),
     Check("python.numpy", ("python", "cann"), "matrix cann: numpy", _numpy, required_for=NPU_FRAMEWORKS),
@@ -339,4 +346,4 @@ CHECKS = (
     Check("python.torchvision", ("python",), "matrix companions", _companions),
     Check("python.vllm-pair", ("python",), _VA, _vllm, required_for=frozenset({"verl", "roll", "vllm-ascend"})),
     Check("python.ray-token", ("python",), "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token", _ray),
-)  # fmt: skip
+)

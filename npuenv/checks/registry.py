@@ -1,16 +1,12 @@
-"""All checks, in the order in which a person would look: the machine, its cards, the driver, CANN, Python, the session."""
+"""All checks, in the order in which a person would look: machine, cards, driver, CANN, Python, session."""
 
 from __future__ import annotations
 
-from npuenv.checks import cann, cards, driver, machine, packages
+from npuenv.checks.cann import CHECKS as CANN
+from npuenv.checks.cards import CHECKS as CARDS
+from npuenv.checks.driver import CHECKS as DRIVER
+from npuenv.checks.machine import CHECKS as MACHINE
+from npuenv.checks.machine import SESSION_CHECKS as SESSION
+from npuenv.checks.packages import CHECKS as PACKAGES
 
-_ALL = (
-    *machine.CHECKS[:6],
-    *cards.CHECKS[:-1],
-    *driver.CHECKS,
-    *cann.CHECKS,
-    *packages.CHECKS,
-    cards.CHECKS[-1],
-    *machine.CHECKS[6:],
-)
-CHECKS = _ALL
+CHECKS = (*MACHINE, *CARDS, *DRIVER, *CANN, *PACKAGES, *SESSION)

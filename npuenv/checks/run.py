@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Check, Context, Finding, Status, Verdict, message, skip, unsure
+from npuenv.checks.base import Check, Context, Finding, Status, Verdict, skip, unsure
+from npuenv.checks.registry import CHECKS
 from npuenv.errors import ExitCode
 from npuenv.facts.base import Evidence, State
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from npuenv.facts.base import Fact
     from npuenv.facts.collect import Facts
     from npuenv.matrix import Matrix
@@ -30,7 +32,7 @@ def check_all(
 ) -> tuple[Finding, ...]:
     """One finding per check, in the order of declaration. `matrix` and `checks` default to those of npuenv."""
     context = Context(facts, matrix or load_matrix(), framework)
-    return tuple(_finding(check, _judge(check, context, level), context) for check in checks or _all_checks())
+    return tuple(_finding(check, _judge(check, context, level), context) for check in checks or CHECKS)
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
@@ -40,7 +42,7 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> ExitCode:
     """1 when anything fails; else 3 when a check that the framework requires could not tell; else 0."""
-    required = {check.id for check in _all_checks() if framework in check.required_for}
+    required = {check.id for check in CHECKS if framework in check.required_for}
     statuses = [(finding.status, finding.check) for finding in findings]
     if any(status is Status.FAIL for status, _ in statuses):
         return ExitCode.PROBLEMS
@@ -50,7 +52,7 @@ def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> E
 
 
 def has_sign_of_cards(facts: Facts) -> bool:
-    """Whether anything on the host hints at an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
+    """Whether anything hints at an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
     nodes, table = facts.nodes.value, facts.smi.value
     return bool(
         (nodes and nodes.cards)
@@ -60,12 +62,6 @@ def has_sign_of_cards(facts: Facts) -> bool:
         or facts.smi_trouble.is_known
         or (facts.devices.value and facts.devices.value.count)
     )
-
-
-def _all_checks() -> tuple[Check, ...]:
-    from npuenv.checks.registry import CHECKS
-
-    return CHECKS
 
 
 def _judge(check: Check, context: Context, level: int) -> Verdict:
@@ -101,8 +97,3 @@ def _evidence(facts: Facts, names: Iterable[str]) -> tuple[Evidence, ...]:
 def _fact(facts: Facts, name: str) -> Fact[Any]:
     fact: Fact[Any] = getattr(facts, name)
     return fact
-
-
-def title(check_id: str) -> Any:
-    """The name of a check for people."""
-    return message(f"title-{check_id.replace('.', '-')}")

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +14,9 @@ from npuenv import __version__
 from npuenv.cli.common import Stop, report_error
 from npuenv.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.messages import LANGUAGES, Message, language_from_environment, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # In the order of `npuenv --help`: the road first, then what hangs on it. Each names the module of its command.
 _COMMANDS = {

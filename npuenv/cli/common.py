@@ -18,7 +18,6 @@ from npuenv.messages import LANGUAGES, Message, language_from_environment, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from npuenv.resolve.types import Request
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -37,10 +36,16 @@ class Ui:
         """A rich console: plain where the stream is no terminal; NO_COLOR and --no-color are honoured."""
         from rich.console import Console
 
+        class Pipe(Console):
+            """rich ends the process with 1 when the reader goes away; here `main` decides."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
         stream = sys.stderr if stderr else sys.stdout
         # A pipe has no width of its own; 80 columns would cut versions and paths in a log.
         width = None if stream.isatty() or "COLUMNS" in os.environ else 120
-        return Console(
+        return Pipe(
             stderr=stderr, no_color=not self.has_color, highlight=False, emoji=False, width=width, soft_wrap=False
         )
 

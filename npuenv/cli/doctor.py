@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +12,16 @@ from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from npuenv.host.base import Host
 
 
 @click.command("doctor")
 @click.option("--for", "framework", type=click.Choice(FRAMEWORKS), help="Judge for this use; cpu skips the cards.")
-@click.option("--level", type=click.IntRange(0, 2), default=1, show_default=True, help="0 reads files only; 2 computes.")
+@click.option(
+    "--level", type=click.IntRange(0, 2), default=1, show_default=True, help="0 reads files only; 2 computes."
+)
 @click.option("--python", metavar="EXE", help="The interpreter whose packages are judged (default: the session's).")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Also write what was seen, redacted.")
 @click.option("--from", "capture", type=click.Path(path_type=Path), metavar="FILE", help="Judge a saved capture.")
@@ -48,7 +49,7 @@ def run_doctor(
     """Collects, checks and reports; the exit code of the findings."""
     from npuenv.checks import check_all, exit_code
     from npuenv.facts.collect import collect
-    from npuenv.report.doctor import as_json, as_text
+    from npuenv.report.doctor import document, print_report
 
     if save and capture:
         raise BadInput(Message("cli.save-and-from"), Message("cli.save-and-from-hint"))
@@ -57,21 +58,9 @@ def run_doctor(
     findings = check_all(facts, framework=framework, level=level)
     code = exit_code(findings, framework=framework)
     if ui.is_json:
-        click.echo(as_json(findings, facts, lang=ui.lang, framework=framework))
+        ui.print_json(document(findings, facts, lang=ui.lang, framework=framework))
     elif not ui.is_quiet or code is not ExitCode.FINE:
-        is_terminal = sys.stdout.isatty()
-        click.echo(
-            as_text(
-                findings,
-                facts,
-                lang=ui.lang,
-                width=shutil.get_terminal_size((100, 24)).columns if is_terminal or "COLUMNS" in os.environ else 100,
-                color=ui.has_color and is_terminal,
-                verbose=ui.is_verbose,
-                framework=framework,
-                is_terminal=is_terminal,
-            ).rstrip("\n")
-        )
+        print_report(ui.console(), findings, facts, lang=ui.lang, is_verbose=ui.is_verbose, restore=_restore(host))
     if save:
         _save(host, save)
         ui.say(Message("cli.saved", {"path": str(save)}), err=True)
@@ -84,6 +73,13 @@ def _host(capture: Path | None) -> Host:
     from npuenv.host.recorded import RecordingHost, load_capture
 
     return load_capture(capture) if capture else RecordingHost(LocalHost())
+
+
+def _restore(host: Host) -> Callable[[str], str]:
+    """Puts the user's own names back into what is shown on this machine; a replayed capture has none to put back."""
+    from npuenv.host.recorded import RecordingHost
+
+    return host.restore if isinstance(host, RecordingHost) else str
 
 
 def _save(host: Host, path: Path) -> None:

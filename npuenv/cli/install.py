@@ -88,7 +88,7 @@ def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None) 
     python = find_python(resolver.host, stack.platform.python, stack.platform.arch, how.base_python or _running(stack))
     plan = _plan(stack, lock, target, machine, python=python, links=require_sources(stack, lock, resolver))
     if not (yes or _is_complete(target, lock)):
-        _ask(ui, plan, stack, target)
+        _ask(ui, plan, stack, target, machine)
     from npuenv.cli.progress import Teller
 
     with Teller(ui) as teller:
@@ -97,11 +97,16 @@ def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None) 
             target.root,
             settings=for_uv(resolver.settings),
             tell=teller.tell,
-            again=("npuenv", "install", stack.name),
+            again=_same_command(),
         )
         outcome = execute(plan, session, only=how.only_step, start_at=how.from_step)
     _report(ui, stack, target, num_done=len(outcome.done))
     return Path(target.root)
+
+
+def _same_command() -> tuple[str, ...]:
+    """What the user typed, for the hint that says how to go on."""
+    return ("npuenv", *sys.argv[1:])
 
 
 def _running(stack: Stack) -> str | None:
@@ -110,9 +115,7 @@ def _running(stack: Stack) -> str | None:
     return sys.executable if running == stack.platform.python else None
 
 
-def _plan(
-    stack: Stack, lock: Lock, target: Target, machine: Machine, *, python: str, links: dict[str, str]
-) -> Plan:
+def _plan(stack: Stack, lock: Lock, target: Target, machine: Machine, *, python: str, links: dict[str, str]) -> Plan:
     from npuenv.facts.pip import for_uv
     from npuenv.plan.install import Tools, plan_install
     from npuenv.render.activate import render_activation
@@ -154,9 +157,7 @@ def _show(ui: Ui, request: Request, how: How, *, as_script: bool) -> ExitCode:
 
         ui.print_json({**as_json(plan, stack, target.root, ui.lang), "exit": 0})
     else:
-        from npuenv.report.plan import show
-
-        show(plan, stack, target.root, ui.console(), lang=ui.lang, is_verbose=ui.is_verbose)
+        _list(ui, plan, stack, target, machine)
     for missing in lock.missing:
         from npuenv.lock.refuse import why_missing
 
@@ -172,14 +173,20 @@ def _is_complete(target: Target, lock: Lock) -> bool:
     return marker.is_file() and marker.read_text(encoding="utf-8") == marker_text(lock, "complete")
 
 
-def _ask(ui: Ui, plan: Plan, stack: Stack, target: Target) -> None:
+def _list(ui: Ui, plan: Plan, stack: Stack, target: Target, machine: Machine) -> None:
+    from npuenv.render.listing import list_plan
+
+    args = {"stack": stack.name, "platform": stack.platform.tag, "path": target.root}
+    ui.say(Message("cli.plan-head", args), err=ui.is_json)
+    click.echo(list_plan(plan, machine.resolver.settings, lang=ui.lang), nl=False, err=ui.is_json)
+
+
+def _ask(ui: Ui, plan: Plan, stack: Stack, target: Target, machine: Machine) -> None:
     """Shows the plan and asks. Raises BadInput where there is nobody to ask, click.Abort on no."""
     from npuenv.messages import say
-    from npuenv.report.plan import show
 
-    is_tty = sys.stdin.isatty() and not ui.is_json
-    show(plan, stack, target.root, ui.console(stderr=ui.is_json), lang=ui.lang, is_verbose=False)
-    if not is_tty:
+    _list(ui, plan, stack, target, machine)
+    if ui.is_json or not sys.stdin.isatty():
         raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
     if not click.confirm(say(Message("cli.go-on"), ui.lang), default=True):
         raise click.Abort

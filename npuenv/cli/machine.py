@@ -64,9 +64,10 @@ def resolve_or_stop(ui: Ui, request: Request) -> Stack:
 
 
 def for_this_machine(request: Request) -> Request:
-    """The request with what this machine decides: its architecture and, where the stack allows it, its Python.
+    """The request with what this machine decides: its architecture and, for CPU stacks, its Python.
 
-    A stack that allows the running interpreter's version gets it, because that one is known to be here.
+    A CPU stack that allows the running interpreter's version gets it, because that one is known to be here. An NPU
+    stack keeps the Python of its published recipe.
     """
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
@@ -76,7 +77,8 @@ def for_this_machine(request: Request) -> Request:
     if request.python:
         return request
     running = replace(request, python=f"{sys.version_info.major}.{sys.version_info.minor}")
-    return running if isinstance(resolve(running, load_matrix()), Stack) else request
+    stack = resolve(running, load_matrix())
+    return running if isinstance(stack, Stack) and stack.platform.hardware is None else request
 
 
 def lock_of(ui: Ui, stack: Stack, machine: Machine, *, fill: bool) -> Lock:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from npuenv.cli.common import Ui
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from rich.status import Status
 
+    from npuenv.cli.common import Ui
     from npuenv.execute import Event
 
 

@@ -42,7 +42,12 @@ def command(ui: Ui, *, request: Request, out: Path) -> int:
     written = write_folders(files, out)
     folders = sorted({name.partition("/")[0] for name in files})
     if ui.is_json:
-        document = {"schema": "npuenv.render/1", "exit": 0, "files": sorted(files), "written": [str(p) for p in written]}
+        document = {
+            "schema": "npuenv.render/1",
+            "exit": 0,
+            "files": sorted(files),
+            "written": [str(p) for p in written],
+        }
         ui.print_json(document)
     for folder in folders:
         key = "cli.rendered" if written else "cli.was-rendered"

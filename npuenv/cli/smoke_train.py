@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @click.command("smoke-train")
@@ -19,7 +21,10 @@ from npuenv.messages import Message
 )
 @click.option("--stack", default="cpu", show_default=True, help="The installed stack to test.")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="Folder for records and plot (default: the user's state folder)."
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for records and plot (default: the user's state folder).",
 )
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @common_options

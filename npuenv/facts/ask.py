@@ -1,6 +1,6 @@
 """Answers to single conditions of a plan: one `Want`, one `Fact`. Start from `ask`.
 
-An answer of `known` with another value, or `absent`, means the condition does not hold; `unknown` means nobody could tell.
+An answer of `known` with another value, or `absent`, means the condition does not hold; `unknown`: nobody could tell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Condition(Protocol):
-    """The part of a plan's `Want` that is a question; plans lie above facts, so this says only what is needed of them."""
+    """The part of a plan's `Want` that is a question. Plans lie above facts, hence this small protocol."""
 
     @property
     def fact(self) -> str: ...
@@ -48,12 +48,12 @@ _VENV_PYTHON = "import sys; print('%d.%d' % sys.version_info[:2] if sys.prefix !
 
 
 def ask(host: Host, want: Condition) -> Fact[str]:
-    """The present value of the fact that `want` names, about what it names. Raises KeyError for a fact nobody can ask."""
+    """The present value of the fact that `want` names. Raises KeyError for a fact nobody can ask."""
     return _ASKED[want.fact](host, *want.of)
 
 
 def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:
-    """Every distribution of an interpreter: name in lower case with dashes -> version. One process for many questions."""
+    """Every distribution of an interpreter, name in lower case with dashes -> version, in one process."""
     fact = _first_line(host, (python, "-I", "-c", _ALL_VERSIONS), "distributions")
     if fact.value is None:
         return Fact(fact.state, None, fact.evidence)

@@ -1,4 +1,4 @@
-"""The NPU driver and its cards as a host shows them: version files, npu-smi, device nodes, what a container has mounted."""
+"""The NPU driver and its cards as a host shows them: version files, npu-smi, device nodes, a container's mounts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def install_info(host: Host) -> Fact[dict[str, str]]:
 
 
 def smi(host: Host) -> tuple[Fact[SmiTable], Fact[SmiTrouble]]:
-    """The card table, and the trouble instead of it. Without the program both are absent; after a trouble the table is unknown."""
+    """The card table, and the trouble instead of it. No program: both absent. A trouble: the table is unknown."""
     command = "npu-smi info"
     for place in _SMI_PLACES:
         ran = host.run((place, "info"), timeout_s=SMI_TIMEOUT_S)
@@ -120,7 +120,7 @@ def pci_devices(host: Host) -> Fact[tuple[str, ...]]:
 
 
 def modules(host: Host) -> Fact[tuple[str, ...]]:
-    """Names of loaded kernel modules that look like the NPU driver's. Containers often show none although the host has them."""
+    """Names of loaded kernel modules that look like the NPU driver's. Containers often show none."""
     text = file_text(host, "/proc/modules")
     if text.value is None:
         return Fact(text.state, None, text.evidence)

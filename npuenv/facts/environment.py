@@ -4,7 +4,7 @@ The environment's own inspector program (`npuenv.plan.inspector`, copied into it
 
     env.dists     of=(root, "name==version" or "name", ...)   "complete", or the first deviation
     env.intact    of=(root,)                                   "yes", or the first damaged distribution
-    env.verified  of=(root,)                                   hash of the lock it was last verified against; "" when damaged
+    env.verified  of=(root,)                                   hash of the lock it was verified against; "" when damaged
     path.link     of=(path,)                                   what a symbolic link points to
 """
 

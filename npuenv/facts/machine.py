@@ -1,4 +1,4 @@
-"""The machine below everything: system, limits, memory, disks, container. Each function asks one thing and gives one Fact."""
+"""The machine below everything: system, limits, memory, disks, container. Each function gives one Fact."""
 
 from __future__ import annotations
 

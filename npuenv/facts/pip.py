@@ -81,7 +81,7 @@ def pip_settings(host: Host, prefix: str = "") -> PipSettings:
 
 
 def for_uv(settings: PipSettings, indexes: Mapping[str, str] | None = None) -> UvSettings:
-    """The environment and options that make uv behave as pip would; credentials of indexes become variables of their own.
+    """The environment and options that make uv behave as pip would; credentials become variables of their own.
 
     `indexes`: addresses by label, for the credentials a user's mirror may carry.
     """

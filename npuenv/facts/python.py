@@ -1,6 +1,6 @@
-"""The Python that would train: which one, what is installed in it, and what happens when it imports torch and torch_npu.
+"""The Python that would train: which one, what is installed in it, what importing torch and torch_npu does.
 
-Nothing of it is imported here; small programs run inside it (`npuenv.facts.target`), the imports each in their own process.
+Nothing of it is imported here: small programs run inside it (`npuenv.facts.target`), each import in its own process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.read import why_failed
 from npuenv.facts.target import text as program
+from npuenv.host.recorded import RecordedHost, RecordingHost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,9 +79,16 @@ class Devices:
 
 
 def choose(host: Host, python: str | None) -> str:
-    """The interpreter to look at: the one asked for, else that of the active environment, else python3 of the PATH."""
+    """The interpreter to look at: the one asked for, else that of the active environment, else python3 of the PATH.
+
+    A capture answers for the interpreter it was made with, whatever was active then.
+    """
     if python:
-        return python
+        return host.redact(python) if isinstance(host, RecordingHost) else python
+    if isinstance(host, RecordedHost):
+        recorded = next((argv[0] for argv in host.commands() if argv[1:] == ("-c", _LOADER, "inventory")), None)
+        if recorded is not None:
+            return recorded
     environ = host.environ()
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if environ.get(name):

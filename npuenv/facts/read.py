@@ -22,7 +22,7 @@ def file_text(host: Host, path: str) -> Fact[str]:
 
 
 def pairs(text: str, separator: str = "=") -> dict[str, str]:
-    """`Key=value` lines as a mapping; comments, blank and other lines are left out. The first of two equal keys counts."""
+    """`Key=value` lines as a mapping; other lines are left out. The first of two equal keys counts."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         key, mark, value = line.partition(separator)

@@ -22,7 +22,7 @@ _GRACE_S = 0.2  # how long to wait for the last output of a program that has end
 
 
 class LocalHost:
-    """This machine. Programs run without a shell and without input, in a process group of their own that a timeout kills."""
+    """This machine. Programs run without a shell or input, in a group of their own that never outlives them."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class LocalHost:
             return _finish(process, tuple(argv), timeout_s)
 
     def look(self, path: str) -> Looked:
-        """The state of a path, links followed. A device is never opened: its permissions (device cgroup included) are asked."""
+        """The state of a path, links followed. A device is not opened: its permissions are asked."""
         try:
             mode = os.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):

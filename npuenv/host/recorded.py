@@ -28,7 +28,7 @@ SCHEMA = "npuenv.capture/1"
 
 
 class RecordingHost:
-    """A host whose answers are redacted and remembered. Asked twice, it asks the host twice and remembers the last answer."""
+    """A host whose answers are redacted and remembered. Asked twice, it asks twice and remembers the last answer."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -65,6 +65,14 @@ class RecordingHost:
     def environ(self) -> Mapping[str, str]:
         """The variables that a diagnosis can need; the others are not kept."""
         return dict(self._environ)
+
+    def redact(self, text: str) -> str:
+        """A text of the user's own, such as a path, with stand-ins, as everything else that this host gives."""
+        return self._redactor.text(text)
+
+    def restore(self, text: str) -> str:
+        """The text with this host's own names again, for a command that its user is to type; secrets stay hidden."""
+        return self._redactor.restore(text)
 
     def capture_text(self) -> str:
         """Everything answered so far as a capture, sorted, so that the same answers give the same text."""
@@ -105,6 +113,10 @@ class RecordedHost:
     def environ(self) -> Mapping[str, str]:
         """The recorded variables."""
         return dict(self._environ)
+
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """Every argv that the capture holds an answer to."""
+        return tuple(self._ran)
 
 
 def load_capture(path: Path) -> RecordedHost:

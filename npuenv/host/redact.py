@@ -31,12 +31,17 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9+/._~=-]{12,}")
 _ASSIGNED = re.compile(
     r"""(?i)(\b[\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)([^\s"',;]{4,})"""
 )
-_HOME_OF = re.compile(r"/(?:home|Users)/([^/\s:'\",;]+)")
+# Only at the start of a path: in /data/home/Ascend, `Ascend` is nobody.
+_HOMES = r"(?<![A-Za-z0-9_.~-])/(?:home|Users)/"
+_HOME_OF = re.compile(_HOMES + r"([^/\s:'\",;]+)")
 _STAND_IN = re.compile(r"user[0-9]+|host[0-9]+")
 # Names that say nothing about a person and would be replaced all over the place.
-_COMMON = frozenset(
-    ["root", "admin", "user", "users", "test", "ubuntu", "debian", "centos", "openeuler", "docker", "ascend", "npu", "hwhiaiuser", "hiai", "python", "torch", "conda", "data", "work", "home", "local", "localhost", "localdomain", "none", "any", "all", "default", "system", "node", "worker", "master", "main", "dev", "build", "runner", "ci", "jenkins"]
-)
+_COMMON = frozenset({
+    "root", "admin", "user", "users", "test", "ubuntu", "debian", "centos", "openeuler", "docker", "ascend", "npu",
+    "hwhiaiuser", "hiai", "python", "torch", "conda", "data", "work", "home", "local", "localhost", "localdomain",
+    "none", "any", "all", "default", "system", "node", "worker", "master", "main", "dev", "build", "runner", "ci",
+    "jenkins",
+})  # fmt: skip
 
 
 class Redactor:
@@ -114,7 +119,7 @@ class Redactor:
     def _replace_names(self, text: str) -> str:
         for real, stand_in in self._by_length():
             if real in text:
-                text = re.sub(rf"(/(?:home|Users)/){re.escape(real)}(?![^/\s:'\",;])", rf"\g<1>{stand_in}", text)
+                text = re.sub(rf"({_HOMES}){re.escape(real)}(?![^/\s:'\",;])", rf"\g<1>{stand_in}", text)
                 if real in self._anywhere:
                     text = _word(real).sub(stand_in, text)
         return text

@@ -10,9 +10,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
 
 
 class Running:

@@ -1,4 +1,4 @@
-"""Writing on this machine: whole files, lines of a journal, and a claim on a folder. For reading see `npuenv.host.local`."""
+"""Writing here: whole files, lines of a journal, and a claim on a folder. Reading is in `npuenv.host.local`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
-    """Writes a file through a temporary name in the same folder: a reader sees the old text or the new one. Raises OSError."""
+    """Writes a file through a temporary name beside it: a reader sees the old text or the new. Raises OSError."""
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(f".{place.name}.new")

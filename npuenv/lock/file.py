@@ -58,7 +58,7 @@ class LockedSource:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Everything that goes into one environment. Packages are sorted by name; a package without hash is in `missing`."""
+    """Everything that goes into one environment. Sorted by name; a package without hash is in `missing`."""
 
     stack: str
     platform: str  # Platform.tag
@@ -143,7 +143,7 @@ def _package(row: Mapping[str, Any]) -> LockedPackage:
 
 
 def _check(lock: Lock, table: Mapping[str, Any], path: str) -> None:
-    """Refuses a lock that contradicts itself: a package without hash and without reason, a name twice, a wrong status."""
+    """Refuses a lock that contradicts itself: a hash missing without a reason, a name twice, a wrong status."""
     explained = {missing.name for missing in lock.missing}
     bare = [package.name for package in lock.packages if not package.sha256 and package.name not in explained]
     names = [package.name for package in lock.packages]

@@ -155,9 +155,11 @@ def _write_inputs(folder: Path, stack: Stack, missing: list[Missing], on_index: 
     # A component's own list asks for other versions of what the stack pins (vllm-ascend: torch==2.8.0, not +cpu).
     local_pins = [f"{name}=={version}" for name, version in pinned.items() if "+" in version]
     by_kind["replace"] += local_pins
-    # uv looks for an override on the default index only, so where a package has an index of its own its exact pin has to
+    # uv looks for an override on the default index only: where a package has an index of its own, its exact pin has to
     # do (`==2.8.0` accepts 2.8.0+cpu).
-    by_kind["replace"] = [line for line in by_kind["replace"] if canonicalize_name(Requirement(line).name) not in on_index]
+    by_kind["replace"] = [
+        line for line in by_kind["replace"] if canonicalize_name(Requirement(line).name) not in on_index
+    ]
     for kind, lines in by_kind.items():
         (folder / f"{kind}.txt").write_text("".join(f"{line}\n" for line in dict.fromkeys(lines)), encoding="utf-8")
     stand_ins = {row["name"]: row["requires"] for row in _table("stand_ins.toml")["stand_in"]}

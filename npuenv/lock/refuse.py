@@ -1,4 +1,4 @@
-"""Whether a lock can be installed from here. Start from `require_agreement`, `require_complete` and `require_sources`."""
+"""Whether a lock can be installed from here. Start from the `require_` functions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ def require_agreement(stack: Stack, lock: Lock) -> None:
     built = {source.name for source in stack.git_sources}
     wanted = {pin.name: pin.version for pin in stack.pins if pin.is_python and pin.name not in built}
     locked = {package.name: package.version for package in lock.packages}
-    other = [f"{name} {locked.get(name, '-')} / {version}" for name, version in wanted.items() if locked.get(name) != version]
+    other = [
+        f"{name} {locked.get(name, '-')} / {version}" for name, version in wanted.items() if locked.get(name) != version
+    ]
     if lock.packages and other:
-        raise BadInput(Message("lock.disagrees", {"stack": stack.name, "what": tuple(other)}), Message("lock.make-anew"))
+        raise BadInput(
+            Message("lock.disagrees", {"stack": stack.name, "what": tuple(other)}), Message("lock.make-anew")
+        )
     if (lock.stack, lock.platform) != (stack.name, stack.platform.tag):
         said = {"stack": f"{stack.name} {stack.platform.tag}", "what": f"{lock.stack} {lock.platform}"}
         raise BadInput(Message("lock.disagrees", said), Message("lock.make-anew"))

@@ -69,7 +69,7 @@ def write_wheel(
     files: dict[str, str] | None = None,
     tag: str = "py3-none-any",
 ) -> Path:
-    """A small valid wheel. With no files it stands in for a package whose index is out of reach while a set is resolved."""
+    """A small valid wheel. Without files it stands in for a package that is out of reach while a set is resolved."""
     stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]

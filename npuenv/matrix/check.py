@@ -10,13 +10,13 @@ from npuenv.matrix.load import dangling
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
+    from npuenv.matrix.tables import Matrix
 
 _ROW_PINS = ("torch-npu", "vllm-ascend", "triton-ascend")
 
 
-def references(matrix: Matrix) -> None:
+def check(matrix: Matrix) -> None:
     """Reads every table and follows every reference. Raises: BadInput naming file and row."""
     _order(matrix)
     for file, row, what, is_there in _all(matrix):

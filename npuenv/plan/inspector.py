@@ -5,7 +5,7 @@ It is copied into the environment as it stands, so it uses nothing but the stand
     python inspector.py state  ROOT                      one JSON document about everything
     python inspector.py check  ROOT NAME[==VERSION]...   exit 0 when these are there and whole
     python inspector.py mend   ROOT                      takes out what is damaged, so that it can be installed again
-    python inspector.py verify ROOT LOCK [--share NAME]... [--import NAME==VERSION] NAME[==VERSION]...
+    python inspector.py verify ROOT LOCK [--import NAME==VERSION] NAME[==VERSION]...
 
 A file counts as whole when size and sha256 agree with RECORD. Hashing happens once: a file whose size and time have not
 changed since it was hashed is not hashed again (`.npuenv/stamps.json`).
@@ -51,8 +51,9 @@ class Inspection:
         self.site = sysconfig.get_paths()["purelib"]
         self.versions: dict[str, str] = {}  # name -> version
         self.damaged: dict[str, str] = {}  # name -> what is wrong with the first damaged file
+        self.places: dict[str, str] = {}  # name -> the full path of that file
         self.folders: dict[str, str] = {}  # name -> its dist-info folder
-        self.owners: dict[str, list[str]] = {}  # path -> names
+        self.owners: dict[str, dict[str, str]] = {}  # path -> name -> the hash that its RECORD gives
         self.num_files = 0
         self.num_hashed = 0
         self.stamps = read_json(os.path.join(self.own, "stamps.json"))
@@ -60,6 +61,7 @@ class Inspection:
         for entry in sorted(os.listdir(self.site)):
             if entry.endswith(".dist-info"):
                 self.read(os.path.join(self.site, entry))
+        self.name_rivals()
         if self.new_stamps != self.stamps:
             self.save("stamps.json", self.new_stamps)
 
@@ -73,10 +75,11 @@ class Inspection:
             self.damaged[name] = "RECORD is not there"
         for path, digest, size in rows:
             full = os.path.normpath(os.path.join(self.site, path))
-            self.owners.setdefault(full, []).append(name)
+            self.owners.setdefault(full, {})[name] = digest
             problem = self.problem(full, digest, size)
             if problem and name not in self.damaged:
                 self.damaged[name] = path + " " + problem
+                self.places[name] = full
 
     def problem(self, path: str, digest: str, size: str) -> str | None:
         """What is wrong with one file, or None."""
@@ -97,13 +100,15 @@ class Inspection:
         self.new_stamps[path] = stamp
         return None
 
-    def twice(self, may_share: list[str]) -> dict[str, list[str]]:
-        """Files with two owners, unless one of them may share."""
-        return {
-            path: names
-            for path, names in self.owners.items()
-            if len(set(names)) > 1 and not set(names) & set(may_share)
-        }
+    def name_rivals(self) -> None:
+        """Says of a damaged file which other distribution wants it with another content, if one does.
+
+        The same content in both is common and harmless: the `__init__.py` of a shared namespace.
+        """
+        for name, path in self.places.items():
+            rivals = [other for other, digest in self.owners[path].items() if digest != self.owners[path][name]]
+            if rivals:
+                self.damaged[name] += ", it belongs to " + " and ".join(sorted([name, *rivals]))
 
     def as_json(self) -> dict[str, Any]:
         verified = read_json(os.path.join(self.own, "verified.json")).get("lock", "")
@@ -145,15 +150,27 @@ def mend(inspection: Inspection) -> int:
         info = inspection.folders[name]
         for path, names in inspection.owners.items():
             is_ours = path.startswith(inspection.root + os.sep) and not path.startswith(info + os.sep)
-            if name in names and is_ours and os.path.lexists(path):
+            is_needed = any(other not in inspection.damaged for other in names)
+            if name in names and is_ours and not is_needed and os.path.lexists(path):
                 os.remove(path)
         shutil.rmtree(info)
+    if inspection.damaged:
+        remove_torn(inspection)
     return 0
+
+
+def remove_torn(inspection: Inspection) -> None:
+    """Removes what a killed uv leaves of a file it was copying: `.tmp` and six characters, owned by nobody."""
+    for folder, _, names in os.walk(inspection.site):
+        for name in names:
+            path = os.path.join(folder, name)
+            if re.fullmatch(r"\.tmp\w{6}", name) and path not in inspection.owners:
+                os.remove(path)
 
 
 def verify(inspection: Inspection, lock: str, words: list[str]) -> int:
     """The last word on an installation; on success its lock's hash is kept, so that the next look is a quick one."""
-    options: dict[str, list[str]] = {"--share": [], "--import": [], "": []}
+    options: dict[str, list[str]] = {"--import": [], "": []}
     rest = iter(words)
     for word in rest:
         options[word if word in options else ""].append(next(rest) if word in options else word)
@@ -162,10 +179,6 @@ def verify(inspection: Inspection, lock: str, words: list[str]) -> int:
     named = {word.partition("==")[0] for word in wanted}
     found += [
         f"{n} belongs to another accelerator" for n in inspection.versions if n.startswith(FOREIGN) and n not in named
-    ]
-    found += [
-        "{} belongs to {}".format(path, " and ".join(n))
-        for path, n in sorted(inspection.twice(options["--share"]).items())
     ]
     found += [problem for word in options["--import"] for problem in failed_import(word)]
     for name in sorted(set(inspection.versions) - named):

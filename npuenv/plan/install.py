@@ -18,6 +18,7 @@ from npuenv.facts.pip import UvSettings, named_index
 from npuenv.lock.file import Lock, LockedPackage, write_lock
 from npuenv.lock.wheels import GLIBC_MINOR
 from npuenv.messages import Message
+from npuenv.plan.cann import cann_scripts
 from npuenv.plan.target import MARKER, Target, marker_text
 from npuenv.plan.types import Action, Plan, Run, Step, Want, WriteFile
 from npuenv.resolve.types import BuildStep, GitSource, Stack
@@ -72,7 +73,7 @@ class _Builder:
     tools: Tools
 
     def order(self) -> list[BuildStep]:
-        """The stack's order with everything in it: what no step names goes in before the first build, LAST at the end."""
+        """The stack's order with everything in it: what no step names before the first build, LAST at the end."""
         items = list(self.stack.order)
         if not any(item.does == "rest" for item in items):
             first_build = next((n for n, item in enumerate(items) if item.does == "git"), len(items))
@@ -119,8 +120,7 @@ class _Builder:
 
     def verify(self) -> Step:
         root, torch = self.target.root, self.lock.package("torch")
-        words = [word for name in self._removed() for word in ("--share", name)]
-        words += ["--import", f"torch=={torch.version}"] if torch else []
+        words = ["--import", f"torch=={torch.version}"] if torch else []
         words += [f"{package.name}=={package.version}" for package in self.lock.packages]
         words += [canonicalize_name(s.name) for s in self.stack.git_sources if s.how != "pythonpath"]
         argv = (self.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "verify", root, self.lock.hash, *words)
@@ -140,9 +140,6 @@ class _Builder:
 
     def _source(self, name: str) -> GitSource:
         return next(s for s in self.stack.git_sources if canonicalize_name(s.name) == canonicalize_name(name))
-
-    def _removed(self) -> list[str]:
-        return [LAST] if self.lock.package(LAST) else []
 
     def _pip(self, item: BuildStep) -> list[Step]:
         """One step per place the packages come from: a labelled index must not serve what belongs to another."""
@@ -236,7 +233,7 @@ class _Builder:
         # With torch_npu installed a plain `import torch` in a setup.py dies where no card is there: no autoload.
         env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VIRTUAL_ENV": self.target.root}
         if self.stack.cann_root:
-            env["NPUENV_CANN_ROOT"] = self.stack.cann_root
+            env["NPUENV_CANN"], env["NPUENV_NNAL"] = cann_scripts(self.stack)
         return env | ({"SOC_VERSION": self.stack.soc_version} if self.stack.soc_version else {})
 
     def _uv(self, *argv: str, env: Mapping[str, str] | None = None, unset: tuple[str, ...] = ()) -> Run:
@@ -245,14 +242,17 @@ class _Builder:
 
 _LAUNCHER = """\
 #!/bin/sh
-# Runs a command with the environment of CANN, whose folder is in NPUENV_CANN_ROOT.
-# set_env.sh reads variables that need not be set, so `set -u` must be off here.
+# Runs a command with the environment of CANN (its script is named in NPUENV_CANN) and of NNAL, where that is installed.
+# These scripts read variables that need not be set, so `set -u` must be off here.
 set +u
-for file in "$NPUENV_CANN_ROOT/set_env.sh" "${NPUENV_CANN_ROOT%/*}/nnal/atb/set_env.sh"; do
-    if [ -r "$file" ]; then
-        . "$file"
-    fi
-done
+if [ ! -r "$NPUENV_CANN" ]; then
+    echo "CANN is not installed: there is no $NPUENV_CANN" >&2
+    exit 1
+fi
+. "$NPUENV_CANN"
+if [ -r "$NPUENV_NNAL" ]; then
+    . "$NPUENV_NNAL"
+fi
 PATH="$VIRTUAL_ENV/bin:$PATH"
 export PATH
 exec "$@"

@@ -24,15 +24,30 @@ import json, platform, sys
 print(json.dumps([*sys.version_info[:3], platform.machine(), getattr(sys, "_base_executable", None) or sys.executable]))
 """
 # MiB on disk after installation, measured; everything else counts as _OTHER_MIB.
-_HEAVY_MIB = {"torch": 760, "ray": 260, "pyarrow": 160, "transformers": 75, "torch-npu": 120, "triton-ascend": 250,
-              "sympy": 75, "scipy": 120, "pandas": 75, "numpy": 75, "opencv-python-headless": 190, "llvmlite": 170,
-              "torchvision": 30, "wandb": 70, "vllm": 60, "modelscope": 60}  # fmt: skip
-_OTHER_MIB = 6
+_HEAVY_MIB = {
+    "torch": 715,
+    "ray": 205,
+    "pyarrow": 165,
+    "transformers": 60,
+    "torch-npu": 120,
+    "triton-ascend": 250,
+    "sympy": 30,
+    "scipy": 120,
+    "pandas": 75,
+    "numpy": 62,
+    "opencv-python-headless": 190,
+    "llvmlite": 170,
+    "torchvision": 30,
+    "wandb": 70,
+    "vllm": 60,
+    "modelscope": 60,
+}
+_OTHER_MIB = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An environment's folder, and the link that names the present one of a stack (None with a folder of the user's choice)."""
+    """An environment's folder, and the link to a stack's present one (None with a folder of the user's choice)."""
 
     root: str
     link: str | None = None
@@ -58,7 +73,7 @@ def default_environment(stack: str, environ: Mapping[str, str] | None = None) ->
 
 
 def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> Target:
-    """The folder a lock's environment goes to: exactly `chosen`, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
+    """Where a lock's environment goes: exactly `chosen`, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
     if chosen is not None:
         return Target(posixpath.normpath(chosen))
     home = posixpath.join(data_folder(environ), "envs", lock.stack)
@@ -66,7 +81,7 @@ def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None
 
 
 def check_target(host: Host, target: Target, lock: Lock) -> None:
-    """Nothing when the environment may go there. Raises BadInput: foreign content, a file, read-only, not enough room."""
+    """Passes when the environment may go there. Raises BadInput: foreign content, read-only, not enough room."""
     looked = host.look(target.root)
     if looked.state is PathState.UNREADABLE:
         raise BadInput(Message("plan.target-unreadable", {"path": target.root, "why": looked.error}))
@@ -107,7 +122,7 @@ def room_mib(lock: Lock) -> int:
 
 
 def find_python(host: Host, version: str, arch: str, chosen: str | None = None) -> str:
-    """The base interpreter for `version` ("3.11"). Raises BadInput for an unfit `chosen`, NothingFits when none is found."""
+    """The base interpreter for `version` ("3.11"). Raises BadInput (unfit `chosen`) or NothingFits."""
     found: dict[str, str] = {}
     for candidate in (chosen,) if chosen else _candidates(host, version):
         ran = host.run((candidate, "-I", "-c", _NAME_VERSION), timeout_s=20.0)
@@ -127,7 +142,7 @@ def find_python(host: Host, version: str, arch: str, chosen: str | None = None) 
 
 
 def _candidates(host: Host, version: str) -> list[str]:
-    """Interpreters worth asking: on PATH, then those of pyenv and conda. Version names first, so that a hit comes early."""
+    """Interpreters worth asking: on PATH, then those of pyenv and conda. Exact names come first."""
     environ = host.environ()
     folders = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
     home = environ.get("HOME", "")

@@ -6,9 +6,10 @@ scripts, and defines `npuenv_deactivate`, which puts everything back. It prints 
 
 from __future__ import annotations
 
-import posixpath
 import shlex
 from typing import TYPE_CHECKING
+
+from npuenv.plan.cann import cann_scripts
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
@@ -32,7 +33,7 @@ def render_activation(stack: Stack, root: str) -> str:
         'if [ -n "${NPUENV_ACTIVE-}" ]; then npuenv_deactivate; fi',
     ]
     lines += [f'NPUENV_HAD_{name}="${{{name}+set}}"; NPUENV_OLD_{name}="${{{name}-}}"' for name in names]
-    lines += [f"VIRTUAL_ENV={shlex.quote(root)}", *_cann(stack.cann_root)]
+    lines += [f"VIRTUAL_ENV={shlex.quote(root)}", *_cann(stack)]
     lines += ['PATH="$VIRTUAL_ENV/bin:$PATH"', "export PATH VIRTUAL_ENV"]
     for folder in reversed(on_path):
         # ${X:+:$X}: an empty old value must not leave a colon, which would put the working folder on the path.
@@ -42,12 +43,11 @@ def render_activation(stack: Stack, root: str) -> str:
     return "\n".join([*lines, f"NPUENV_ACTIVE={shlex.quote(stack.name)}", *_deactivate(names)]) + "\n"
 
 
-def _cann(cann_root: str | None) -> list[str]:
-    """Sources the toolkit's and NNAL's scripts where they are; they read unset variables, so `set -u` pauses for them."""
-    if cann_root is None:
+def _cann(stack: Stack) -> list[str]:
+    """Sources the toolkit's and NNAL's scripts where they are; `set -u` pauses, for they read unset variables."""
+    if stack.cann_root is None:
         return []
-    toolkit = shlex.quote(posixpath.join(cann_root, "set_env.sh"))
-    nnal = shlex.quote(posixpath.join(posixpath.dirname(cann_root), "nnal/atb/set_env.sh"))
+    toolkit, nnal = map(shlex.quote, cann_scripts(stack))
     return [
         'case "$-" in *u*) NPUENV_U=1; set +u ;; *) NPUENV_U= ;; esac',
         'case "$-" in *e*) NPUENV_E=1; set +e ;; *) NPUENV_E= ;; esac',
@@ -67,7 +67,9 @@ def _deactivate(names: list[str]) -> list[str]:
     lines = ["npuenv_deactivate() {"]
     for name in names:
         lines += [
-            f'    if [ -n "$NPUENV_HAD_{name}" ]; then {name}="$NPUENV_OLD_{name}"; export {name}; else unset {name}; fi',
+            f'    if [ -n "$NPUENV_HAD_{name}" ]; then',
+            f'        {name}="$NPUENV_OLD_{name}"; export {name}',
+            f"    else unset {name}; fi",
             f"    unset NPUENV_HAD_{name} NPUENV_OLD_{name}",
         ]
     return [

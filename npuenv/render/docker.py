@@ -124,11 +124,21 @@ def _refuse_unfit(stacks: Mapping[str, Stack], locks: Mapping[str, Lock]) -> Non
 
 def _refuse_other(first: Stack, stack: Stack) -> None:
     """One Dockerfile serves both architectures: they may differ in their lists of packages, in nothing else."""
-    for what in ("name", "image", "cann_root", "soc_version", "order", "git_sources", "system_packages", "env"):
-        one, other = getattr(first, what), getattr(stack, what)
-        if one != other:
-            args = {"what": what, "first": str(one), "second": str(other)}
-            raise BadInput(Message("render.not-one-stack", args), Message("render.not-one-stack-hint"))
+    for what in ("name", "image", "cann_root", "soc_version", "order", "git_sources", "system_packages"):
+        _refuse_difference(what, getattr(first, what), getattr(stack, what))
+    _refuse_difference("env", _arch_free(first), _arch_free(stack))
+
+
+def _refuse_difference(what: str, one: object, other: object) -> None:
+    if one != other:
+        args = {"what": what, "first": str(one), "second": str(other)}
+        raise BadInput(Message("render.not-one-stack", args), Message("render.not-one-stack-hint"))
+
+
+def _arch_free(stack: Stack) -> dict[str, tuple[str, ...]]:
+    """The settings, each value cut at Docker's name of the architecture, which a file for both writes as TARGETARCH."""
+    arch = DOCKER_ARCH[stack.platform.arch]
+    return {name: tuple(value.split(arch)) for name, value in stack.env.items()}
 
 
 def _refuse_lock(arch: str, stack: Stack, lock: Lock | None) -> None:
@@ -261,10 +271,17 @@ def _labels(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> l
 
 
 def _settings(recipe: layers.Recipe) -> list[Instruction]:
-    settings = recipe.stack.env
+    settings = _arch_free(recipe.stack)
     if not settings:
         return []
-    return [_say(recipe)("env"), *(Env(name, settings[name]) for name in sorted(settings)), Blank()]
+    return [_say(recipe)("env"), *(Env(name, _joined(settings[name])) for name in sorted(settings)), Blank()]
+
+
+def _joined(pieces: tuple[str, ...]) -> str | tuple[str | Var, ...]:
+    """The value again, with TARGETARCH at each cut."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return tuple(part for piece in pieces for part in (piece, Var("TARGETARCH")))[:-1]
 
 
 def _preparation(recipe: layers.Recipe) -> list[Instruction]:

@@ -130,10 +130,10 @@ class Arg:
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """A variable that stays in the image."""
+    """A variable that stays in the image; a tuple is put together from text and build arguments."""
 
     name: str
-    value: str
+    value: str | tuple[str | Var, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,9 @@ def _one_line(instruction: Instruction) -> str:
         case Arg(variable, str() as default):
             return f'ARG {identifier(variable, "ARG")}="{plain(default, variable)}"'
         case Env(variable, value):
-            return f'ENV {identifier(variable, "ENV")}="{plain(value, variable)}"'
+            parts = (value,) if isinstance(value, str) else value
+            inner = "".join(_bare(part, "ENV") if isinstance(part, Var) else plain(part, variable) for part in parts)
+            return f'ENV {identifier(variable, "ENV")}="{inner}"'
         case Label(label, value):
             return f'LABEL {one_word(label, "LABEL")}="{plain(value, label)}"'
         case Shell(argv):

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.messages import Message
+from npuenv.plan.cann import cann_scripts
 from npuenv.render import layers
 from npuenv.render.dockerfile import plain
 
@@ -46,7 +47,7 @@ def _activate(recipe: Recipe) -> str:
     """A script for `.`: CANN, NNAL, trees on PYTHONPATH. No `set`: the shell that reads it keeps its own options."""
     stack = recipe.stack
     trees = [layers.source_folder(source) for source in stack.git_sources if source.how == "pythonpath"]
-    cann, nnal = (_quoted(path) for path in layers.cann_scripts(stack))
+    cann, nnal = (_quoted(path) for path in cann_scripts(stack))
     lines = [
         f"# {recipe.say(Message('render.activate-head', {'stack': stack.name}))}",
         f'if [ "${{NPUENV_STACK-}}" != {_quoted(stack.name)} ]; then',

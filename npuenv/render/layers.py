@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
 from npuenv._toml import load_file
 from npuenv.messages import Message
+from npuenv.plan.cann import cann_scripts
 from npuenv.render.dockerfile import (
     ByArch,
     Command,
@@ -104,18 +105,6 @@ def package_tool(os: str) -> str | None:
     if os.startswith(("ubuntu", "debian")):
         return "apt-get"
     return "dnf" if os.startswith("openeuler") else None
-
-
-def cann_scripts(stack: Stack) -> tuple[str, str]:
-    """The two scripts that give a shell the settings of CANN and of NNAL.
-
-    In the older layout (`ascend-toolkit/8.3.RC1`) the script lies beside the version folder, in the newer one
-    (`cann-8.5.0`) inside it.
-    """
-    root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
-    is_old = root.parent.name == "ascend-toolkit"
-    home, ascend = (root.parent, root.parent.parent) if is_old else (root, root.parent)
-    return str(home / "set_env.sh"), str(ascend / "nnal" / "atb" / "set_env.sh")
 
 
 def source_folder(source: GitSource) -> str:

@@ -10,12 +10,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.checks import Status, by_severity, exit_code
+from npuenv.checks import Status, by_severity, exit_code, title
 from npuenv.facts.collect import to_json
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
     from rich.text import Text
@@ -51,20 +51,28 @@ def document(
 
 
 def print_report(
-    console: Console, findings: Sequence[Finding], facts: Facts, *, lang: str = "en", is_verbose: bool = False
+    console: Console,
+    findings: Sequence[Finding],
+    facts: Facts,
+    *,
+    lang: str = "en",
+    is_verbose: bool = False,
+    restore: Callable[[str], str] = str,
 ) -> None:
-    """Problems first, each with its evidence and its cure; what is well in one line per area, or all of it when verbose.
+    """Problems first, each with evidence and cure; what is well in one line per area, or all of it when verbose.
 
+    `restore` turns stand-ins in commands back into this machine's names, so that they can be typed as shown.
     A tree on a terminal; elsewhere lines that are never folded, so that a log keeps commands whole.
     """
     ordered = by_severity(findings)
     shown = [finding for finding in ordered if is_verbose or finding.status not in (Status.OK, Status.SKIP)]
     _print_head(console, facts, lang)
+    _print_versions(console, facts)
     if console.is_terminal:
-        _print_tree(console, shown, lang, is_verbose)
+        _print_tree(console, [_lines(finding, lang, is_verbose, restore) for finding in shown])
     else:
         for finding in shown:
-            for depth, line in _lines(finding, lang, is_verbose):
+            for depth, line in _lines(finding, lang, is_verbose, restore):
                 console.print("  " * depth, line, sep="", soft_wrap=True)
     if not is_verbose:
         _print_well(console, findings, lang)
@@ -108,29 +116,40 @@ def _print_head(console: Console, facts: Facts, lang: str) -> None:
     )
 
 
-def _print_tree(console: Console, shown: Sequence[Finding], lang: str, is_verbose: bool) -> None:
+def _print_versions(console: Console, facts: Facts) -> None:
+    """One line of what is there: chips, driver, CANN, torch; nothing where none of it is known."""
+    table, cann, driver, python = facts.smi.value, facts.cann.value, facts.driver.value, facts.python.value
+    names = Counter(card.name or "?" for card in table.cards) if table else Counter[str]()
+    parts = [f"{count} x {name}" for name, count in names.items()]
+    parts += [f"driver {driver.version}"] if driver else []
+    parts += [f"CANN {cann.version}"] if cann else []
+    versions = python.distributions if python else {}
+    parts += [f"{name} {versions[name]}" for name in ("torch", "torch-npu", "vllm-ascend") if name in versions]
+    if parts:
+        console.print(_text(("  ".join(parts), "cyan")), soft_wrap=True)
+
+
+def _print_tree(console: Console, findings: Sequence[Sequence[tuple[int, Text]]]) -> None:
     from rich.tree import Tree
 
-    for finding in shown:
-        (_, head), *rest = _lines(finding, lang, is_verbose)
+    for (_, head), *rest in findings:
         tree = Tree(head, guide_style="dim")
         for _, line in rest:
             tree.add(line)
         console.print(tree)
 
 
-def _lines(finding: Finding, lang: str, is_verbose: bool) -> list[tuple[int, Text]]:
+def _lines(finding: Finding, lang: str, is_verbose: bool, restore: Callable[[str], str]) -> list[tuple[int, Text]]:
     """(depth, line): the sentence, the deciding lines, the cure, its commands."""
+    name, says = say(title(finding.check), lang), say(finding.says, lang)
     style = _STYLES[finding.status]
-    label = say(Message(f"doctor.label-{finding.status.value}"), lang)
-    name = say(Message(f"checks.title-{finding.check.replace('.', '-')}"), lang)
-    head = _text((_pad(label, _LABEL_WIDTH), style), (f"{name}: ", "bold"), (say(finding.says, lang), ""))
+    head = _text((_label(finding.status, lang), style), (f"{name}: ", "bold"), (says, ""))
     lines = [(0, head)]
     is_problem = finding.status not in (Status.OK, Status.SKIP)
     if is_problem or is_verbose:
         lines += [(1, _text((f"{item.command} -> ", "dim"), (item.line, "cyan"))) for item in finding.evidence]
     if finding.fix is not None:
-        lines += _fix_lines(finding.fix, lang)
+        lines += _fix_lines(finding.fix, lang, restore)
     if is_verbose:
         lines.append(
             (1, _text((f"[{finding.check}] {say(Message('doctor.source', {'source': finding.source}), lang)}", "dim")))
@@ -138,40 +157,27 @@ def _lines(finding: Finding, lang: str, is_verbose: bool) -> list[tuple[int, Tex
     return lines
 
 
-def _fix_lines(fix: Fix, lang: str) -> list[tuple[int, Text]]:
+def _fix_lines(fix: Fix, lang: str, restore: Callable[[str], str]) -> list[tuple[int, Text]]:
     key = "doctor.fix-dangerous" if fix.is_dangerous else "doctor.fix"
     lines = [(1, _text((say(Message(key, {"says": fix.says}), lang), "")))]
-    return lines + [(2, _text(("$ ", "dim"), (shell_line(argv), "bold"))) for argv in fix.commands]
+    return lines + [(2, _text(("$ ", "dim"), (restore(shell_line(argv)), "bold"))) for argv in fix.commands]
 
 
 def _print_well(console: Console, findings: Sequence[Finding], lang: str) -> None:
-    for status in (Status.OK, Status.SKIP):
-        areas: dict[str, list[str]] = {}
-        for finding in findings:
-            if finding.status is status:
-                areas.setdefault(finding.check.partition(".")[0], []).append(finding.check)
-        label = _pad(say(Message(f"doctor.label-{status.value}"), lang), _LABEL_WIDTH)
-        if status is Status.SKIP:
-            _print_skipped(console, label, sum(map(len, areas.values())), lang)
-            continue
-        for area, checks in areas.items():
-            names = say(
-                Message(
-                    "doctor.list",
-                    {"names": tuple(Message(f"checks.title-{check.replace('.', '-')}") for check in checks)},
-                ),
-                lang,
-            )
-            title = say(Message(f"doctor.area-{area}"), lang)
-            line = _text((label, _STYLES[status]), (f"{title}: ", "bold"), (names, ""))
-            console.print(line, soft_wrap=not console.is_terminal)
-
-
-def _print_skipped(console: Console, label: str, count: int, lang: str) -> None:
-    if count:
+    """What is well, one line per area, then how much does not apply."""
+    areas: dict[str, list[Message]] = {}
+    for finding in findings:
+        if finding.status is Status.OK:
+            areas.setdefault(finding.check.partition(".")[0], []).append(title(finding.check))
+    for area, names in areas.items():
+        says = say(Message("doctor.well", {"area": Message(f"doctor.area-{area}"), "names": tuple(names)}), lang)
         console.print(
-            _text((label, _STYLES[Status.SKIP]), (say(Message("doctor.skipped", {"count": count}), lang), "dim"))
+            _text((_label(Status.OK, lang), _STYLES[Status.OK]), (says, "")), soft_wrap=not console.is_terminal
         )
+    skipped = sum(finding.status is Status.SKIP for finding in findings)
+    if skipped:
+        says = say(Message("doctor.skipped", {"count": skipped}), lang)
+        console.print(_text((_label(Status.SKIP, lang) + says, _STYLES[Status.SKIP])))
 
 
 def _print_summary(console: Console, findings: Sequence[Finding], lang: str) -> None:
@@ -181,11 +187,12 @@ def _print_summary(console: Console, findings: Sequence[Finding], lang: str) -> 
     console.print(_text((say(Message(key, args), lang), "bold red" if counts[Status.FAIL] else "bold green")))
 
 
-def _pad(label: str, width: int) -> str:
-    """The label filled up to a width in columns; Chinese characters take two."""
+def _label(status: Status, lang: str) -> str:
+    """The word for a status, filled up to one width in columns; Chinese characters take two."""
     from rich.cells import cell_len
 
-    return label + " " * max(1, width - cell_len(label))
+    word = say(Message(f"doctor.label-{status.value}"), lang)
+    return word + " " * max(1, _LABEL_WIDTH - cell_len(word))
 
 
 def _text(*parts: tuple[str, str]) -> Text:

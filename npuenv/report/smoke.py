@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
 Record = Mapping[str, Any]
@@ -80,11 +81,11 @@ def _number(value: object) -> float:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as a row of at most `width` block characters, each the mean of its share; gaps for what is not finite."""
+    """The values as a row of at most `width` block characters, each the mean of its share; a gap: not finite."""
     share = max(len(values) / width, 1.0)
     means = []
     for index in range(min(width, len(values))):
-        part = [v for v in values[int(index * share) : max(int((index + 1) * share), int(index * share) + 1)]]
+        part = list(values[int(index * share) : max(int((index + 1) * share), int(index * share) + 1)])
         finite = [v for v in part if math.isfinite(v)]
         means.append(sum(finite) / len(finite) if finite else math.nan)
     finite_means = [mean for mean in means if math.isfinite(mean)]

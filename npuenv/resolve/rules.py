@@ -28,7 +28,7 @@ OPTIONS = {
     "cann": "--cann",
     "driver": "--driver",
 }
-# Dimensions that make no difference to a stack without an NPU: it takes any value.
+# Dimensions that make no difference to a CPU stack: it takes any value once the user has said that it is to be one.
 _NPU_ONLY = ("hardware", "cann", "driver", "os")
 
 
@@ -41,9 +41,10 @@ def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
     """The wishes of a request that a candidate does not meet."""
     if request.stack is not None and candidate.recipe.id != request.stack:
         yield asked(request.stack, "stack")
+    is_cpu_wanted = candidate.recipe.framework == "cpu" and (request.framework == "cpu" or request.stack is not None)
     for field, option in OPTIONS.items():
         wish: str | None = getattr(request, field)
-        if wish is None or (not candidate.recipe.hardware and field in _NPU_ONLY):
+        if wish is None or (is_cpu_wanted and field in _NPU_ONLY):
             continue
         has = candidate.recipe.framework if field == "framework" else getattr(candidate, field)
         if not same(has, wish):

@@ -119,7 +119,7 @@ def _needs_cpu_wheels(candidate: Candidate, matrix: Matrix) -> bool:
 
 
 def _requirements(candidate: Candidate, request: Request) -> tuple[str, ...]:
-    """The recipe's further requirements; of one that the user pinned only its extras are left, the pin says the rest."""
+    """The recipe's further requirements; of one that the user pinned only the extras are left."""
     kept: list[str] = []
     for text in candidate.recipe.requirements:
         if versions.requirement_name(text) not in request.pins:
@@ -174,7 +174,9 @@ def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
             and _is_read(row.since, row.until, candidate)
         ):
             env[row.name] = row.value
-    return {**env, **candidate.recipe.env}
+    debian_arch = {"aarch64": "arm64", "x86_64": "amd64"}.get(candidate.arch, candidate.arch)
+    own = {name: value.replace("{debian_arch}", debian_arch) for name, value in candidate.recipe.env.items()}
+    return {**env, **own}
 
 
 def _is_read(since: str, until: str, candidate: Candidate) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from npuenv.messages import Message
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class BuildStep:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A resolved set of versions for one platform: pure data from which lock, plan, images and launch files are made."""
+    """A resolved set of versions for one platform: pure data that lock, plan and images are made from."""
 
     name: str
     framework: str
@@ -140,7 +143,7 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing fits: the smallest clashing set (dropping any one makes it solvable), and what to change, nearest first."""
+    """Nothing fits: the smallest clashing set (dropping any one makes it solvable), and ways out, nearest first."""
 
     request: Request
     clashes: tuple[Clash, ...]

@@ -5,25 +5,29 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.execute import Event, Outcome, Session, State, execute
 from npuenv.facts.pip import PipSettings, for_uv, pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock
 from npuenv.lock.make import Resolver, find_uv, make_lock
 from npuenv.lock.refuse import require_sources
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
-from npuenv.plan import Plan
 from npuenv.plan.install import Tools, plan_install
 from npuenv.plan.target import Target
 from npuenv.render.activate import render_activation
 from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from npuenv.lock import Lock
+    from npuenv.plan import Plan
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
 WHY = Message("plan.why-rest")
@@ -65,7 +69,11 @@ class World:
 
     def install(self, plan: Plan | None = None, *, tell: Callable[[Event], None] | None = None) -> Outcome:
         session = Session(
-            LocalHost(), str(self.root), for_uv(self.settings, INDEXES), tell or self.events.append, ("npuenv", "install")
+            LocalHost(),
+            str(self.root),
+            for_uv(self.settings, INDEXES),
+            tell or self.events.append,
+            ("npuenv", "install"),
         )
         return execute(plan or self.plan(), session)
 

@@ -31,7 +31,9 @@ FOLDER = Path(__file__).parents[2] / "lockfiles"
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu-full"])
-def test_the_published_lock_installs_and_trains_one_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_lock_installs_and_trains_one_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     host, matrix = LocalHost(), load_matrix()
     stack = resolve(Request(stack=name, arch=platform.machine(), python="3.11"), matrix)
@@ -74,7 +76,9 @@ def test_a_python_without_a_torch_wheel_gives_a_partial_lock(tmp_path: Path) -> 
     """Not a CUDA build of the same number: with the label's index out of reach there is no torch hash at all."""
     stack = resolve(Request(stack="cpu", arch="aarch64", python="3.10"), load_matrix())
     assert isinstance(stack, Stack)
-    resolver = Resolver(LocalHost(), find_uv(), pip_settings(LocalHost()), {"pytorch-cpu": "https://index.invalid/whl/"})
+    resolver = Resolver(
+        LocalHost(), find_uv(), pip_settings(LocalHost()), {"pytorch-cpu": "https://index.invalid/whl/"}
+    )
     lock = make_lock(dataclasses.replace(stack), resolver)
     assert [(m.name, m.reason) for m in lock.missing] == [("torch", "index-out-of-reach")]
     assert not [package.name for package in lock.packages if package.name.startswith("nvidia")]

@@ -1,15 +1,14 @@
 """Each fact against recorded answers: one file per case, in a folder named after the fact.
 
-A case says what the host has (environ, files, folders, devices, unreadable, commands) and what is expected: the state, for
-known facts the named parts of the value, and a line of the evidence.
+A case says what the host has (environ, files, folders, devices, unreadable, commands) and what is expected: the state,
+for known facts the named parts of the value, and a line of the evidence.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from scripted_host import ScriptedHost
@@ -17,7 +16,11 @@ from scripted_host import ScriptedHost
 from npuenv._toml import load_file
 from npuenv.facts import Fact, State, cann, driver, machine, network, python
 from npuenv.facts.collect import plain
-from npuenv.host.base import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.host.base import Host
 
 FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "system": machine.system,

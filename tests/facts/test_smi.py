@@ -47,8 +47,10 @@ def test_a_recorded_output_reads_as_expected(path: Path) -> None:
     if "trouble" in expected:
         assert isinstance(read, SmiTrouble)
         assert (read.kind.value, read.ret, read.library) == (
-            expected["trouble"], expected.get("ret"), expected.get("library"),
-        )  # fmt: skip
+            expected["trouble"],
+            expected.get("ret"),
+            expected.get("library"),
+        )
         return
     assert isinstance(read, SmiTable)
     assert (read.layout.value if read.layout else "none") == expected["layout"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.host.base import PathState
 from npuenv.host.local import MAX_BYTES, LocalHost
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_program_gives_code_and_both_streams() -> None:

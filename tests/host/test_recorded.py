@@ -42,9 +42,16 @@ def test_nothing_private_reaches_the_reader_or_the_capture() -> None:
     recording.look("/home")
     text = recording.capture_text()
     private = (
-        "marialuisa", "gpu-node-17", "hf_abc", "0123456789abcdef", "pa55word", "abcdef0123", "9876543210", "sk-abc",
+        "marialuisa",
+        "gpu-node-17",
+        "hf_abc",
+        "0123456789abcdef",
+        "pa55word",
+        "abcdef0123",
+        "9876543210",
+        "sk-abc",
         "MY_APP_SETTING",
-    )  # fmt: skip
+    )
     assert [word for word in private if word in text] == []
     assert "/home/bert" not in text
     assert json.loads(text)["environ"]["https_proxy"] == "http://***@proxy.example:3128"
@@ -89,9 +96,7 @@ def test_a_capture_answers_what_was_recorded_and_refuses_the_rest() -> None:
     node = recording.look("/dev/davinci0")
     replay = parse_capture(recording.capture_text(), Path("x.json"))
     assert [replay.run(["tool", "--version"]), replay.run(["slow"]), replay.run(["absent"])] == recorded
-    assert replay.look("/dev/davinci0") == node == Looked(
-        "/dev/davinci0", PathState.DEVICE, error="Permission denied"
-    )  # fmt: skip
+    assert replay.look("/dev/davinci0") == node == Looked("/dev/davinci0", PathState.DEVICE, error="Permission denied")
     assert recorded[2] == Ran(("absent",), None, "", "No such file or directory")
     assert (replay.name, replay.environ()) == (recording.name, recording.environ())
     with pytest.raises(NotRecorded, match="never asked"):
@@ -111,14 +116,17 @@ GOOD = '{"schema": "npuenv.capture/1", "npuenv": "0", "host": "h", "environ": {}
         ('{"schema": "npuenv.capture/9"}', ("npuenv.capture/9",)),
         (GOOD.replace('"environ": {}', '"environ": {"A": 1}'), ("environ.A",)),
         (GOOD.replace('"commands": []', '"commands": 3'), ("commands",)),
-        (GOOD.replace('"commands": []', '"commands": [{"argv": ["x"], "code": "0", "out": "", "err": ""}]'), ("commands[0].code",)),
+        (
+            GOOD.replace('"commands": []', '"commands": [{"argv": ["x"], "code": "0", "out": "", "err": ""}]'),
+            ("commands[0].code",),
+        ),
         (GOOD.replace('"commands": []', '"commands": [{"argv": ["x"], "out": "", "err": ""}]'), ("commands[0].code",)),
         (GOOD.replace('"commands": []', '"commands": [7]'), ("commands[0].argv",)),
         (GOOD.replace('"paths": {}', '"paths": {"/x": {"state": "gone"}}'), ("paths./x", "gone")),
         (GOOD.replace('"paths": {}', '"paths": {"/x": {"state": "folder", "names": [1]}}'), ("paths./x.names",)),
         ("[" * 100000, ("nested",)),
     ],
-)  # fmt: skip
+)
 def test_a_capture_that_is_not_right_names_the_place(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
     path = tmp_path / "capture.json"
     path.write_text(text)

@@ -129,7 +129,13 @@ def test_what_a_published_lock_lacks_comes_from_an_index_of_its_own(path: Path) 
 
 def test_the_published_locks_are_those_of_every_stack() -> None:
     cpu = {("cpu", f"{arch}-cp3{v}-glibc2.28") for arch in ("x86_64", "aarch64") for v in (10, 11, 12)}
-    npu = {"verl-0.7.0-cann8.3.RC1", "verl-qwen3.5-cann8.5.0", "verl-0.7.1-cann8.5.0", "verl-cann9.1.0", "roll-cann9.1.0"}
+    npu = {
+        "verl-0.7.0-cann8.3.RC1",
+        "verl-qwen3.5-cann8.5.0",
+        "verl-0.7.1-cann8.5.0",
+        "verl-cann9.1.0",
+        "roll-cann9.1.0",
+    }
     python = {name: "312" if "9.1" in name else "311" for name in npu}
     wanted = cpu | {("cpu-full", "x86_64-cp311-glibc2.28")}
     wanted |= {(name, f"{arch}-cp{python[name]}-glibc2.28") for name in npu for arch in ("x86_64", "aarch64")}

@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +21,9 @@ from npuenv.lock.refuse import require_agreement, require_complete, require_sour
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message, say
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 REASON = Reason(Message("plan.why-rest"))
 
@@ -115,7 +118,9 @@ def test_a_wheel_in_find_links_needs_no_index(shop: Shop) -> None:
     write_wheel(shop.links, "torx", "9.1+cpu")
     lock = shop.lock("https://index.invalid/simple/")
     assert lock.is_complete
-    assert require_sources(shop.stack, lock, shop.resolver("https://index.invalid/simple/")) == {"torx": str(shop.links)}
+    assert require_sources(shop.stack, lock, shop.resolver("https://index.invalid/simple/")) == {
+        "torx": str(shop.links)
+    }
 
 
 def test_a_wheel_of_another_version_in_find_links_is_no_substitute(shop: Shop) -> None:
@@ -163,7 +168,8 @@ def override(does: str, requirement: str) -> Override:
 
 
 @pytest.mark.parametrize(
-    ("does", "requirement", "base"), [("constrain", "base<2", "1.5"), ("replace", "base==1.0", "1.0"), ("exclude", "base", None)]
+    ("does", "requirement", "base"),
+    [("constrain", "base<2", "1.5"), ("replace", "base==1.0", "1.0"), ("exclude", "base", None)],
 )
 def test_overrides_reach_the_resolver(shop: Shop, does: str, requirement: str, base: str | None) -> None:
     shop.stack = replace(shop.stack, overrides=(override(does, requirement),))

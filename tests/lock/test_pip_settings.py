@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.facts.pip import PipSettings, Setting, for_uv, pip_settings, without_secrets
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass
@@ -122,7 +125,11 @@ def test_missing_local_places_are_left_out_with_a_warning() -> None:
     assert [item.value for item in settings.extra_index_urls] == ["file:///there/simple", "https://far/simple"]
     assert [item.value for item in settings.find_links] == ["/wheels"]
     assert settings.cert is None
-    assert [warning.args["place"] for warning in settings.warnings] == ["file:///gone/simple", "/no/cert.pem", "/nowhere"]
+    assert [warning.args["place"] for warning in settings.warnings] == [
+        "file:///gone/simple",
+        "/no/cert.pem",
+        "/nowhere",
+    ]
 
 
 def test_a_missing_default_index_never_becomes_the_public_one() -> None:
@@ -211,4 +218,6 @@ class _Real(Scripted):
         place = Path(path)
         if place.is_dir():
             return Looked(path, PathState.FOLDER)
-        return Looked(path, PathState.FILE, text=place.read_text()) if place.is_file() else Looked(path, PathState.ABSENT)
+        return (
+            Looked(path, PathState.FILE, text=place.read_text()) if place.is_file() else Looked(path, PathState.ABSENT)
+        )

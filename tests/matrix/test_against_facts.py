@@ -41,9 +41,9 @@ def test_every_torch_npu_row_equals_the_facts() -> None:
             assert row.cann == "", row.id
             assert all(each in fact["cann"] for each in row.cann_unofficial), row.id
         named = fact["cann_also_compatible"].replace(";", " ").split()
-        assert set(row.cann_compatible) == {each for each in named if each[0].isdigit() and "." in each and each[-1] != "]"} - {
-            each.strip("[") for each in named if each.startswith("[")
-        }, row.id
+        assert set(row.cann_compatible) == {
+            each for each in named if each[0].isdigit() and "." in each and each[-1] != "]"
+        } - {each.strip("[") for each in named if each.startswith("[")}, row.id
 
 
 def test_every_vllm_ascend_row_equals_the_facts() -> None:
@@ -62,7 +62,9 @@ def test_every_vllm_ascend_row_equals_the_facts() -> None:
 
 def test_every_soc_version_of_the_facts_has_its_generation() -> None:
     families = {"A2": "a2", "A3": "a3", "310P": "310p", "950": "950"}
-    named = [row for row in facts("soc.csv") if row["soc_version"] != "910b"]  # an alias that npu-smi uses for another chip
+    named = [
+        row for row in facts("soc.csv") if row["soc_version"] != "910b"
+    ]  # an alias that npu-smi uses for another chip
     for fact in named:
         row = MATRIX.hardware_of_chip(fact["soc_version"])
         assert row is not None, fact

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.matrix import load_matrix
+from npuenv.plan.cann import cann_scripts
 from npuenv.render.activate import render_activation
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 # As CANN's scripts do: variables that may be unset, a colon at the end of PYTHONPATH, chatter.
@@ -93,8 +97,23 @@ def test_settings_of_the_stack_are_exported_as_they_are(shell: str, tmp_path: Pa
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_missing_cann_is_no_error(shell: str, tmp_path: Path) -> None:
     stack = stack_of("verl-0.7.1-cann8.5.0", cann_root="/no/such/cann")
-    assert sourced(shell, render_activation(stack, "/t/env"), "set -eu; ACTIVATE; echo $VIRTUAL_ENV", tmp_path) == ["/t/env"]
+    assert sourced(shell, render_activation(stack, "/t/env"), "set -eu; ACTIVATE; echo $VIRTUAL_ENV", tmp_path) == [
+        "/t/env"
+    ]
 
 
 def test_it_says_nothing_about_proxies() -> None:
     assert "proxy" not in render_activation(stack_of("verl-0.7.1-cann8.5.0"), "/t/env").lower()
+
+
+@pytest.mark.parametrize(
+    ("root", "toolkit"),
+    [
+        ("/usr/local/Ascend/ascend-toolkit/8.3.RC1", "/usr/local/Ascend/ascend-toolkit/set_env.sh"),
+        ("/usr/local/Ascend/cann-8.5.0", "/usr/local/Ascend/cann-8.5.0/set_env.sh"),
+    ],
+)
+def test_both_layouts_of_cann_keep_nnal_in_the_same_place(root: str, toolkit: str) -> None:
+    stack = stack_of("verl-0.7.1-cann8.5.0", cann_root=root)
+    assert cann_scripts(stack) == (toolkit, "/usr/local/Ascend/nnal/atb/set_env.sh")
+    assert f"for NPUENV_FILE in {toolkit} /usr/local/Ascend/nnal/atb/set_env.sh; do" in render_activation(stack, "/x")

@@ -13,6 +13,7 @@ from npuenv.lock import Lock, read_lock
 from npuenv.matrix import load_matrix
 from npuenv.messages import say
 from npuenv.plan import Plan, Run, Step, WriteFile
+from npuenv.plan.cann import cann_scripts
 from npuenv.plan.install import Tools, plan_install
 from npuenv.plan.target import Target, default_environment, room_mib, target_for
 from npuenv.render.activate import render_activation
@@ -34,7 +35,11 @@ def stack_and_lock(name: str, arch: str = "aarch64") -> tuple[Stack, Lock]:
 def planned(name: str, arch: str = "aarch64", **more: object) -> tuple[Stack, Lock, Plan]:
     stack, lock = stack_and_lock(name, arch)
     tools = Tools("/usr/bin/pythonX", "/opt/uv", indexes=INDEXES, **more)  # type: ignore[arg-type]
-    return stack, lock, plan_install(stack, lock, Target("/t/env"), tools, activation=render_activation(stack, "/t/env"))
+    return (
+        stack,
+        lock,
+        plan_install(stack, lock, Target("/t/env"), tools, activation=render_activation(stack, "/t/env")),
+    )
 
 
 def runs(step: Step) -> list[Run]:
@@ -90,7 +95,7 @@ def test_packages_without_a_hash_have_a_step_of_their_own_that_says_so() -> None
     _, _, plan = planned("cpu", "aarch64")
     torch = next(step for step in plan.steps if step.id == "torch")
     assert "--require-hashes" not in runs(torch)[0].argv
-    assert "hashes are not known" in say(torch.why)
+    assert "hashes not known" in say(torch.why)
 
 
 def test_groups_of_one_step_are_parted_by_where_they_come_from() -> None:
@@ -112,10 +117,13 @@ def test_builds_run_inside_cann_without_isolation_and_without_autoload(name: str
         (run,) = runs(step)
         assert run.argv[:2] == ("sh", "/t/env/.npuenv/with-cann.sh")
         assert "--no-build-isolation" in run.argv and "--no-deps" in run.argv
-        assert run.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0" and run.env["NPUENV_CANN_ROOT"] == stack.cann_root
+        assert run.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+        assert (run.env["NPUENV_CANN"], run.env["NPUENV_NNAL"]) == cann_scripts(stack)
         assert run.env.items() >= dict(source.build_env).items()
         fetch = next(step for step in plan.steps if step.id == f"{source.name}-source")
-        assert ("git", "-C", f"/t/env/src/{source.name}", "checkout", "--detach", source.ref) in [r.argv for r in runs(fetch)]
+        assert ("git", "-C", f"/t/env/src/{source.name}", "checkout", "--detach", source.ref) in [
+            r.argv for r in runs(fetch)
+        ]
         assert ("moves" in say(fetch.why)) is source.is_moving
 
 

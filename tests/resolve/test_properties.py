@@ -14,7 +14,7 @@ from npuenv.resolve import resolve, stack_names
 from npuenv.resolve.candidate import candidates
 from npuenv.resolve.conflict import clash_key, smallest_hitting_set
 from npuenv.resolve.names import checked
-from npuenv.resolve.rules import objections, pairing
+from npuenv.resolve.rules import against_rows, objections, pairing
 from npuenv.resolve.types import Conflict, Pin, Request, Stack
 
 MATRIX = load_matrix()
@@ -28,7 +28,9 @@ UNSOLVABLE = [
     Request(framework="verl", hardware="950"),
     Request(framework="verl", cann="9.0.0"),
     Request(framework="roll", pins={"triton-ascend": "3.2.2"}),
-    Request(framework="verl", pins={"numpy": "2.1.0", "tensordict": "0.9.0"}, python="3.12", cann="8.5.0", driver="24.1"),
+    Request(
+        framework="verl", pins={"numpy": "2.1.0", "tensordict": "0.9.0"}, python="3.12", cann="8.5.0", driver="24.1"
+    ),
     Request(hardware="310p"),
     Request(framework="vllm-ascend"),
     Request(stack="cpu", framework="verl"),
@@ -110,7 +112,7 @@ def test_numpy_bound_is_a_constraint_never_an_override_of_numpy_itself() -> None
     for name in stack_names(MATRIX):
         stack = stack_at(name, "a2", "aarch64")
         if stack.platform.hardware:
-            does = {each.does for each in stack.overrides if each.package == "numpy"}
+            does = {each.does for each in stack.overrides if each.requirement.startswith("numpy")}
             assert does == {"constrain"}, name
 
 
@@ -143,7 +145,8 @@ def test_same_request_gives_the_same_answer() -> None:
 def test_clashes_hit_every_candidate_and_none_of_them_can_be_dropped(request_: Request) -> None:
     wanted = checked(request_, MATRIX)
     against = [
-        {clash_key(clash) for clash in objections(candidate, wanted, MATRIX)} for candidate in candidates(wanted, MATRIX)
+        {clash_key(clash) for clash in objections(candidate, wanted, MATRIX)}
+        for candidate in candidates(wanted, MATRIX)
     ]
     chosen = {clash_key(clash) for clash in conflict_of(request_).clashes}
     assert all(each & chosen for each in against)
@@ -154,8 +157,7 @@ def test_clashes_hit_every_candidate_and_none_of_them_can_be_dropped(request_: R
 @pytest.mark.parametrize("request_", UNSOLVABLE, ids=str)
 def test_every_way_out_resolves_and_differs_from_the_request(request_: Request) -> None:
     conflict = conflict_of(request_)
-    if request_.hardware != "310p":
-        assert conflict.ways_out
+    assert conflict.ways_out
     for way in conflict.ways_out:
         assert way.request != request_
         assert isinstance(resolve(way.request, MATRIX), Stack)
@@ -203,12 +205,42 @@ def test_answer_takes_less_than_a_tenth_of_a_second_once_the_tables_are_read() -
 
 
 def _seconds(request: Request) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     resolve(request, MATRIX)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def test_stack_is_plain_data() -> None:
     stack = stack_at("roll-cann9.1.0", "a3", "aarch64")
     assert json.loads(json.dumps(dict(stack.env))) == dict(stack.env)
     assert all(isinstance(text, str) for text in stack.requirements)
+
+
+def test_hitting_set_beyond_the_search_has_no_rule_to_spare() -> None:
+    # One copy: a hits three sets and is picked first, then b, c and d are needed anyway and make a superfluous.
+    copy = ("ab", "ac", "ad", "bp", "bq", "cr", "cs", "dt", "du")
+    sets = {frozenset(letter + str(number) for letter in pair) for pair in copy for number in range(3)}
+    found = smallest_hitting_set(sets)
+    assert found == {letter + str(number) for letter in "bcd" for number in range(3)}
+
+
+@pytest.mark.parametrize("request_", UNSOLVABLE, ids=str)
+def test_no_way_out_only_adds_to_the_changes_of_another(request_: Request) -> None:
+    wanted = checked(request_, MATRIX)
+    changes = []
+    for way in conflict_of(request_).ways_out:
+        fields = ("stack", "framework", "hardware", "os", "arch", "python", "cann", "driver")
+        changed = {field for field in fields if getattr(way.request, field) != getattr(wanted, field)}
+        changes.append(changed | (wanted.pins.keys() - way.request.pins.keys()))
+    assert not [(one, other) for one, other in itertools.permutations(changes, 2) if one <= other]
+
+
+def test_index_that_cannot_be_listed_is_no_objection_but_no_index_is() -> None:
+    recipe = next(each for each in MATRIX.recipes if each.id == "verl-0.7.1-cann8.5.0")
+    first = next(each for each in candidates(Request(stack=recipe.id), MATRIX) if each.recipe is recipe)
+    keys = {
+        version: {clash.says.key for clash in against_rows(first.with_version("torch-npu", version), MATRIX)}
+        for version in ("2.8.0.post1", "2.8.0.post3")
+    }
+    assert "resolve.wheel-none" not in keys["2.8.0.post1"]
+    assert "resolve.wheel-none" in keys["2.8.0.post3"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npuenv.checks import Finding, Status
 from npuenv.smoke import gain_by_chance, judge, parse_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Record = dict[str, Any]
 

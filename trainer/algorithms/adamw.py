@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 
@@ -27,14 +29,14 @@ class AdamW:
     epsilon: float = 1e-8
 
     @classmethod
-    def start(cls, parameters: dict[str, Tensor], *, weight_decay: float) -> AdamW:
+    def start(cls, parameters: Mapping[str, Tensor], *, weight_decay: float) -> AdamW:
         """Both moments at 0."""
         first = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         second = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         return cls(first, second, weight_decay)
 
     @torch.no_grad()
-    def step(self, parameters: dict[str, Tensor], *, lr: float, number: int) -> None:
+    def step(self, parameters: Mapping[str, Tensor], *, lr: float, number: int) -> None:
         """Moves each parameter against its gradient; `number` counts from 1 and corrects the start at 0.
 
         Source: Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2; the order of operations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
 # exp stays far from overflow, and a single token cannot dominate a batch; the gradient is 0 beyond either bound.
 LOG_RATIO_LIMIT = 20.0
@@ -15,7 +15,7 @@ VALUE_LIMIT = 10.0
 
 
 def k1(logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
-    """log p - log q: unbiased, may be negative. Its gradient as a loss has expectation 0: for watching, not training."""
+    """log p - log q: unbiased, may be negative. As a loss its expected gradient is 0: only to watch."""
     return logprobs_BT - reference_BT
 
 

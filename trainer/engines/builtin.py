@@ -44,7 +44,8 @@ class Sampler:
         logits_PV = self._decoder(torch.tensor(prompts, device=self._device), cache)[:, -1]
         cache.repeat(sampling.rollouts_per_prompt)
         logits_BV = logits_PV.repeat_interleave(sampling.rollouts_per_prompt, dim=0)
-        tokens, logprobs = [], []
+        tokens: list[Tensor] = []
+        logprobs: list[Tensor] = []
         is_done_B = torch.zeros(len(logits_BV), dtype=torch.bool, device=self._device)
         for _ in range(sampling.max_new_tokens):
             if tokens:

@@ -1,4 +1,4 @@
-"""Imports the module named in argv and prints one marked JSON line: whether it worked, its version, or the chain of errors."""
+"""Imports the module named in argv and prints one marked JSON line: its version, or the chain of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints one marked JSON line about the interpreter that runs it and the distributions on its path. Imports none of them."""
+"""Prints one marked JSON line about the interpreter that runs it and the distributions on its path."""
 
 from __future__ import annotations
 

@@ -1,0 +1,129 @@
+"""The tables of the matrix, each read and checked on first use, with the look-ups that others need."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, TypeVar
+
+from npuenv import versions
+from npuenv.matrix.load import load_table
+from npuenv.matrix.rows import (
+    Built,
+    Cann,
+    Companion,
+    Hardware,
+    Image,
+    Index,
+    Limit,
+    Recipe,
+    Row,
+    Setting,
+    TorchNpu,
+    TritonAscend,
+    Unsupported,
+    VllmAscend,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+R = TypeVar("R", bound=Row)
+
+
+class Matrix:
+    """The tables of one folder, each read and checked once, on first use. Nobody changes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _table(self, name: str, kind: type[R]) -> tuple[R, ...]:
+        return load_table(self.folder / f"{name}.toml", kind)
+
+    @functools.cached_property
+    def hardware(self) -> tuple[Hardware, ...]:
+        return self._table("hardware", Hardware)
+
+    @functools.cached_property
+    def cann(self) -> tuple[Cann, ...]:
+        """By version, oldest first."""
+        return tuple(sorted(self._table("cann", Cann), key=lambda row: versions.cann(row.version)))
+
+    @functools.cached_property
+    def torch_npu(self) -> tuple[TorchNpu, ...]:
+        return self._table("torch_npu", TorchNpu)
+
+    @functools.cached_property
+    def vllm_ascend(self) -> tuple[VllmAscend, ...]:
+        return self._table("vllm_ascend", VllmAscend)
+
+    @functools.cached_property
+    def triton_ascend(self) -> tuple[TritonAscend, ...]:
+        return self._table("triton_ascend", TritonAscend)
+
+    @functools.cached_property
+    def companions(self) -> tuple[Companion, ...]:
+        return self._table("companions", Companion)
+
+    @functools.cached_property
+    def built(self) -> tuple[Built, ...]:
+        return self._table("built", Built)
+
+    @functools.cached_property
+    def images(self) -> tuple[Image, ...]:
+        return self._table("images", Image)
+
+    @functools.cached_property
+    def indexes(self) -> tuple[Index, ...]:
+        return self._table("indexes", Index)
+
+    @functools.cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        return self._table("settings", Setting)
+
+    @functools.cached_property
+    def unsupported(self) -> tuple[Unsupported, ...]:
+        return self._table("unsupported", Unsupported)
+
+    @functools.cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        return self._table("limits", Limit)
+
+    @functools.cached_property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The published stacks, in the order of preference for one framework and CANN."""
+        return self._table("frameworks", Recipe)
+
+    def cann_row(self, version: str) -> Cann | None:
+        """The row of a CANN version; a build suffix and the case do not matter."""
+        wanted = versions.cann(version)
+        return next((row for row in self.cann if versions.cann(row.version) == wanted), None)
+
+    def torch_npu_row(self, version: str) -> TorchNpu | None:
+        return next((row for row in self.torch_npu if row.version == version), None)
+
+    def vllm_ascend_row(self, version: str) -> VllmAscend | None:
+        return next((row for row in self.vllm_ascend if row.version == version), None)
+
+    def triton_ascend_row(self, version: str) -> TritonAscend | None:
+        return next((row for row in self.triton_ascend if row.version == version), None)
+
+    def companion_row(self, torch: str) -> Companion | None:
+        """The row of a torch version, a local part such as `+cpu` left aside."""
+        return next((row for row in self.companions if row.torch == torch.split("+")[0]), None)
+
+    def built_row(self, name: str, version: str) -> Built | None:
+        return next((row for row in self.built if (row.name, row.version) == (name, version)), None)
+
+    def index_row(self, label: str) -> Index | None:
+        return next((row for row in self.indexes if row.label == label), None)
+
+    def hardware_row(self, generation: str) -> Hardware | None:
+        return next((row for row in self.hardware if row.id == generation), None)
+
+    def hardware_of_chip(self, name: str) -> Hardware | None:
+        """The generation of a chip by its name or SoC as `npu-smi` or CANN prints it; None where no row names it."""
+        wanted = name.strip().casefold()
+        for row in self.hardware:
+            if wanted in {each.casefold() for each in (*row.names, *row.socs)}:
+                return row
+        return None

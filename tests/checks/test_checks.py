@@ -1,0 +1,444 @@
+"""Each check on a healthy A2 host with one thing changed: what it finds, and with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npuenv.checks import Finding, Status, check_all, exit_code
+from npuenv.checks.base import Check, Context, Verdict
+from npuenv.checks.registry import CHECKS
+from npuenv.errors import ExitCode
+from npuenv.facts import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collect import Facts, collect
+from npuenv.facts.driver import Node, Nodes, VersionInfo
+from npuenv.facts.machine import Space
+from npuenv.facts.network import HccnConf, Proxy
+from npuenv.facts.python import SharedFiles
+from npuenv.facts.smi import Process, SmiTrouble, Trouble
+from npuenv.host.recorded import load_capture
+from npuenv.messages import say
+
+HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+WHY = Evidence("question", "no answer")
+HEALTHY = collect(load_capture(HOSTS / "a2_healthy.json"), level=2)
+Change = Callable[[Facts], Facts]
+
+
+def put(**values: Any) -> Change:
+    """Known facts with these values; None stands for absent."""
+    facts = {name: absent(WHY) if value is None else known(value, WHY) for name, value in values.items()}
+    return lambda healthy: dataclasses.replace(healthy, **facts)
+
+
+def part(name: str, **values: Any) -> Change:
+    """A known fact with some parts of its value changed."""
+
+    def change(facts: Facts) -> Facts:
+        fact = getattr(facts, name)
+        return dataclasses.replace(facts, **{name: known(dataclasses.replace(fact.value, **values), *fact.evidence)})
+
+    return change
+
+
+def lost(*names: str) -> Change:
+    return lambda facts: dataclasses.replace(facts, **{name: unknown(WHY) for name in names})
+
+
+def variables(**values: str | None) -> Change:
+    def change(facts: Facts) -> Facts:
+        environment = {**(facts.environment.value or {}), **values}
+        left = {name: value for name, value in environment.items() if value is not None}
+        return dataclasses.replace(facts, environment=known(left, WHY))
+
+    return change
+
+
+def packages(**versions: str | None) -> Change:
+    """Other versions of distributions; None: not installed. Underscores stand for dashes."""
+
+    def change(facts: Facts) -> Facts:
+        assert facts.python.value is not None
+        have = {**facts.python.value.distributions, **{key.replace("_", "-"): value for key, value in versions.items()}}
+        return part("python", distributions={name: value for name, value in have.items() if value})(facts)
+
+    return change
+
+
+def cards(**values: Any) -> Change:
+    """The first card with other values."""
+
+    def change(facts: Facts) -> Facts:
+        assert facts.smi.value is not None
+        first, *rest = facts.smi.value.cards
+        return part("smi", cards=(dataclasses.replace(first, **values), *rest))(facts)
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(facts: Facts) -> Facts:
+        for one in changes:
+            facts = one(facts)
+        return facts
+
+    return change
+
+
+def trouble(kind: Trouble, ret: int | None = None, library: str | None = None) -> Change:
+    return both(lost("smi"), put(smi_trouble=SmiTrouble(kind, "what it printed", ret, library)))
+
+
+def nodes(*numbers: int, shut: str = "", missing: tuple[str, ...] = ()) -> Change:
+    found = tuple(Node(f"/dev/davinci{number}", not shut, shut) for number in numbers)
+    return put(nodes=Nodes(found, (), missing))
+
+
+NO_CARDS = both(nodes(), put(smi=None, smi_trouble=None, driver=None, pci_devices=(), devices=None))
+CONTAINER = put(container="docker")
+INIT = trouble(Trouble.INIT, -8005)
+IMPORT_ERRORS = (
+    "RuntimeError: Failed to load the backend extension",
+    "ImportError: libhccl.so: cannot open shared object file",
+)
+
+CASES: list[tuple[str, Change, Status, str]] = [
+    ("machine.arch", put(arch="ppc64le"), Status.FAIL, "ppc64le"),
+    ("machine.glibc", put(glibc="2.27"), Status.FAIL, "2.28"),
+    ("machine.glibc", put(glibc="2.28"), Status.OK, "2.28"),
+    ("machine.glibc", put(glibc=None), Status.FAIL, "glibc"),
+    ("machine.shared-memory", put(shared_memory=Space(65536, 65536)), Status.FAIL, "64 MiB"),
+    ("machine.shared-memory", put(shared_memory=Space(4 << 20, 4 << 20)), Status.WARN, "4.0 GiB"),
+    ("machine.shared-memory", put(shared_memory=None), Status.WARN, "/dev/shm"),
+    ("machine.open-files", put(open_files=1024), Status.WARN, "1024"),
+    ("machine.open-files", put(open_files=-1), Status.OK, "enough"),
+    ("machine.locked-memory", put(locked_memory=65535), Status.WARN, "63 KiB"),
+    ("machine.disk", put(disk=Space(9 << 20, 1 << 20)), Status.FAIL, "1.0 GiB"),
+    ("machine.disk", put(disk=Space(99 << 20, 10 << 20)), Status.WARN, "10.0 GiB"),
+    ("machine.disk", put(disk=None), Status.UNKNOWN, "home"),
+    ("cards.present", NO_CARDS, Status.FAIL, "no NPU"),
+    ("cards.present", both(NO_CARDS, put(pci_devices=("d802", "d802"))), Status.FAIL, "2 NPUs on the PCI bus"),
+    ("cards.present", both(lost("smi"), nodes(0, 1)), Status.WARN, "2 device nodes"),
+    ("cards.present", both(NO_CARDS, lost("smi", "smi_trouble", "nodes", "pci_devices")), Status.UNKNOWN, "looked"),
+    ("cards.healthy", cards(health="Critical"), Status.FAIL, "0.0"),
+    ("cards.healthy", cards(health="Alarm"), Status.WARN, "alarm"),
+    ("cards.healthy", cards(health=None), Status.UNKNOWN, "health"),
+    ("cards.healthy", part("smi", is_complete=False), Status.UNKNOWN, "cut"),
+    ("cards.supported", cards(name="910B"), Status.FAIL, "910B"),
+    ("cards.supported", cards(name="Ascend1234"), Status.UNKNOWN, "Ascend1234"),
+    ("cards.free", part("smi", processes=(Process(4, 0, 77, "python", 100),)), Status.WARN, "NPU 4"),
+    ("devices.openable", nodes(0, shut="Permission denied"), Status.FAIL, "/dev/davinci0"),
+    ("devices.managers", nodes(0, missing=("/dev/hisi_hdc",)), Status.FAIL, "/dev/hisi_hdc"),
+    ("devices.agree", nodes(0, 1), Status.WARN, "8 chips"),
+    ("devices.computes", part("devices", computes_correctly=False, worst_error=None), Status.FAIL, "off by inf"),
+    ("devices.computes", part("devices", copies_exactly=False), Status.FAIL, "came back changed"),
+    ("devices.computes", part("devices", count=0), Status.FAIL, "no device"),
+    ("devices.computes", part("devices", error="RuntimeError: 507033"), Status.FAIL, "507033"),
+    ("session.visible-devices", variables(ASCEND_RT_VISIBLE_DEVICES="0,3,7"), Status.OK, "0,3,7"),
+    ("session.visible-devices", variables(ASCEND_RT_VISIBLE_DEVICES="0,8"), Status.FAIL, "0 to 7"),
+    ("session.visible-devices", variables(ASCEND_RT_VISIBLE_DEVICES="1,1"), Status.FAIL, "twice"),
+    ("session.visible-devices", variables(ASCEND_RT_VISIBLE_DEVICES="all"), Status.FAIL, "not a list"),
+    ("session.visible-devices", variables(ASCEND_RT_VISIBLE_DEVICES="3,1"), Status.WARN, "order"),
+    ("session.visible-devices", variables(ASCEND_RT_VISIBLE_DEVICES=""), Status.WARN, "hides"),
+    (
+        "session.visible-devices",
+        both(variables(ASCEND_RT_VISIBLE_DEVICES="4,7"), CONTAINER, nodes(0, 3, 4, 7)),
+        Status.FAIL,
+        "inside this container",
+    ),
+    (
+        "session.visible-devices",
+        both(variables(ASCEND_RT_VISIBLE_DEVICES="0"), lost("nodes", "smi"), put(pci_devices=("d802",))),
+        Status.UNKNOWN,
+        "not known",
+    ),
+    ("driver.npu-smi", trouble(Trouble.IN_USE, -8020), Status.FAIL, "another container"),
+    ("driver.npu-smi", trouble(Trouble.LIBRARY, library="libc_sec.so"), Status.FAIL, "libc_sec.so"),
+    ("driver.npu-smi", trouble(Trouble.TIMEOUT), Status.FAIL, "hangs"),
+    ("driver.npu-smi", trouble(Trouble.UNREADABLE), Status.UNKNOWN, "what it printed"),
+    ("driver.npu-smi", put(smi=None, smi_trouble=None), Status.FAIL, "not here"),
+    ("driver.npu-smi", INIT, Status.FAIL, "Possible:"),
+    (
+        "driver.npu-smi",
+        both(INIT, nodes(0, shut="Permission denied")),
+        Status.FAIL,
+        "because /dev/davinci0 cannot be opened",
+    ),
+    ("driver.npu-smi", both(INIT, CONTAINER, nodes()), Status.FAIL, "no card was passed"),
+    ("driver.npu-smi", both(INIT, put(modules=())), Status.FAIL, "no kernel module"),
+    ("driver.installed", put(driver=None), Status.FAIL, "no version file"),
+    ("driver.complete", put(install_info={"Driver_Install_Status": "failed"}), Status.WARN, "failed"),
+    ("driver.complete", part("smi", is_install_incomplete=True), Status.WARN, "not be completely"),
+    ("driver.agrees", part("smi", driver="25.0.rc1"), Status.WARN, "25.5.1"),
+    ("driver.agrees", part("smi", driver="25.5.1.b010"), Status.OK, "25.5.1"),
+    ("driver.agrees", part("smi", driver="x9.y"), Status.UNKNOWN, "compared"),
+    (
+        "driver.firmware",
+        both(part("driver", compatible_firmware="[7.0.0,7.1.99]"), put(firmware=VersionInfo("7.1.0.11.220", "f", ""))),
+        Status.OK,
+        "7.1.0.11.220",
+    ),
+    (
+        "driver.firmware",
+        both(part("driver", compatible_firmware="[7.0.0,7.1.99]"), put(firmware=VersionInfo("7.8.0.2.212", "f", ""))),
+        Status.FAIL,
+        "7.8.0.2.212",
+    ),
+    ("container.mounts", CONTAINER, Status.OK, "mounted"),
+    (
+        "container.mounts",
+        both(
+            CONTAINER,
+            lambda facts: dataclasses.replace(
+                facts, driver_libraries=absent(Evidence("/usr/local/Ascend/driver/lib64/common", "absent"))
+            ),
+        ),
+        Status.FAIL,
+        "lib64/common",
+    ),
+    ("container.mounts", both(CONTAINER, put(smi=None)), Status.WARN, "npu-smi"),
+    ("cann.found", put(cann=None), Status.FAIL, "no CANN"),
+    ("cann.sourced", variables(ASCEND_HOME_PATH=None), Status.FAIL, "not set up"),
+    ("cann.sourced", both(variables(ASCEND_HOME_PATH="/gone"), part("cann", answered_by="/x")), Status.FAIL, "/gone"),
+    ("cann.sourced", variables(ASCEND_OPP_PATH=None), Status.FAIL, "ASCEND_OPP_PATH is not set"),
+    ("cann.sourced", put(opp=None), Status.FAIL, "no folder"),
+    ("cann.sourced", part("cann", missing_parts=("runtime",)), Status.FAIL, "lacks runtime"),
+    ("cann.sourced", variables(LD_LIBRARY_PATH="/usr/lib"), Status.FAIL, "LD_LIBRARY_PATH"),
+    ("cann.arch", put(arch="x86_64"), Status.FAIL, "aarch64"),
+    ("cann.driver", both(part("smi", driver="24.1.0"), part("cann", version="9.1.0")), Status.FAIL, "too old"),
+    ("cann.driver", both(part("smi", driver="26.1.0"), part("cann", version="8.5.0")), Status.WARN, "newer"),
+    ("cann.driver", part("cann", version="7.9.9"), Status.UNKNOWN, "not in npuenv's tables"),
+    ("cann.driver", part("cann", version="weird.x"), Status.UNKNOWN, "cannot be read"),
+    ("cann.driver", part("cann", version="8.3.RC1"), Status.WARN, "no official line"),
+    ("nnal.present", put(nnal=None), Status.WARN, "NNAL"),
+    ("nnal.present", part("nnal", version="8.3.RC1"), Status.WARN, "one release"),
+    ("nnal.sourced", variables(ATB_HOME_PATH=None), Status.WARN, "ATB_HOME_PATH"),
+    ("nnal.sourced", variables(LD_LIBRARY_PATH="/n/atb/cxx_abi_1/lib:/n/atb/cxx_abi_0/lib"), Status.WARN, "cxx_abi_1"),
+    ("python.found", put(python=None), Status.FAIL, "no Python"),
+    ("python.version", part("python", version="3.9.18"), Status.FAIL, "3.9"),
+    ("python.version", part("python", version="3.15.0"), Status.FAIL, "3.15"),
+    ("python.torch-pair", packages(torch="2.9.0"), Status.FAIL, "2.8.0"),
+    ("python.torch-pair", packages(torch=None), Status.FAIL, "without torch"),
+    ("python.torch-npu-cann", packages(torch_npu="2.7.1"), Status.WARN, "8.3.RC1"),
+    ("python.torch-npu-cann", packages(torch_npu="2.8.0.post99"), Status.UNKNOWN, "post99"),
+    ("python.torch-imports", part("import_torch", is_ok=False, errors=IMPORT_ERRORS), Status.FAIL, "libhccl.so"),
+    ("python.torch-imports", part("import_torch", is_ok=False, crash="ended by signal 11"), Status.FAIL, "signal 11"),
+    (
+        "python.torch-npu-imports",
+        part("import_torch_npu", is_ok=False, errors=("ImportError: x",)),
+        Status.FAIL,
+        "ImportError: x",
+    ),
+    ("python.numpy", packages(numpy="2.1.3"), Status.FAIL, "numpy<2"),
+    ("python.numpy", both(packages(numpy="2.1.3"), part("cann", version="9.1.0")), Status.OK, "no bound"),
+    ("python.limits", packages(pyarrow="26.0.1"), Status.FAIL, "pyarrow<26"),
+    ("python.triton", part("python", triton_backends=("amd", "nvidia")), Status.FAIL, "overwritten"),
+    (
+        "python.triton",
+        both(
+            packages(triton="3.4.0"),
+            part("python", shared_files=(SharedFiles(("triton", "triton-ascend"), 412, ("triton/a.py",)),)),
+        ),
+        Status.FAIL,
+        "412",
+    ),
+    (
+        "python.one-owner",
+        part("python", shared_files=(SharedFiles(("cv2-a", "cv2-b"), 2, ("cv2/a.so",)),)),
+        Status.WARN,
+        "cv2-a",
+    ),
+    ("python.one-owner", part("python", installed_twice={"numpy": ("1.26.4", "2.1.0")}), Status.WARN, "numpy"),
+    ("python.torchvision", packages(torchvision="0.22.1"), Status.FAIL, "0.23.0"),
+    ("python.vllm-pair", packages(vllm="0.11.0"), Status.FAIL, "0.13.0"),
+    ("python.vllm-pair", packages(vllm_ascend="0.99.0"), Status.UNKNOWN, "0.99.0"),
+    ("python.ray-token", packages(ray="2.59.0"), Status.WARN, "2.59.0"),
+    ("session.proxy", put(proxies=(Proxy("http_proxy", "http://:x", "", None),)), Status.WARN, "http_proxy"),
+    (
+        "session.proxy",
+        both(put(proxies=(Proxy("http_proxy", "http://p:1", "p", 1),)), put(proxies_listen={"http_proxy": False})),
+        Status.FAIL,
+        "nothing listens",
+    ),
+    (
+        "session.proxy",
+        both(put(proxies=(Proxy("http_proxy", "http://p:1", "p", 1),)), put(proxies_listen={"http_proxy": True})),
+        Status.OK,
+        "answer",
+    ),
+    ("session.allocator", variables(PYTORCH_NPU_ALLOC_CONF="expandable_segments:True"), Status.WARN, "all processes"),
+    ("session.allocator", variables(PYTORCH_NPU_ALLOC_CONF="expandable_segments"), Status.FAIL, "key:value"),
+    (
+        "session.allocator",
+        variables(PYTORCH_NPU_ALLOC_CONF="expandable_segments:True,max_split_size_mb:32"),
+        Status.FAIL,
+        "exclude",
+    ),
+    ("session.allocator", variables(PYTORCH_NPU_ALLOC_CONF="no_such_key:1"), Status.WARN, "no_such_key"),
+    ("session.interface", variables(NCCL_SOCKET_IFNAME="eth0"), Status.WARN, "NCCL_SOCKET_IFNAME"),
+    (
+        "network.tls-agrees",
+        put(hccn_conf=HccnConf({0: {"tls_enable": "1"}, 1: {"tls_enable": "0"}}, ())),
+        Status.FAIL,
+        "off for 1",
+    ),
+    (
+        "network.tls-agrees",
+        put(hccn_conf=HccnConf({0: {"tls_enable": "0"}, 1: {"tls_enable": "0"}}, ())),
+        Status.OK,
+        "off for all 2",
+    ),
+    ("network.tls-agrees", put(hccn_conf=HccnConf({0: {"tls_enable": "0"}, 1: {}}, ())), Status.UNKNOWN, "devices 1"),
+    ("network.tls-agrees", put(hccn_conf=HccnConf({0: {"tls_enable": "yes"}}, ())), Status.UNKNOWN, "cannot be read"),
+]
+
+
+def find(facts: Facts, check: str, *, framework: str | None = None) -> Finding:
+    return next(item for item in check_all(facts, framework=framework, level=2) if item.check == check)
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "status", "words"), CASES, ids=[f"{c[0]}-{c[2].value}-{c[3]}" for c in CASES]
+)
+def test_one_change_gives_the_expected_finding(check: str, change: Change, status: Status, words: str) -> None:
+    finding = find(change(HEALTHY), check)
+    assert (finding.status, words in say(finding.says)) == (status, True), (finding.status, say(finding.says))
+    assert finding.source and (status is Status.OK or say(finding.says, "zh") != say(finding.says))
+    if status is Status.FAIL and check != "machine.arch":
+        assert finding.fix is not None and say(finding.fix.says) and say(finding.fix.says, "zh")
+    if status in (Status.FAIL, Status.WARN):
+        assert finding.evidence, "a problem names what it saw"
+
+
+@pytest.mark.parametrize("name", ["a2_healthy", "a3_healthy"])
+def test_a_healthy_host_has_no_problem_and_nothing_unknown(name: str) -> None:
+    facts = collect(load_capture(HOSTS / f"{name}.json"), level=2)
+    findings = check_all(facts, framework="verl", level=2)
+    odd = [(item.check, item.status) for item in findings if item.status not in (Status.OK, Status.SKIP)]
+    assert odd == []
+    assert exit_code(findings, framework="verl") is ExitCode.FINE
+    assert sum(item.status is Status.OK for item in findings) >= 38
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.reads], ids=lambda check: check.id)
+def test_an_input_that_is_unknown_makes_the_finding_unknown_and_never_ok(check: Check) -> None:
+    for name in check.reads:
+        finding = find(lost(name)(HEALTHY), check.id)
+        assert finding.status is Status.UNKNOWN
+        assert name in say(finding.says) and WHY in finding.evidence
+
+
+def test_every_check_has_a_case_that_is_not_ok_and_one_that_is() -> None:
+    tried = {case[0] for case in CASES if case[2] is not Status.OK}
+    assert tried == {check.id for check in CHECKS}
+    fine = {item.check for item in check_all(HEALTHY, level=2) if item.status is Status.OK}
+    fine |= {case[0] for case in CASES if case[2] is Status.OK}
+    assert fine == {check.id for check in CHECKS}
+
+
+def test_ids_are_unique_and_of_the_form_area_what() -> None:
+    ids = [check.id for check in CHECKS]
+    assert len(set(ids)) == len(ids) == 44
+    assert all(len(name.split(".")) == 2 for name in ids)
+
+
+def test_cpu_needs_no_card_and_says_so() -> None:
+    findings = check_all(NO_CARDS(HEALTHY), framework="cpu", level=2)
+    about_cards = [
+        item for item in findings if item.check.split(".")[0] in ("cards", "devices", "driver", "cann", "nnal")
+    ]
+    assert {item.status for item in about_cards} == {Status.SKIP}
+    assert exit_code(findings, framework="cpu") is ExitCode.FINE
+
+
+def test_a_host_without_cards_has_one_problem_and_points_to_the_cpu_trial() -> None:
+    facts = collect(load_capture(HOSTS / "no_card.json"), level=2)
+    findings = check_all(facts, level=2)
+    bad = [item for item in findings if item.status is Status.FAIL]
+    assert [item.check for item in bad] == ["cards.present"]
+    assert bad[0].fix is not None and bad[0].fix.commands == (("npuenv", "up", "--for", "cpu"),)
+    assert exit_code(findings) is ExitCode.PROBLEMS
+
+
+def test_a_container_whose_cards_are_taken_names_that_as_the_driver_problem() -> None:
+    facts = collect(load_capture(HOSTS / "container_8020.json"), level=1)
+    findings = check_all(facts, level=1)
+    bad = [item for item in findings if item.status is Status.FAIL]
+    assert [item.check for item in bad] == ["driver.npu-smi"]
+    assert any("-8020" in item.line for item in bad[0].evidence)
+
+
+def test_a_check_that_crashes_is_a_finding_of_its_own_and_hides_no_other() -> None:
+    def burst(context: Context) -> Verdict:
+        raise ZeroDivisionError("oops")
+
+    broken = Check("test.broken", (), "here", burst)
+    first, second = check_all(HEALTHY, level=2, checks=(broken, CHECKS[0]))
+    assert first.status is Status.UNKNOWN and "ZeroDivisionError: oops" in first.evidence[0].line
+    assert second.status is Status.OK
+
+
+def test_a_question_beyond_the_level_is_skipped_with_the_level() -> None:
+    finding = next(item for item in check_all(HEALTHY, level=1) if item.check == "devices.computes")
+    assert finding.status is Status.SKIP and "--level 2" in say(finding.says)
+
+
+def test_exit_code_puts_problems_before_unknowns_and_unknowns_count_only_where_required() -> None:
+    blind = check_all(lost("cann")(HEALTHY), level=2)
+    assert exit_code(blind) is ExitCode.FINE
+    assert exit_code(blind, framework="verl") is ExitCode.UNKNOWN
+    assert exit_code(blind, framework="cpu") is ExitCode.FINE
+    worse = check_all(both(lost("cann"), put(glibc="2.17"))(HEALTHY), level=2)
+    assert exit_code(worse, framework="verl") is ExitCode.PROBLEMS
+
+
+def test_a_library_of_the_driver_that_is_missing_is_not_blamed_on_cann() -> None:
+    errors = ("ImportError: libascend_hal.so: cannot open shared object file: No such file or directory",)
+    broken = part("import_torch", is_ok=False, errors=errors)
+    on_host, inside = (find(change(HEALTHY), "python.torch-imports") for change in (broken, both(broken, CONTAINER)))
+    assert on_host.fix is not None and on_host.fix.says.key == "checks.fix-driver-install"
+    assert inside.fix is not None and inside.fix.says.key == "checks.fix-driver-mount"
+
+
+def test_a_missing_cann_library_leads_to_the_script_where_cann_is_and_to_an_installation_where_it_is_not() -> None:
+    broken = part("import_torch", is_ok=False, errors=IMPORT_ERRORS)
+    here = find(broken(HEALTHY), "python.torch-imports")
+    assert here.fix is not None and here.fix.commands == (("source", "/usr/local/Ascend/cann-8.5.0/set_env.sh"),)
+    nowhere = find(both(broken, put(cann=None))(HEALTHY), "python.torch-imports")
+    assert nowhere.fix is not None and nowhere.fix.says.key == "checks.fix-cann-install"
+
+
+def test_a_fix_for_torch_never_fetches_a_plain_torch() -> None:
+    finding = find(packages(torch="2.9.0")(HEALTHY), "python.torch-pair")
+    assert finding.fix is not None
+    (command,) = finding.fix.commands
+    assert "torch==2.8.0+cpu" in command and "torch" not in command and "--extra-index-url" in command
+
+
+def test_an_environment_without_pip_gets_commands_for_uv() -> None:
+    finding = find(packages(torch="2.9.0", pip=None)(HEALTHY), "python.torch-pair")
+    assert finding.fix is not None and finding.fix.commands[0][:5] == (
+        "uv",
+        "pip",
+        "install",
+        "--python",
+        "/opt/env/bin/python",
+    )
+
+
+def test_turning_tls_off_and_joining_a_group_are_marked_as_decisions() -> None:
+    mixed = find(
+        put(hccn_conf=HccnConf({0: {"tls_enable": "1"}, 1: {"tls_enable": "0"}}, ()))(HEALTHY), "network.tls-agrees"
+    )
+    shut = find(nodes(0, shut="Permission denied")(HEALTHY), "devices.openable")
+    assert mixed.fix is not None and mixed.fix.is_dangerous and mixed.fix.commands == ()
+    assert shut.fix is not None and shut.fix.is_dangerous
+
+
+def test_facts_of_a_healthy_host_are_all_known_or_absent() -> None:
+    states = {field.name: getattr(HEALTHY, field.name) for field in dataclasses.fields(HEALTHY)}
+    assert [name for name, fact in states.items() if isinstance(fact, Fact) and fact.state is State.UNKNOWN] == []

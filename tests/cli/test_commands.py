@@ -1,0 +1,144 @@
+"""The commands as a user runs them, offline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from npuenv.cli import main
+
+pytestmark = pytest.mark.usefixtures("home")
+
+COMMANDS = ["up", "doctor", "install", "render-docker", "smoke-train", "resolve", "lock"]
+NPU_STACKS = [
+    "verl-0.7.0-cann8.3.RC1",
+    "verl-qwen3.5-cann8.5.0",
+    "verl-0.7.1-cann8.5.0",
+    "verl-cann9.1.0",
+    "roll-cann9.1.0",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_says_what_it_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"Usage: npuenv {command}")
+    assert "--lang" in said
+
+
+def test_top_level_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert [command for command in COMMANDS if f"\n  {command} " not in said] == []
+    assert "Exit codes" in said
+
+
+def test_importing_the_command_line_stays_light() -> None:
+    """Counts modules, not milliseconds: nothing heavy is imported before a command needs it."""
+    program = "import sys, npuenv.cli; print('\\n'.join(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = ran.stdout.split()
+    heavy = {"rich", "jinja2", "psutil", "uv", "pip_api", "packaging", "npuenv.matrix", "asyncio"}
+    assert heavy & set(loaded) == set()
+    assert len(loaded) < 330
+
+
+@pytest.mark.parametrize("stack", ["cpu", *NPU_STACKS])
+def test_resolve_gives_every_pin_a_reason_and_a_source(stack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resolve", stack, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "npuenv.stack/1"
+    assert document["pins"]
+    for pin in document["pins"]:
+        assert pin["because"]["says"] and pin["why_not_newer"]["says"]
+        assert pin["because"]["sources"] or pin["because"]["rules"], pin["name"]
+
+
+def test_a_conflict_names_both_sides_and_a_way_out_that_resolves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resolve", "verl-0.7.1-cann8.5.0", "--pin", "torch==2.9.0", "--json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "npuenv.conflict/1"
+    assert len(document["clashes"]) >= 2
+    assert all(clash["source"] for clash in document["clashes"])
+    for way in document["ways_out"]:
+        assert way["command"][0] == "npuenv"
+        assert main([*way["command"][1:], "--json"]) == 0
+        capsys.readouterr()
+    assert document["ways_out"]
+
+
+@pytest.mark.parametrize("stack", NPU_STACKS)
+def test_dry_run_prints_the_order_that_matters(stack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["install", stack, "--dry-run", "--arch", "aarch64", "--hardware", "a2", "--target", "/opt/x", "--json"]
+    assert main(words) == 0
+    steps = [step["id"] for step in json.loads(capsys.readouterr().out)["steps"]]
+    assert steps[0] == "venv"
+    assert steps[-1] == "finish"
+    joined = " ".join(steps)
+    assert joined.index("vllm") < joined.index("vllm-ascend") < joined.rindex("triton-ascend")
+    own = [step for step in steps if step not in ("activate", "verify", "finish")]
+    assert own[-1].startswith("triton-ascend")
+    removal = next(index for index, step in enumerate(steps) if "triton" in step and "ascend" not in step)
+    assert removal < steps.index(own[-1])
+
+
+@pytest.mark.parametrize("stack", NPU_STACKS)
+def test_script_is_valid_shell_and_names_no_secret(
+    stack: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://someone:hunter2@mirror.example/simple")
+    assert main(["install", stack, "--script", "--arch", "aarch64", "--hardware", "a3", "--target", "/opt/x"]) == 0
+    script = capsys.readouterr().out
+    assert script.startswith("#!/bin/sh\n")
+    assert "hunter2" not in script
+    subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=20)
+
+
+def test_rendered_folder_is_the_committed_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["render-docker", "roll-cann9.1.0", "--hardware", "a3", "-o", str(home / "out"), "--lang", "en"]
+    assert main(words) == 0
+    assert "rendered" in capsys.readouterr().out
+    golden = Path(__file__).parent.parent.parent / "dockerfiles" / "roll-cann9.1.0.a3.ubuntu22.04"
+    made = home / "out" / golden.name
+    assert {p.name for p in made.iterdir()} == {p.name for p in golden.iterdir()}
+    assert all((made / p.name).read_text() == p.read_text() for p in golden.iterdir())
+    assert main(words) == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_doctor_without_cards_says_so_and_points_to_the_trial(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if any(Path("/dev").glob("davinci[0-9]*")):
+        pytest.skip("this machine has cards")
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "npuenv up --for cpu" in said
+    assert "/dev" in said  # what was looked at
+
+
+def test_doctor_for_cpu_does_not_ask_for_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--for", "cpu", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    found = {finding["check"]: finding["status"] for finding in document["findings"]}
+    assert found["cards.present"] == "skip"
+
+
+def test_a_saved_capture_gives_the_same_findings(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = home / "host.json"
+    first_code = main(["doctor", "--json", "--save", str(capture)])
+    first = json.loads(capsys.readouterr().out)
+    assert main(["doctor", "--json", "--from", str(capture)]) == first_code
+    assert json.loads(capsys.readouterr().out) == first
+
+
+def test_lock_prints_the_committed_lock(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["lock", "verl-0.7.1-cann8.5.0", "--arch", "aarch64"])
+    said = capsys.readouterr().out
+    name = "verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28.toml"
+    committed = (Path(__file__).parent.parent.parent / "lockfiles" / name).read_text()
+    assert said == committed
+    assert code == (0 if 'status = "complete"' in committed else 3)

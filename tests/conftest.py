@@ -1,0 +1,61 @@
+"""What all tests share: the installed CPU environment, and homes of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.plan import default_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Taken before any test changes the environment: where `npuenv install cpu` puts its environment.
+CPU_ENVIRONMENT = default_environment("cpu")
+
+
+def pytest_configure() -> None:
+    """Lends the tests torch from the installed CPU stack where their own interpreter has none.
+
+    npuenv itself has no torch among its requirements: a bare one would be a CUDA download. The environment's packages
+    come last on the path, and only for the same version of Python.
+    """
+    packages = CPU_ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    if importlib.util.find_spec("torch") is None and packages.is_dir():
+        sys.path.append(str(packages))
+
+
+@pytest.fixture(scope="session")
+def cpu_environment() -> Path:
+    """The folder of the installed CPU stack; skips where there is none."""
+    if not (CPU_ENVIRONMENT / "bin" / "python").exists():
+        pytest.skip("the CPU stack is not installed: npuenv install cpu --yes")
+    return CPU_ENVIRONMENT
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home folder, with nothing configured for pip, uv, a proxy or a language."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for name in list(os.environ):
+        if (
+            name.startswith(("PIP_", "UV_", "LC_"))
+            or name.lower().endswith("_proxy")
+            or name in ("NO_COLOR", "COLUMNS")
+        ):
+            monkeypatch.delenv(name)
+    for name, value in {
+        "HOME": str(folder),
+        "XDG_DATA_HOME": str(folder / "data"),
+        "XDG_STATE_HOME": str(folder / "state"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "LANG": "C",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return folder

@@ -1,0 +1,140 @@
+"""The doctor on the real torch_npu: without CANN, with a CANN that does nothing, with another torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from stub_cann.build import build, environment, wanted
+
+from npuenv.checks import Finding, Status, check_all
+from npuenv.facts.collect import Facts, collect
+from npuenv.host.local import LocalHost
+from npuenv.host.recorded import RecordingHost
+from npuenv.messages import say
+from npuenv.report.doctor import document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.registry,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux") or os.uname().machine != "x86_64", reason="needs x86_64 Linux"
+    ),
+    pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("nm")), reason="needs gcc and nm"),
+]
+TORCH, TORCH_NPU = "2.13.0+cpu", "2.13.0"
+
+
+def _uv(*words: str) -> None:
+    import uv
+
+    subprocess.run([uv.find_uv_bin(), *words], check=True, capture_output=True, text=True, timeout=560)
+
+
+def _find_links() -> list[str]:
+    """Where pip is told to look besides its index; uv does not read pip's settings."""
+    ran = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    lines = [line.partition("=")[2].strip("'\" ") for line in ran.stdout.splitlines() if ".find-links=" in line]
+    places = [*" ".join(lines).replace("\\n", " ").split(), *os.environ.get("PIP_FIND_LINKS", "").split()]
+    return [word for place in dict.fromkeys(places) for word in ("--find-links", place)]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with torch for the CPU and torch_npu beside it."""
+    folder = tmp_path_factory.mktemp("target") / "env"
+    _uv("venv", "--python", "3.11", str(folder))
+    executable = folder / "bin" / "python"
+    install = ("pip", "install", "--python", str(executable))
+    _uv(*install, *_find_links(), f"torch=={TORCH}", "numpy", "pyyaml")
+    _uv(*install, "--no-deps", f"torch-npu=={TORCH_NPU}")
+    return executable
+
+
+@pytest.fixture(scope="module")
+def cann(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(_site_packages(python), tmp_path_factory.mktemp("cann"))
+
+
+def _site_packages(python: Path) -> Path:
+    return next((python.parent.parent / "lib").glob("python3.*")) / "site-packages"
+
+
+def _diagnose(python: Path, level: int) -> tuple[Facts, dict[str, Finding]]:
+    facts = collect(RecordingHost(LocalHost()), python=str(python), level=level)
+    return facts, {finding.check: finding for finding in check_all(facts, level=level)}
+
+
+def _clean(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "LD_LIBRARY_PATH", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_stub_covers_what_torch_npu_wants(python: Path) -> None:
+    names = wanted(_site_packages(python))
+    assert {"aclrtMalloc", "aclrtGetDeviceCount", "rtKernelLaunch", "aclopCompileAndExecute"} <= set(names)
+    assert len(names) >= 84
+
+
+def test_without_cann_the_report_is_complete_and_names_the_library(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _clean(monkeypatch, {})
+    facts, found = _diagnose(python, 1)
+    torch = found["python.torch-imports"]
+    assert torch.status is Status.FAIL and "libhccl.so" in say(torch.says)
+    assert torch.fix is not None and "set_env.sh" in say(torch.fix.says)
+    assert any("libhccl.so: cannot open shared object file" in item.line for item in torch.evidence)
+    assert found["python.torch-npu-imports"].status is Status.FAIL
+    assert found["python.torch-pair"].status is Status.OK
+    report: dict[str, Any] = json.loads(json.dumps(document(tuple(found.values()), facts)))
+    assert len(report["findings"]) == 44 and report["exit"] == 1
+    assert [item["check"] for item in report["findings"] if item["status"] == "unknown"] == []
+
+
+def test_with_a_cann_that_does_nothing_copies_are_exact_and_the_product_is_caught(
+    python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _clean(monkeypatch, environment(cann))
+    facts, found = _diagnose(python, 2)
+    assert found["python.torch-imports"].status is Status.OK
+    assert found["python.torch-npu-imports"].status is Status.OK
+    devices = facts.devices.value
+    assert devices is not None and devices.error == ""
+    assert (devices.is_available, devices.count, devices.names[0]) == (True, 8, "Ascend910B1")
+    assert devices.copies_exactly is True and devices.computes_correctly is False
+    assert found["devices.computes"].status is Status.FAIL
+    assert facts.cann.value is not None
+    assert (facts.cann.value.version, facts.cann.value.answered_by) == ("9.1.0", "ASCEND_HOME_PATH")
+
+
+def test_the_number_of_devices_is_the_stubs(python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _clean(monkeypatch, environment(cann, devices=3, soc="Ascend910B3"))
+    facts, _ = _diagnose(python, 2)
+    assert facts.devices.value is not None
+    assert (facts.devices.value.count, facts.devices.value.names[0]) == (3, "Ascend910B3")
+
+
+def test_another_torch_is_found_by_metadata_though_the_import_says_something_else(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _clean(monkeypatch, {})
+    _uv("pip", "install", "--python", str(python), "--no-deps", "torch-npu==2.9.0")
+    try:
+        _, found = _diagnose(python, 1)
+    finally:
+        _uv("pip", "install", "--python", str(python), "--no-deps", f"torch-npu=={TORCH_NPU}")
+    assert found["python.torch-pair"].status is Status.FAIL
+    assert "2.9.0" in say(found["python.torch-pair"].says) and "2.13.0" in say(found["python.torch-pair"].says)
+    assert "libhccl.so" in say(found["python.torch-imports"].says)
+    assert "2.9.0" not in say(found["python.torch-imports"].says)
