@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -92,16 +93,24 @@ def request_options(command: Command) -> Command:
     """Adds STACK and the options that describe what is wanted; hands the command a `Request`."""
 
     @functools.wraps(command)
-    def with_request(*args: Any, pin: tuple[str, ...], **options: Any) -> Any:
+    def with_request(*args: Any, pin: tuple[str, ...], constraint: Path | None, **options: Any) -> Any:
         from npuenv.resolve.types import Request
 
         names = ("stack", "framework", "hardware", "os", "arch", "python", "cann", "driver")
-        request = Request(pins=parse_pins(pin), **{name: options.pop(name) for name in names})
+        pins = parse_pins((*(pins_of_file(constraint) if constraint else ()), *pin))
+        request = Request(pins=pins, **{name: options.pop(name) for name in names})
         return command(*args, request=request, **options)
 
     decorated: Any = with_request
     for option in (
         click.option("--pin", multiple=True, metavar="PACKAGE==VERSION", help="Insist on a version; repeatable."),
+        click.option(
+            "-c",
+            "--constraint",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Insist on the versions of a requirements file (its == lines).",
+        ),
         click.option("--driver", metavar="VERSION", help="Driver (HDK) version of the host."),
         click.option("--cann", metavar="VERSION", help="CANN version."),
         click.option("--python", metavar="X.Y", help="Python of the environment."),
@@ -134,6 +143,30 @@ def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
             raise BadInput(Message("cli.pin-twice", {"name": key, "first": pins[key], "second": version}))
         pins[key] = version.strip()
     return pins
+
+
+def pins_of_file(path: Path) -> tuple[str, ...]:
+    """The `NAME==VERSION` pins of a requirements file, as pip reads it (includes, hashes and markers too).
+
+    Raises BadInput for a file that cannot be read and for a line that is not an exact pin: left out in silence, it
+    would be a wish that nobody hears.
+    """
+    if not path.is_file():
+        raise BadInput(Message("cli.no-constraints", {"path": str(path)}))
+    # Importing it asks pip for its version, a process of its own: never before it is needed.
+    import pip_api
+
+    try:
+        found = pip_api.parse_requirements(path)
+    except (pip_api.exceptions.PipError, OSError, UnicodeDecodeError) as error:
+        raise BadInput(Message("cli.bad-constraints", {"path": str(path), "why": str(error).strip()})) from error
+    applying = [requirement for requirement in found.values() if not requirement.marker or requirement.marker.evaluate()]
+    for requirement in applying:
+        exact = [specifier for specifier in requirement.specifier if specifier.operator == "=="]
+        if len(requirement.specifier) != 1 or not exact or "*" in exact[0].version:
+            args = {"path": str(path), "line": str(requirement)}
+            raise BadInput(Message("cli.loose-constraint", args), Message("cli.bad-pin-hint"))
+    return tuple(f"{requirement.name}{requirement.specifier}" for requirement in applying)
 
 
 class Stop(Exception):

@@ -6,11 +6,14 @@ For short questions use `Host.run`. The child has a process group of its own, so
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,13 +57,20 @@ class Running:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the whole process group: terminate, then kill after two seconds. Harmless when all have ended."""
+        """Ends the whole process group and all descendants: terminate, then kill after two seconds.
+
+        Harmless when all have ended.
+        """
+        strays = self._strays()
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + 2.0
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        for stray in strays:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                stray.kill()  # psutil compares the start time first: a number in use again is left alone
 
     def __enter__(self) -> Running:
         return self
@@ -69,6 +79,19 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _strays(self) -> list[psutil.Process]:
+        """Descendants that left the process group: they made a session of their own, as daemons do."""
+        try:
+            descendants = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        strays = []
+        for process in descendants:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(process.pid) != self._process.pid:
+                    strays.append(process)
+        return strays
 
     def _signal(self, number: int) -> None:
         try:

@@ -1,0 +1,86 @@
+"""Programs that run long: nothing of them outlives `stop`, not even what made a session of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from npuenv.host.running import Running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Starts a grandchild in a session of its own, says both numbers, and waits.
+DAEMON = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(os.getpid(), child.pid, flush=True)
+time.sleep(60)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def text_of(log: Path, timeout_s: float = 20.0) -> str:
+    """What the program has written, once it has written a line."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if log.exists() and log.read_text().endswith("\n"):
+            return log.read_text()
+        time.sleep(0.02)
+    raise AssertionError("the program has written nothing")
+
+
+def is_gone(pid: int) -> bool:
+    """True when the process has ended (a zombie whose parent has not looked yet counts as ended)."""
+    for _ in range(100):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_descendant_with_a_session_of_its_own_ends_too(tmp_path: Path) -> None:
+    with Running([sys.executable, "-c", DAEMON], cwd=tmp_path, env={}, log=tmp_path / "log") as running:
+        parent, child = map(int, text_of(tmp_path / "log").split())
+        assert running.poll() is None
+    assert is_gone(parent)
+    assert is_gone(child)
+
+
+def test_a_program_that_ignores_signals_is_ended_all_the_same(tmp_path: Path) -> None:
+    with Running([sys.executable, "-c", STUBBORN], cwd=tmp_path, env={}, log=tmp_path / "log") as running:
+        text_of(tmp_path / "log")
+        running.interrupt(grace_s=0.1)
+        assert running.poll() == -9
+
+
+def test_an_error_inside_the_block_ends_the_program(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError),
+        Running([sys.executable, "-c", DAEMON], cwd=tmp_path, env={}, log=tmp_path / "log") as running,
+    ):
+        text_of(tmp_path / "log")
+        raise RuntimeError
+    assert running.poll() is not None
+
+
+def test_the_exit_code_and_the_output_are_kept(tmp_path: Path) -> None:
+    program = "import os, sys; print(os.environ['A'], 'B' in os.environ); sys.exit(3)"
+    with Running(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"A": "1"}, log=tmp_path / "log", unset=("B",)
+    ) as running:
+        assert running.wait(20.0) == 3
+    assert (tmp_path / "log").read_text() == "1 False\n"
