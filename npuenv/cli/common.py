@@ -160,13 +160,19 @@ def pins_of_file(path: Path) -> tuple[str, ...]:
         found = pip_api.parse_requirements(path)
     except (pip_api.exceptions.PipError, OSError, UnicodeDecodeError) as error:
         raise BadInput(Message("cli.bad-constraints", {"path": str(path), "why": str(error).strip()})) from error
-    applying = [requirement for requirement in found.values() if not requirement.marker or requirement.marker.evaluate()]
-    for requirement in applying:
-        exact = [specifier for specifier in requirement.specifier if specifier.operator == "=="]
-        if len(requirement.specifier) != 1 or not exact or "*" in exact[0].version:
+    pins = []
+    for requirement in found.values():
+        if isinstance(requirement, pip_api.UnparsedRequirement):
+            specifiers = []
+        elif requirement.marker and not requirement.marker.evaluate():
+            continue
+        else:
+            specifiers = list(requirement.specifier)
+        if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
             args = {"path": str(path), "line": str(requirement)}
             raise BadInput(Message("cli.loose-constraint", args), Message("cli.bad-pin-hint"))
-    return tuple(f"{requirement.name}{requirement.specifier}" for requirement in applying)
+        pins.append(f"{requirement.name}=={specifiers[0].version}")
+    return tuple(pins)
 
 
 class Stop(Exception):
