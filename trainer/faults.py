@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 
 def shuffled(score: Score, seed: int) -> Score:
-    """Gives the rewards of a step to its rollouts in random order: the same rewards, earned by others."""
-    generator = torch.Generator().manual_seed(seed)
+    """Gives the rewards of a step to its rollouts in another order: the same rewards, earned by others.
+
+    The order is the same in each step, so that it has no state that a checkpoint would have to hold.
+    """
 
     def score_shuffled(groups: Sequence[Group]) -> Tensor:
         rewards_PG = score(groups)
-        order = torch.randperm(rewards_PG.numel(), generator=generator).to(rewards_PG.device)
-        return rewards_PG.reshape(-1)[order].reshape(rewards_PG.shape)
+        order = torch.randperm(rewards_PG.numel(), generator=torch.Generator().manual_seed(seed))
+        return rewards_PG.reshape(-1)[order.to(rewards_PG.device)].reshape(rewards_PG.shape)
 
     return score_shuffled
 

@@ -93,7 +93,7 @@ def assemble(config: Config, device: torch.device, *, seed: int) -> Parts:
         prompts_random=generator,
         device=device,
     )
-    return broken(parts, config.fault, seed=seed)
+    return broken(parts, config.fault, seed=config.seed)
 
 
 def broken(parts: Parts, fault: str, *, seed: int) -> Parts:

@@ -35,7 +35,7 @@ def test_the_default_run_passes_every_question(
         (("lr=0",), {"training.accuracy-rises"}),
         (("fault=shuffled-reward",), {"training.accuracy-rises"}),
         (("fault=zero-advantage",), {"training.accuracy-rises"}),
-        (("fault=mask-off-by-one",), {"training.accuracy-rises", "training.mask-exact"}),
+        (("fault=mask-off-by-one",), {"training.mask-exact", "training.logprobs-agree"}),
         (("fault=stale-sampler",), {"training.weights-published"}),
         (("fault=corrupt-checkpoint", "steps=20"), {"training.checkpoint-exact", "training.accuracy-rises"}),
     ],

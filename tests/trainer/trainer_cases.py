@@ -1,0 +1,95 @@
+"""Small runs and hand-made rollouts for the trainer's tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.config import Config
+from trainer.loop import Parts, assemble, train
+from trainer.metrics.progress import Progress
+from trainer.metrics.records import FILE, Records
+from trainer.model import Decoder, build
+from trainer.tasks.base import VOCABULARY_SIZE, prompt
+from trainer.types import Group, Rollout, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from trainer.engines.base import Sampling
+    from trainer.types import Prompt
+
+CPU = torch.device("cpu")
+TINY = Config(layers=2, hidden=16, heads=4, kv_heads=2, intermediate=24, prompts_per_step=3, rollouts_per_prompt=4)
+
+
+def decoder(config: Config = TINY, *, seed: int = 0) -> Decoder:
+    """A decoder whose biases and norms are random too, so that leaving one out would show."""
+    made = build(config, VOCABULARY_SIZE, seed=seed, device=CPU)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.3)
+    return made
+
+
+def rollout(tokens: Sequence[int], logprob: float = -1.0) -> Rollout:
+    return Rollout(tuple(tokens), (logprob,) * len(tokens), Stop.END)
+
+
+def group(text: str, *answers: Sequence[int]) -> Group:
+    return Group(prompt(text, "1"), tuple(rollout(answer) for answer in answers))
+
+
+def run(out: Path, config: Config, parts: Parts | None = None) -> list[dict[str, Any]]:
+    """The records of a whole run in this process, without header and end."""
+    with Records(out) as records:
+        made = parts or assemble(config, CPU, seed=config.seed)
+        train(made, config, out=out, records=records, progress=Progress())
+    return read(out)
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / FILE).read_text(encoding="utf-8").splitlines()]
+
+
+def only(records: Sequence[Mapping[str, Any]], **having: object) -> Mapping[str, Any]:
+    """The one record with these values."""
+    (found,) = [record for record in records if all(record.get(key) == value for key, value in having.items())]
+    return found
+
+
+class Scripted:
+    """An engine that gives prepared answers and remembers the weights it was given."""
+
+    def __init__(self, answers: Mapping[str, Sequence[Rollout]]) -> None:
+        self.answers = answers
+        self.received: dict[str, Tensor] = {}
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        count = sampling.rollouts_per_prompt
+        return [Group(each, tuple(self.answers[each.text][:count])) for each in prompts]
+
+    def receive(self, weights: Mapping[str, Tensor]) -> None:
+        self.received = {name: weight.detach().clone() for name, weight in weights.items()}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.received
+
+    def random_state(self) -> Tensor:
+        return torch.zeros(1, dtype=torch.uint8)
+
+    def restore_random_state(self, state: Tensor) -> None:
+        """There is nothing random to restore."""
+
+
+def scripted(config: Config, answers: Mapping[str, Sequence[Rollout]]) -> tuple[Parts, Scripted]:
+    """Parts whose engine is scripted."""
+    parts, engine = assemble(config, CPU, seed=config.seed), Scripted(answers)
+    return replace(parts, engine=engine, publish=lambda: engine.receive(parts.learner.weights())), engine
