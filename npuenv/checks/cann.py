@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.facts.base import Evidence, State
 
 if TYPE_CHECKING:
     from npuenv.facts.cann import Cann
@@ -76,8 +76,12 @@ def _arch(context: Context) -> Verdict:
 def _driver(context: Context) -> Verdict:
     """CANN against the driver's HDK number. The official line gives a range; older ones only name a match."""
     cann, driver = context.facts.cann.value, _driver_version(context)
+    if driver is None and context.facts.driver.state is State.UNKNOWN:
+        return unsure("unknown-input", *context.facts.driver.evidence, facts=("driver",))
     if cann is None or driver is None:
         return skip("cann-driver-skip")
+    if _is_950(context):
+        return skip("cann-driver-950", driver=driver)
     try:
         row, have = context.matrix.cann_row(cann.version), versions.driver(driver)
     except BadInput:
@@ -94,6 +98,13 @@ def _driver(context: Context) -> Verdict:
     if any(versions.driver(name) == have for name in row.driver_named):
         return ok("cann-driver-named", cann=cann.version, driver=driver)
     return warn("cann-driver-no-line", cann=cann.version, driver=driver, named=row.driver_named or ("-",))
+
+
+def _is_950(context: Context) -> bool:
+    """Whether the cards are of the line that numbers its drivers by itself: 25.1.RC1 goes with CANN 9.1.0 there."""
+    table = context.facts.smi.value
+    names = {card.name for card in table.cards if card.name} if table else set()
+    return any((row := context.matrix.hardware_of_chip(name)) is not None and row.id == "950" for name in names)
 
 
 def _driver_version(context: Context) -> str | None:

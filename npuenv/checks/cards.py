@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
+_IDLE_AT_MOST = 0.25  # of a card's memory; ours
 
 
 def _label(card: Card) -> str:
@@ -85,15 +86,27 @@ def _supported(context: Context) -> Verdict:
 
 
 def _free(context: Context) -> Verdict:
-    # Idle is not zero memory: a card without work holds about 3 GB, so only the process rows tell.
+    # Idle is not zero memory: a card without work holds 3 to 5 GB. Process rows do not show other containers' work.
     table = context.facts.smi.value
     if table is None or not table.cards:
         return skip("no-table")
     busy = sorted({process.npu for process in table.processes})
     if not busy:
-        return ok("cards-free-ok", count=len(table.cards))
+        held = [card for card in table.cards if _holds_memory(card)]
+        if not held:
+            return ok("cards-free-ok", count=len(table.cards))
+        lines = (
+            Evidence("npu-smi info", f"NPU {card.npu}: {card.hbm_used_mib} of {card.hbm_total_mib} MiB")
+            for card in held
+        )
+        return warn("cards-free-held", *lines, fix=fix("card-held"), cards=tuple(_label(card) for card in held))
     rows = [f"NPU {item.npu}: process {item.pid} {item.name}".rstrip() for item in table.processes]
     return warn("cards-free-busy", *(Evidence("npu-smi info", row) for row in rows), npus=tuple(busy))
+
+
+def _holds_memory(card: Card) -> bool:
+    """Whether a card holds more than an idle one does: at most 3.4 GB of 32 (A2) and 5.2 of 84 (950) were seen."""
+    return bool(card.hbm_used_mib and card.hbm_total_mib and card.hbm_used_mib > card.hbm_total_mib * _IDLE_AT_MOST)
 
 
 def _openable(context: Context) -> Verdict:
@@ -158,7 +171,19 @@ def _computes(context: Context) -> Verdict:
             tolerance=devices.tolerance,
             count=devices.count,
         )
+    expected = _expected_devices(context)
+    if expected is not None and devices.count < expected:
+        return warn("devices-computes-fewer", fix=fix("device-error"), count=devices.count, expected=expected)
     return ok("devices-computes-ok", count=devices.count, name=devices.names[0] if devices.names else "?")
+
+
+def _expected_devices(context: Context) -> int | None:
+    """How many devices torch should see: those made visible, else all. None: a setting that cannot be read."""
+    value = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
+    if value is None:
+        return _device_count(context)
+    words = {word.strip() for word in value.split(",")}
+    return len(words) if all(re.fullmatch(r"[0-9]+", word) for word in words) else None
 
 
 def _visible(context: Context) -> Verdict:

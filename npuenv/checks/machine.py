@@ -1,11 +1,8 @@
-"""The machine and the session: architecture, C library, memory for processes, limits, disks, proxies, settings."""
+"""The machine: architecture, C library, memory for processes, limits, disks."""
 
 from __future__ import annotations
 
-import re
-
-from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.facts.base import Evidence
+from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.facts.machine import UNLIMITED
 
 _GIB_KIB = 1 << 20
@@ -14,19 +11,9 @@ _GLIBC = (2, 28)  # the floor of torch_npu's and most other wheels: manylinux_2_
 # Docker gives 64 MiB unless told otherwise; torch and Ray exchange tensors there. Thresholds are ours.
 _SHM_LEAST_KIB, _SHM_GOOD_KIB = 512 << 10, 8 * _GIB_KIB
 _FILES_GOOD = 65536  # what ROLL's Ascend samples give the container
+_LOCKED_OLD_DEFAULT = 64 << 10  # bytes; what kernels before 5.16 allow unless told otherwise
 _FILES_CPU = 1024  # a trial without cards opens few
 _DISK_LEAST_KIB, _DISK_GOOD_KIB = 5 * _GIB_KIB, 20 * _GIB_KIB  # a stack takes 2 to 10 GiB, its caches as much again
-_ALLOCATOR_KEYS = frozenset(
-    {
-        "max_split_size_mb",
-        "garbage_collection_threshold",
-        "expandable_segments",
-        "base_addr_aligned_kb",
-        "page_size",
-        "pinned_mem_register",
-        "segment_size_mb",
-    }
-)
 
 
 def _arch(context: Context) -> Verdict:
@@ -75,7 +62,7 @@ def _locked(context: Context) -> Verdict:
     limit = context.facts.locked_memory.value
     if limit is None:
         return skip("no-limit")
-    if limit == UNLIMITED or limit >= 64 << 10:
+    if limit == UNLIMITED or limit > _LOCKED_OLD_DEFAULT:
         return ok("locked-ok")
     return warn("locked-warn", fix=fix("locked", ("ulimit", "-l", "unlimited")), limit=limit >> 10)
 
@@ -92,87 +79,6 @@ def _disk(context: Context) -> Verdict:
     return ok("disk-ok", size=size)
 
 
-def _proxy(context: Context) -> Verdict:
-    proxies, listen = context.facts.proxies.value, context.facts.proxies_listen.value
-    if not proxies:
-        return ok("proxy-none")
-    odd = [proxy for proxy in proxies if proxy.port is None]
-    if odd:
-        lines = (Evidence("environment", f"{proxy.variable}={proxy.address}") for proxy in odd)
-        return warn("proxy-unreadable", *lines, variables=tuple(proxy.variable for proxy in odd))
-    if listen is None:
-        return ok("proxy-untried", count=len(proxies))
-    dead = [name for name, is_there in listen.items() if not is_there]
-    if dead:
-        cure = fix("proxy", ("unset", *dead))
-        return fail("proxy-dead", *context.facts.proxies_listen.evidence, fix=cure, variables=tuple(dead))
-    return ok("proxy-ok", *context.facts.proxies_listen.evidence, count=len(proxies))
-
-
-def _allocator(context: Context) -> Verdict:
-    """PYTORCH_NPU_ALLOC_CONF: `key:value,...`. Expandable segments suit training, not vllm-ascend's memory pool."""
-    environment = context.facts.environment.value or {}
-    value = environment.get("PYTORCH_NPU_ALLOC_CONF", "").strip()
-    line = Evidence("environment", f"PYTORCH_NPU_ALLOC_CONF={value}")
-    unset = fix("allocator", ("unset", "PYTORCH_NPU_ALLOC_CONF"))
-    if not value:
-        return ok("allocator-unset")
-    parts = [part.strip().partition(":") for part in value.split(",")]
-    if not all(re.fullmatch(r"\w+", key.strip()) and setting.strip() for key, _, setting in parts):
-        return fail("allocator-malformed", line, fix=unset, value=value)
-    settings = {key.strip(): setting.strip().lower() for key, _, setting in parts}
-    unread = sorted(set(settings) - _ALLOCATOR_KEYS)
-    expands = settings.get("expandable_segments") == "true"
-    if expands and "max_split_size_mb" in settings:
-        return fail("allocator-conflict", line, fix=unset)
-    if unread:
-        return warn("allocator-unread", line, fix=unset, keys=tuple(unread))
-    if expands and ("vllm-ascend" in _installed(context) or context.framework in NPU_FRAMEWORKS):
-        return warn("allocator-all-roles", line, fix=unset)
-    return ok("allocator-ok", line)
-
-
-def _installed(context: Context) -> frozenset[str]:
-    python = context.facts.python.value
-    return frozenset(python.distributions) if python else frozenset()
-
-
-def _interface(context: Context) -> Verdict:
-    environment = context.facts.environment.value or {}
-    if environment.get("NCCL_SOCKET_IFNAME") and not (
-        environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP")
-    ):
-        name = environment["NCCL_SOCKET_IFNAME"]
-        line = Evidence("environment", f"NCCL_SOCKET_IFNAME={name}")
-        return warn("interface-nccl", line, fix=fix("interface", ("export", f"HCCL_SOCKET_IFNAME={name}")))
-    return ok("interface-ok")
-
-
-def _tls(context: Context) -> Verdict:
-    """The TLS entries of /etc/hccn.conf. A device without one has its default, which the file cannot tell."""
-    conf = context.facts.hccn_conf.value
-    if conf is None:
-        return skip("tls-no-file")
-    switches = {device: keys.get("tls_enable") for device, keys in sorted(conf.by_device.items())}
-    lines = tuple(
-        Evidence("/etc/hccn.conf", f"tls_enable_{device}={value}")
-        for device, value in switches.items()
-        if value is not None
-    )
-    if not lines:
-        return skip("tls-no-entry")
-    if any(value not in ("0", "1", None) for value in switches.values()):
-        return unsure("tls-unreadable", *lines)
-    on, off = ([device for device, value in switches.items() if value == wanted] for wanted in ("1", "0"))
-    if on and off:
-        cure = fix("tls", is_dangerous=True)
-        return fail("tls-mixed", *lines, fix=cure, on=tuple(on), off=tuple(off))
-    silent = [device for device, value in switches.items() if value is None]
-    if silent:
-        return unsure("tls-some", *lines, devices=tuple(silent))
-    return ok("tls-on" if on else "tls-off", *lines[:1], count=len(switches))
-
-
 CHECKS = (
     Check("machine.arch", ("arch",), "platforms of torch_npu wheels", _arch, required_for=FRAMEWORKS),
     Check("machine.glibc", ("glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
@@ -182,22 +88,4 @@ CHECKS = (
         "machine.locked-memory", ("locked_memory",), "ulimit -l; RoCE memory registration", _locked, is_about_cards=True
     ),
     Check("machine.disk", ("disk",), "sizes of measured installations", _disk),
-)
-SESSION_CHECKS = (
-    Check("session.proxy", ("proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
-    Check(
-        "session.allocator",
-        (),
-        "alibaba/ROLL roll/platforms/npu.py; torch_npu environment variables",
-        _allocator,
-        is_about_cards=True,
-    ),
-    Check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface, is_about_cards=True),
-    Check(
-        "network.tls-agrees",
-        ("hccn_conf",),
-        "hicann/hccl fault diagnosis, EI0016 and EI0006",
-        _tls,
-        is_about_cards=True,
-    ),
 )

@@ -25,12 +25,15 @@ from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
     from npuenv.facts.python import Import, Python
+    from npuenv.matrix.rows import VllmAscend
 
 _PTA = "Ascend/pytorch COMPATIBILITY.en.md"
 _VA = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
 _MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
 _OLDEST = (3, 10)
-_TRITON_COEXISTS = "3.2.1"  # from here on triton-ascend itself depends on triton
+# From here on triton-ascend asks for triton itself and still brings every file of it. Which of the two was written last
+# cannot be seen: both together are worth a warning (triton-lang/triton-ascend pull request 395).
+_TRITON_COEXISTS = "3.2.1"
 
 
 def _python(context: Context) -> Python | None:
@@ -78,7 +81,9 @@ def _supported(context: Context) -> Verdict:
     numbers = tuple(int(word) for word in re.findall(r"[0-9]+", python.version)[:2])
     short = ".".join(map(str, numbers))
     arch = context.facts.arch.value or "aarch64"
-    offered = sorted({item for row in context.matrix.torch_npu for item in row.pythons(arch)}, key=_release_key)
+    row = context.matrix.torch_npu_row((_version(context, "torch-npu") or "").split("+")[0])
+    rows = (row,) if row is not None and row.pythons(arch) else context.matrix.torch_npu
+    offered = sorted({item for row in rows for item in row.pythons(arch)}, key=_release_key)
     if numbers < _OLDEST or (offered and short not in offered):
         cure = fix("python-version", ("npuenv", "install", "--for", context.framework or "cpu"))
         return fail("python-version-fail", fix=cure, version=short, offered=tuple(offered))
@@ -99,8 +104,15 @@ def _torch_pair(context: Context) -> Verdict:
     wanted = row.torch if row is not None else _release(torch_npu)
     lines = _line(context, "torch", "torch-npu")
     if _release(torch) == _release(wanted):
+        if _is_for_gpus(torch):
+            return warn("torch-pair-gpu", *lines, fix=_torch(context, wanted), torch=torch)
         return ok("torch-pair-ok", *lines, torch=torch, torch_npu=torch_npu)
     return fail("torch-pair-fail", *lines, fix=_torch(context, wanted), torch=torch, torch_npu=torch_npu, wanted=wanted)
+
+
+def _is_for_gpus(version: str) -> bool:
+    """A local label names another accelerator: "2.8.0+cu128". One without a label may be either."""
+    return re.search(r"\+(cu[0-9]|rocm|xpu)", version) is not None
 
 
 def _torch(context: Context, version: str, *others: str) -> Fix:
@@ -137,9 +149,12 @@ def _torch_npu_cann(context: Context) -> Verdict:
         text[:1].isdigit() and "X" not in text and versions.cann(text) == have for text in stated
     ):
         return ok("torch-npu-cann-compatible", *lines, torch_npu=torch_npu, cann=cann.version)
+    cure = _recommended(context, fitting, torch_npu)
+    pair = next((version for version in fitting if _release(version) == _release(torch_npu)), None)
+    if not row.cann and pair is not None:
+        return warn("torch-npu-cann-other", *lines, fix=cure, torch_npu=torch_npu, cann=cann.version, pair=pair)
     if not row.cann:
         return unsure("torch-npu-cann-unstated", *lines, torch_npu=torch_npu, cann=cann.version)
-    cure = _recommended(context, fitting, torch_npu)
     return warn("torch-npu-cann-warn", *lines, fix=cure, torch_npu=torch_npu, cann=cann.version, recommended=row.cann)
 
 
@@ -244,8 +259,10 @@ def _triton(context: Context) -> Verdict:
     """Triton and triton-ascend own the same files; the last one installed wins, and it has to be triton-ascend."""
     python = _python(context)
     ascend, plain = _version(context, "triton-ascend"), _version(context, "triton")
-    if python is None or ascend is None:
+    if python is None or (ascend is None and (plain is None or "torch-npu" not in python.distributions)):
         return skip("no-triton-ascend")
+    if ascend is None:
+        return warn("triton-alone", *_line(context, "triton", "torch-npu"), fix=fix("triton-alone"), triton=plain)
     lines = _line(context, "triton", "triton-ascend")
     cure = fix(
         "triton",
@@ -255,12 +272,24 @@ def _triton(context: Context) -> Verdict:
     coexist = versions.accepts(f">={_TRITON_COEXISTS}", ascend)
     if "ascend" not in python.triton_backends:
         return fail("triton-overwritten", *lines, fix=cure, backends=python.triton_backends or ("-",))
-    if plain is not None and not coexist:
+    if plain is not None:
         shared = next(
             (item.count for item in python.shared_files if set(item.owners) == {"triton", "triton-ascend"}), 0
         )
-        return fail("triton-residue", *lines, fix=cure, triton=plain, ascend=ascend, count=shared)
-    return ok("triton-ok", *lines, ascend=ascend)
+        verdict = warn if coexist else fail
+        return verdict("triton-residue", *lines, fix=cure, triton=plain, ascend=ascend, count=shared)
+    return _triton_cann(context, ascend) or ok("triton-ok", *lines, ascend=ascend)
+
+
+def _triton_cann(context: Context, ascend: str) -> Verdict | None:
+    """A warning when the CANN is of a series that this triton-ascend was not published for."""
+    row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.facts.cann.value
+    if row is None or not row.cann or cann is None or not versions.is_cann(cann.version):
+        return None
+    if versions.cann(cann.version).series in {versions.cann(text).series for text in row.cann}:
+        return None
+    lines = (*_line(context, "triton-ascend"), *context.facts.cann.evidence)
+    return warn("triton-cann", *lines, ascend=ascend, cann=cann.version, published=row.cann)
 
 
 def _shared(context: Context) -> Verdict:
@@ -303,9 +332,25 @@ def _vllm(context: Context) -> Verdict:
     if row is None:
         return unsure("vllm-unknown", *lines, vllm=vllm, ascend=ascend)
     if _bare(vllm) == _bare(row.vllm):
-        return ok("vllm-ok", *lines, vllm=vllm, ascend=ascend)
+        if _is_for_gpus(vllm):
+            return warn("vllm-gpu", *lines, fix=fix("vllm-gpu"), vllm=vllm)
+        return _vllm_transformers(context, row) or ok("vllm-ok", *lines, vllm=vllm, ascend=ascend)
     cure = _reinstall(context, f"vllm=={row.vllm.removeprefix('v')}")
     return fail("vllm-fail", *lines, fix=cure, vllm=vllm, ascend=ascend, wanted=row.vllm)
+
+
+def _vllm_transformers(context: Context, row: VllmAscend) -> Verdict | None:
+    """A failure when transformers is of a newer major version than this vllm-ascend takes.
+
+    Only that: published images replace the exact pins of some releases by others of the same major version.
+    """
+    have, needs = _version(context, "transformers"), row.requires_transformers
+    if have is None or not needs or versions.accepts(needs, have):
+        return None
+    if "<" not in needs or int(have.split(".")[0]) < int(needs.rpartition("<")[2].lstrip("= ").split(".")[0]):
+        return None
+    cure = _reinstall(context, f"transformers{needs}")
+    return fail("vllm-transformers", *_line(context, "transformers", "vllm-ascend"), fix=cure, have=have, needs=needs)
 
 
 def _bare(version: str) -> str:

@@ -200,6 +200,8 @@ class _Builder:
         name = canonicalize_name(source.name)
         folder, note = f"{self.target.root}/src/{source.name}", self.target.own(f"source-{name}.txt")
         text = f"{source.repo} {source.ref}\n"
+        # A clone knows every branch but the default one under the remote's name only.
+        ref = f"origin/{source.ref}" if source.is_moving else source.ref
         fetch = Step(
             f"{item.id}-source" if len(item.what) == 1 else f"{name}-source",
             Message("plan.why-source-moving" if source.is_moving else "plan.why-source",
@@ -207,7 +209,7 @@ class _Builder:
             (
                 Run(("rm", "-rf", folder)),
                 Run(("git", "clone", "--filter=blob:none", "--no-checkout", source.repo, folder)),
-                Run(("git", "-C", folder, "checkout", "--detach", source.ref)),
+                Run(("git", "-C", folder, "checkout", "--detach", ref)),
                 Run(("git", "-C", folder, "submodule", "update", "--init", "--recursive")),
                 WriteFile(note, text),
             ),

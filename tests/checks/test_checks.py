@@ -237,6 +237,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("python.numpy", both(packages(numpy="2.1.3"), part("cann", version="9.1.0")), Status.OK, "no bound"),
     ("python.limits", packages(pyarrow="26.0.1"), Status.FAIL, "pyarrow<26"),
     ("python.triton", part("python", triton_backends=("amd", "nvidia")), Status.FAIL, "overwritten"),
+    ("python.triton", packages(**{"triton": "3.5.0", "triton-ascend": "3.2.1"}), Status.WARN, "the last one wins"),
     (
         "python.triton",
         both(
@@ -288,11 +289,17 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ),
     (
         "network.tls-agrees",
-        put(hccn_conf=HccnConf({0: {"tls_enable": "0"}, 1: {"tls_enable": "0"}}, ())),
+        put(hccn_conf=HccnConf({card: {"tls_enable": "0"} for card in range(8)}, ())),
         Status.OK,
-        "off for all 2",
+        "off for all 8",
     ),
     ("network.tls-agrees", put(hccn_conf=HccnConf({0: {"tls_enable": "0"}, 1: {}}, ())), Status.UNKNOWN, "devices 1"),
+    ("session.hccl", variables(HCCL_BUFFSIZE="2147483648"), Status.WARN, "outside of 1 to 65536 (MB)"),
+    ("session.hccl", variables(HCCL_CONNECT_TIMEOUT="ten"), Status.WARN, "outside of 120 to 7200 (s)"),
+    ("session.hccl", variables(HCCL_EXEC_TIMEOUT="3600", HCCL_BUFFSIZE=""), Status.OK, ""),
+    ("session.task-queue", variables(TASK_QUEUE_ENABLE="2"), Status.WARN, "peak memory"),
+    ("session.task-queue", variables(TASK_QUEUE_ENABLE="on"), Status.FAIL, "none of 0, 1, 2"),
+    ("session.task-queue", variables(TASK_QUEUE_ENABLE="1"), Status.OK, "=1"),
     ("network.tls-agrees", put(hccn_conf=HccnConf({0: {"tls_enable": "yes"}}, ())), Status.UNKNOWN, "cannot be read"),
 ]
 
@@ -340,9 +347,24 @@ def test_every_check_has_a_case_that_is_not_ok_and_one_that_is() -> None:
     assert fine == {check.id for check in CHECKS}
 
 
+def test_the_drivers_of_the_950_line_are_not_measured_against_the_range_of_the_others() -> None:
+    table = HEALTHY.smi.value
+    assert table is not None
+    cards = tuple(dataclasses.replace(card, name="Ascend950PR") for card in table.cards)
+    change = both(part("smi", cards=cards, driver="25.1.rc1"), part("cann", version="9.1.0"))
+    assert find(change(HEALTHY), "cann.driver").status is Status.SKIP
+    same_number = both(part("smi", driver="25.1.rc1"), part("cann", version="9.1.0"))
+    assert find(same_number(HEALTHY), "cann.driver").status is Status.FAIL
+
+
+def test_a_driver_that_cannot_be_read_is_unknown_and_not_passed_over() -> None:
+    assert find(lost("smi", "driver")(HEALTHY), "cann.driver").status is Status.UNKNOWN
+    assert find(lost("driver")(HEALTHY), "cann.driver").status is Status.OK  # npu-smi says it as well
+
+
 def test_ids_are_unique_and_of_the_form_area_what() -> None:
     ids = [check.id for check in CHECKS]
-    assert len(set(ids)) == len(ids) == 44
+    assert len(set(ids)) == len(ids)
     assert all(len(name.split(".")) == 2 for name in ids)
 
 

@@ -149,3 +149,13 @@ def test_a_cut_table_says_that_it_is_not_complete() -> None:
 def test_no_card_on_the_server_is_an_answer_and_not_a_trouble() -> None:
     read = parse_info("There is no NPU card on this server.\n")
     assert isinstance(read, SmiTable) and read.cards == () and read.layout is None
+
+
+def test_a_card_whose_lower_row_is_lost_makes_the_table_incomplete() -> None:
+    output = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
+    lines = output.splitlines()
+    lower = next(number for number, line in enumerate(lines) if "0000:" in line)
+    whole, cut = parse_info(output), parse_info("\n".join(lines[:lower] + lines[lower + 1 :]))
+    assert isinstance(whole, SmiTable) and isinstance(cut, SmiTable)
+    assert (whole.is_complete, len(whole.cards)) == (True, 8)
+    assert (cut.is_complete, len(cut.cards)) == (False, 7)

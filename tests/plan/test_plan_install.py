@@ -121,10 +121,35 @@ def test_builds_run_inside_cann_without_isolation_and_without_autoload(name: str
         assert (run.env["NPUENV_CANN"], run.env["NPUENV_NNAL"]) == cann_scripts(stack)
         assert run.env.items() >= dict(source.build_env).items()
         fetch = next(step for step in plan.steps if step.id == f"{source.name}-source")
-        assert ("git", "-C", f"/t/env/src/{source.name}", "checkout", "--detach", source.ref) in [
-            r.argv for r in runs(fetch)
-        ]
+        ref = f"origin/{source.ref}" if source.is_moving else source.ref
+        folder = f"/t/env/src/{source.name}"
+        assert ("git", "-C", folder, "checkout", "--detach", ref) in [run.argv for run in runs(fetch)]
         assert ("moves" in say(fetch.why)) is source.is_moving
+
+
+@pytest.mark.parametrize("wanted", ["verl", "mindspeed"])
+def test_the_git_commands_of_a_plan_get_a_tag_and_a_branch_from_a_real_repository(tmp_path: Path, wanted: str) -> None:
+    stack, _, plan = planned("verl-cann9.1.0")
+    source = next(source for source in stack.git_sources if source.name == wanted)
+    origin = tmp_path / "origin"
+
+    def git(*argv: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always")
+        return subprocess.run(["git", *who, *argv], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet", "-b", "main", str(origin))
+    git("-C", str(origin), "commit", "--quiet", "--allow-empty", "-m", "the release")
+    git("-C", str(origin), "branch" if source.is_moving else "tag", source.ref)
+    released = git("-C", str(origin), "rev-parse", "HEAD")
+    git("-C", str(origin), "commit", "--quiet", "--allow-empty", "-m", "later work")
+    clone = str(tmp_path / "clone")
+    places = {source.repo: str(origin), f"/t/env/src/{source.name}": clone}
+    fetch = next(step for step in plan.steps if step.id == f"{source.name}-source")
+    for run in runs(fetch):
+        if run.argv[0] == "git":
+            git(*(places.get(word, word) for word in run.argv[1:]))
+    assert git("-C", clone, "rev-parse", "HEAD") == released
+    assert source.is_moving is (wanted == "mindspeed")
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

@@ -14,7 +14,7 @@ from npuenv.resolve import resolve, stack_names
 from npuenv.resolve.candidate import candidates
 from npuenv.resolve.conflict import clash_key, smallest_hitting_set
 from npuenv.resolve.names import checked
-from npuenv.resolve.rules import against_rows, objections, pairing
+from npuenv.resolve.rules import against_rows, driver_is_too_old, objections, pairing
 from npuenv.resolve.types import Conflict, Pin, Request, Stack
 
 MATRIX = load_matrix()
@@ -23,7 +23,7 @@ UNSOLVABLE = [
     Request(stack="verl-cann9.1.0", driver="25.0"),
     Request(stack="verl-0.7.1-cann8.5.0", pins={"torch": "2.9.0"}),
     Request(stack="verl-0.7.1-cann8.5.0", python="3.12", arch="x86_64"),
-    Request(stack="cpu", python="3.13"),
+    Request(stack="cpu", python="3.9"),
     Request(framework="verl", python="3.13"),
     Request(framework="verl", hardware="950"),
     Request(framework="verl", cann="9.0.0"),
@@ -244,3 +244,19 @@ def test_index_that_cannot_be_listed_is_no_objection_but_no_index_is() -> None:
     }
     assert "resolve.wheel-none" not in keys["2.8.0.post1"]
     assert "resolve.wheel-none" in keys["2.8.0.post3"]
+
+
+def test_the_python_range_of_vllm_ascend_holds_by_itself() -> None:
+    request = checked(Request(stack="verl-0.7.1-cann8.5.0", arch="aarch64", python="3.11"), MATRIX)
+    good = next(each for each in candidates(request, MATRIX) if each.recipe.id == request.stack)
+    assert "vllm-ascend.0.13.0" not in {clash.rule for clash in against_rows(good, MATRIX)}
+    bad = good.with_version("python", "3.12")
+    assert "vllm-ascend.0.13.0" in {clash.rule for clash in against_rows(bad, MATRIX)}
+
+
+def test_the_driver_floor_does_not_hold_on_the_950_line() -> None:
+    row = MATRIX.cann_row("9.1.0")
+    assert row is not None
+    assert driver_is_too_old(row, "25.1.RC1", "a2")
+    assert not driver_is_too_old(row, "25.1.RC1", "950")
+    assert not driver_is_too_old(row, "25.2.0", "a2")

@@ -67,7 +67,7 @@ def test_json_of_a_stack_keeps_keys_and_ids_in_both_languages(name: str) -> None
 
 
 def test_json_of_a_conflict_has_commands_as_lists() -> None:
-    document = as_json(resolve(Request(stack="cpu", python="3.13"), MATRIX))
+    document = as_json(resolve(Request(stack="cpu", python="3.9"), MATRIX))
     assert document["schema"] == "npuenv.conflict/1"
     assert [clash["rule"] for clash in document["clashes"]] == ["request", "request", "cpu"]
     assert document["ways_out"][0]["command"] == ["npuenv", "resolve", "cpu", "--python", "3.11"]

@@ -1,0 +1,118 @@
+"""Single faults in the raw text of healthy hosts: the right check speaks, and no other one does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npuenv._toml import loads
+from npuenv.checks import check_all
+from npuenv.facts.collect import collect
+from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host.recorded import parse_capture
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npuenv.host.base import Host
+
+HERE = Path(__file__).parent
+FAULTS = loads((HERE / "seeded_faults.toml").read_text(encoding="utf-8"))["fault"]
+
+
+class EditedHost:
+    """A recorded host with a fault; what the recording was never asked for is not there.
+
+    The recording holds only what a healthy host is asked, and a fault makes the doctor look further.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.name = "host1"
+        self._recorded = parse_capture(json.dumps(document), Path("edited"))
+        self._paths = document["paths"]
+        self._words = [item["argv"] for item in document["commands"]]
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
+        known = list(argv) in self._words
+        return self._recorded.run(argv) if known else Ran(tuple(argv), None, "", "No such file or directory")
+
+    def look(self, path: str) -> Looked:
+        return self._recorded.look(path) if path in self._paths else Looked(path, PathState.ABSENT)
+
+    def environ(self) -> Mapping[str, str]:
+        return self._recorded.environ()
+
+
+def _words(argv: list[str]) -> str:
+    """The name of a command in the table: `python` stands for the target's interpreter and its program."""
+    return " ".join(["python", *argv[3:]] if argv[1:2] == ["-c"] else argv)
+
+
+def _edit_text(document: dict[str, Any], place: str, old: str, new: str) -> None:
+    places = [(item, "out") for item in document["commands"] if _words(item["argv"]) == place]
+    places += [(document["paths"][place], "text")] if place in document["paths"] else []
+    ((holder, key),) = places
+    # Programs print JSON, whose keys are sorted with a blank after the colon: edits are literal.
+    assert old in holder[key], f"{old!r} is not in {place}"
+    holder[key] = holder[key].replace(old, new)
+
+
+def _answer(document: dict[str, Any], place: str, answer: Mapping[str, Any]) -> None:
+    ran = {"code": answer.get("code"), "out": answer.get("out", ""), "err": answer.get("err", "")}
+    if answer.get("timed_out"):
+        ran["timed_out"] = True
+    for item in document["commands"]:
+        if _words(item["argv"]) == place:
+            item.update(ran)
+            return
+    head = next(item["argv"][:3] for item in document["commands"] if item["argv"][1:2] == ["-c"])
+    document["commands"].append({"argv": [*head, *place.split()[1:]], **ran})
+
+
+def faulty_host(fault: Mapping[str, Any]) -> EditedHost:
+    """The recorded host of a row with the row's edits."""
+    document = json.loads((HERE.parent / "fixtures" / "hosts" / f"{fault['host']}.json").read_text(encoding="utf-8"))
+    for place, old, new in fault.get("replace", ()):
+        _edit_text(document, place, old, new)
+    for place, answer in fault.get("ran", {}).items():
+        _answer(document, place, answer)
+    for place, line in fault.get("ran_after", {}).items():
+        next(item for item in document["commands"] if _words(item["argv"]) == place)["out"] += line
+    document["environ"].update(fault.get("set", {}))
+    for name in fault.get("drop", ()):
+        del document["environ"][name]
+    paths = document["paths"]
+    paths.update({path: {"state": "file", "text": text} for path, text in fault.get("files", {}).items()})
+    paths.update({path: {"state": "folder", "names": names} for path, names in fault.get("folders", {}).items()})
+    paths.update({path: {"state": "absent"} for path in fault.get("gone", ())})
+    paths.update({path: {"state": "device", "error": why} for path, why in fault.get("closed", {}).items()})
+    paths.update({path: {"state": "unreadable", "error": why} for path, why in fault.get("unreadable", {}).items()})
+    return EditedHost(document)
+
+
+def statuses(host: Host) -> dict[str, str]:
+    """Check id -> status of everything that the doctor looks at on level 2."""
+    facts = collect(host, level=2)
+    return {finding.check: finding.status.value for finding in check_all(facts, level=2)}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["id"])
+def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]) -> None:
+    healthy = statuses(faulty_host({"host": fault["host"]}))
+    assert set(healthy.values()) == {"ok", "skip"}
+    found = statuses(faulty_host(fault))
+    assert {check: found.get(check) for check, right in fault["must"].items() if found.get(check) not in right} == {}
+    allowed = {*fault["must"], *fault.get("may", ())}
+    moved = {
+        check: status for check, status in found.items() if status != healthy[check] and status not in ("ok", "skip")
+    }
+    assert {check: status for check, status in moved.items() if check not in allowed} == {}
+
+
+def test_each_check_has_a_fault_that_it_finds() -> None:
+    """Keeps the table honest: a new check comes with a fault of its own."""
+    spoken = {check for fault in FAULTS for check, right in fault["must"].items() if "ok" not in right}
+    assert {*statuses(faulty_host({"host": "a2_healthy"}))} - spoken == set()
