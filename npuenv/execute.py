@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import errno
 import json
+import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _TAIL_BYTES = 1 << 16
+# Something in the way of the folder that no second attempt can mend.
+_NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 # Settings of the caller's shell that would leak into what the steps run.
 _NEVER_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONSTARTUP")
 
@@ -127,7 +130,10 @@ class _claim:
             (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
             is_mine = self._lock.__enter__()
         except OSError as error:
-            raise StepFailed(_system_error(error, self._session.root)) from error
+            said = _system_error(error, self._session.root)
+            if error.errno in _NO_PLACE:
+                raise BadInput(said, Message("plan.choose-target")) from error
+            raise StepFailed(said, _run_again(self._session)) from error
         if not is_mine:
             self._lock.__exit__(None, None, None)
             raise BadInput(Message("execute.already-running", {"path": self._session.root}))
@@ -218,9 +224,11 @@ def _check_after(step: Step, session: Session) -> None:
 
 def _failed(step: Step, session: Session, why: Message) -> StepFailed:
     said = {"step": step.id, "why": why, "log": str(session.log(step))}
-    return StepFailed(
-        Message("execute.step-failed", said), Message("execute.run-again", {"command": " ".join(session.again)})
-    )
+    return StepFailed(Message("execute.step-failed", said), _run_again(session))
+
+
+def _run_again(session: Session) -> Message:
+    return Message("execute.run-again", {"command": shlex.join(session.again)})
 
 
 def _reason(text: str, action: Run, code: int) -> Message:

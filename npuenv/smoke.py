@@ -6,6 +6,7 @@ records do not hold is unknown, not fine. Start from `start`, `follow` and `judg
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from npuenv.checks import Finding, Fix, Status
 from npuenv.errors import BadInput, StepFailed
 from npuenv.facts.base import Evidence
 from npuenv.host.running import Running
+from npuenv.host.writing import claimed
 from npuenv.messages import Message
 
 Record = Mapping[str, Any]
@@ -58,15 +60,18 @@ def start(target: Target, settings: Mapping[str, str]) -> Running:
     argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve())]
     argv += [f"{key}={value}" for key, value in settings.items()]
     env = {"PYTHONPATH": str(scene / "path"), "PYTHONSAFEPATH": "1"}
-    return Running(argv, cwd=scene / "work", env=env, log=target.out / LOG, unset=_NEVER_INHERITED)
+    try:
+        return Running(argv, cwd=scene / "work", env=env, log=target.out / LOG, unset=_NEVER_INHERITED)
+    except OSError as error:
+        args = {"path": str(target.python), "reason": error.strerror or str(error)}
+        raise BadInput(Message("smoke.bad-python", args), Message("smoke.no-python-hint")) from error
 
 
 def _prepare(out: Path) -> Path:
     """Makes the output folder with its `scene`: `path` with a link to the trainer alone, and an empty `work`."""
-    if out.is_dir() and any(out.iterdir()) and not (out / METRICS).exists():
-        raise BadInput(Message("smoke.foreign-out", {"path": str(out)}), Message("smoke.foreign-out-hint"))
     scene = out / "scene"
     try:
+        _refuse_foreign(out)
         for folder in (scene / "path", scene / "work"):
             folder.mkdir(parents=True, exist_ok=True)
         for old in (METRICS, LOG):
@@ -75,9 +80,36 @@ def _prepare(out: Path) -> Path:
         link.unlink(missing_ok=True)
         link.symlink_to(Path(__file__).resolve().parent.parent / "trainer", target_is_directory=True)
     except OSError as error:
-        args = {"path": str(out), "reason": error.strerror or str(error)}
-        raise BadInput(Message("smoke.bad-out", args), Message("smoke.bad-out-hint")) from error
+        raise _bad_out(out, error) from error
     return scene
+
+
+def _refuse_foreign(out: Path) -> None:
+    # A run that was stopped before its first record leaves nothing but the scene and the log.
+    if out.is_dir() and any(out.iterdir()) and not ((out / METRICS).exists() or (out / "scene").is_dir()):
+        raise BadInput(Message("smoke.foreign-out", {"path": str(out)}), Message("smoke.foreign-out-hint"))
+
+
+def _bad_out(out: Path, error: OSError) -> BadInput:
+    args = {"path": str(out), "reason": error.strerror or str(error)}
+    return BadInput(Message("smoke.bad-out", args), Message("smoke.bad-out-hint"))
+
+
+@contextlib.contextmanager
+def sole_use(out: Path) -> Iterator[None]:
+    """Keeps a second smoke test away from the folder while the block runs: the two would mix their records.
+
+    Raises BadInput when one is at work there, or the folder cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            _refuse_foreign(out)
+            is_mine = stack.enter_context(claimed(str(out / "scene" / "running")))
+        except OSError as error:
+            raise _bad_out(out, error) from error
+        if not is_mine:
+            raise BadInput(Message("smoke.busy", {"path": str(out)}), Message("smoke.foreign-out-hint"))
+        yield
 
 
 def follow(running: Running, out: Path, *, silence_limit_s: float = SILENCE_LIMIT_S) -> Iterator[Record]:
@@ -163,7 +195,13 @@ def _completed(records: Sequence[Record], exit_code: int | None, log_tail: str) 
     if end is not None and end.get("status") == "completed" and exit_code == 0:
         args = {"steps": end.get("steps_done"), "seconds": f"{end.get('wall_s', math.nan):.1f}"}
         return _finding("training.completed", Status.OK, "completed", args)
-    reason = (end or {}).get("reason") or log_tail.strip().rpartition("\n")[2] or "-"
+    reason = (end or {}).get("reason") or log_tail.strip().rpartition("\n")[2]
+    if exit_code is not None and exit_code < 0:
+        return _finding("training.completed", Status.FAIL, "killed", {"signal": -exit_code}, line=str(reason))
+    if exit_code == 0 and not reason:
+        return _finding("training.completed", Status.FAIL, "cut-off", {"name": METRICS})
+    if not reason:
+        return _finding("training.completed", Status.FAIL, "ended-in-silence", {"code": exit_code})
     args = {"code": "-" if exit_code is None else exit_code, "reason": reason}
     return _finding("training.completed", Status.FAIL, "not-completed", args, line=str(reason))
 
@@ -240,5 +278,5 @@ def _finding(check: str, status: Status, key: str, args: Mapping[str, object], *
 def default_out(environ: Mapping[str, str] | None = None) -> Path:
     """The folder for a run's records when none is given: in the user's state folder."""
     environ = os.environ if environ is None else environ
-    state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
     return Path(state) / "npuenv" / "smoke-train"

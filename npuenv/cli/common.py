@@ -52,7 +52,7 @@ class Ui:
 
     def print_json(self, document: Mapping[str, object]) -> None:
         """The one document of a --json run."""
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        print_document(document)
 
     def say(self, message: Message, *, err: bool = False) -> None:
         """One sentence for a person; silent with --json (stdout) and --quiet."""
@@ -175,12 +175,36 @@ def pins_of_file(path: Path) -> tuple[str, ...]:
     return tuple(pins)
 
 
+def absolute(path: Path) -> Path:
+    """The path from the root on, links kept: programs that are started elsewhere mean the same place by it.
+
+    Raises BadInput for a relative path in a working folder that has been removed.
+    """
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError as error:
+        raise BadInput(Message("cli.no-cwd", {"path": str(path)}), Message("cli.no-cwd-hint")) from error
+
+
 class Stop(Exception):
     """Ends a command with an exit code after everything was said."""
 
     def __init__(self, code: ExitCode) -> None:
         super().__init__(code)
         self.code = code
+
+
+class Interrupted(NpuenvError):
+    """Ctrl-C, or a signal that is treated like it."""
+
+    kind = "interrupted"
+    exit_code = ExitCode.INTERRUPTED
+
+
+def print_document(document: Mapping[str, object]) -> None:
+    """A JSON document on stdout, in characters that its encoding has."""
+    is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    click.echo(json.dumps(document, ensure_ascii=is_ascii, indent=2))
 
 
 def report_error(error: NpuenvError, *, lang: str, is_json: bool) -> None:
@@ -190,7 +214,7 @@ def report_error(error: NpuenvError, *, lang: str, is_json: bool) -> None:
     if is_json:
         body = {"kind": error.kind, "message": message, "hint": hint}
         document = {"schema": "npuenv.error/1", "exit": int(error.exit_code), "error": body}
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        print_document(document)
         return
     click.echo(say(Message("cli.error", {"message": message}), lang), err=True)
     if hint:

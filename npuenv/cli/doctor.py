@@ -86,8 +86,13 @@ def _save(host: Host, path: Path) -> None:
     from npuenv.host.recorded import RecordingHost
 
     assert isinstance(host, RecordingHost)
+    from npuenv.host.writing import write_whole
+
     try:
-        path.write_text(host.capture_text(), encoding="utf-8")
+        if path.exists() and not path.is_file():  # /dev/stdout: written through, never replaced
+            path.write_text(host.capture_text(), encoding="utf-8")
+        else:
+            write_whole(str(path), host.capture_text())
     except OSError as error:
         args = {"path": str(path), "reason": error.strerror or str(error)}
         raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.cli.common import Ui, absolute, common_options, request_options
 from npuenv.cli.machine import Machine, for_this_machine, lock_of, resolve_or_stop, this_machine
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
@@ -52,7 +52,9 @@ def command(
     """
     if only_step and from_step:
         raise BadInput(Message("cli.step-options"), Message("cli.step-options-hint"))
-    how = How(target, base_python, only_step, from_step, fill)
+    if script and ui.is_json:
+        raise BadInput(Message("cli.script-json"), Message("cli.script-json-hint"))
+    how = How(str(absolute(Path(target))) if target else None, base_python, only_step, from_step, fill)
     if dry_run or script:
         return int(_show(ui, request, how, as_script=script))
     run_install(ui, request, yes=yes, how=how)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.common import Ui, common_options
+from npuenv.cli.common import Ui, absolute, common_options
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from npuenv.smoke import Target
 
 
 @click.command("smoke-train")
@@ -63,10 +65,17 @@ def default_target(stack: str) -> Path:
 def run_smoke(ui: Ui, *, target: Path, out: Path | None, settings: Mapping[str, str]) -> ExitCode:
     """Runs the trainer, draws it, judges it and says the verdict; the exit code of the whole."""
     from npuenv import smoke
-    from npuenv.report import smoke as report
 
     # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
-    place = smoke.Target((target / "bin" / "python").absolute(), (out or smoke.default_out()).absolute())
+    place = smoke.Target(absolute(target) / "bin" / "python", absolute(out or smoke.default_out()))
+    with smoke.sole_use(place.out):
+        return _run_and_judge(ui, place, settings)
+
+
+def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCode:
+    from npuenv import smoke
+    from npuenv.report import smoke as report
+
     console = ui.console(stderr=ui.is_json)
     is_drawn = not (ui.is_quiet or ui.is_json)
     records: list[Mapping[str, Any]] = []
@@ -99,10 +108,13 @@ def _files(ui: Ui, records: list[Mapping[str, Any]], out: Path) -> dict[str, Pat
 
     files = {"records": out / smoke.METRICS}
     plot = out / "plot.svg"
-    plot.unlink(missing_ok=True)
     if any(record.get("kind") == "step" for record in records):
-        if draw_plot(records, plot, ui.lang):
-            files["plot"] = plot
-        else:
-            ui.say(Message("smoke.no-plot"))
+        try:
+            plot.unlink(missing_ok=True)
+            if draw_plot(records, plot, ui.lang):
+                files["plot"] = plot
+            else:
+                ui.say(Message("smoke.no-plot"))
+        except Exception as error:  # matplotlib and what it imports may be broken; a verdict does not hang on a picture
+            ui.say(Message("smoke.plot-failed", {"path": str(plot), "reason": str(error)}), err=True)
     return files

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
 _MARK = "NPUENV-ANSWER "
-_LOADER = "import os; exec(compile(os.environ.pop('NPUENV_PROGRAM'), 'npuenv', 'exec'))"
+# The empty entry is the working folder: a json.py that lies about there must not be imported.
+_LOADER = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "import os; exec(compile(os.environ.pop('NPUENV_PROGRAM'), 'npuenv', 'exec'))"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -28,7 +29,7 @@ class Running:
         self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path, unset: Sequence[str] = ()
     ) -> None:
         environ = {name: value for name, value in os.environ.items() if name not in unset} | dict(env)
-        with log.open("ab") as sink:
+        with log.open("ab") as sink, _undisturbed():
             self._process = subprocess.Popen(
                 list(argv),
                 cwd=cwd,
@@ -59,8 +60,12 @@ class Running:
     def stop(self) -> None:
         """Ends the whole process group and all descendants: terminate, then kill after two seconds.
 
-        Harmless when all have ended.
+        Harmless when all have ended. A signal that comes meanwhile has its effect afterwards.
         """
+        with _undisturbed():
+            self._stop()
+
+    def _stop(self) -> None:
         strays = self._strays()
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + 2.0
@@ -80,6 +85,12 @@ class Running:
     ) -> None:
         self.stop()
 
+    def __del__(self) -> None:
+        # An interrupt can fall between the start and the `with`; then nobody else would stop it.
+        process = getattr(self, "_process", None)
+        if process is not None and process.returncode is None:
+            self.stop()
+
     def _strays(self) -> list[psutil.Process]:
         """Descendants that left the process group: they made a session of their own, as daemons do."""
         try:
@@ -98,3 +109,26 @@ class Running:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             return  # the whole group has ended already
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Holds back the signals that end this process while the block runs, and delivers them after it.
+
+    Handlers and not a mask, which the started program would inherit. Only the main thread is ever interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    late: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    held = {number: handler for number, handler in before.items() if callable(handler)}
+    try:
+        for number in held:
+            signal.signal(number, lambda number, _: late.append(number))
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for arrived in late[:1]:
+            signal.raise_signal(arrived)

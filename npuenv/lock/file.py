@@ -116,6 +116,8 @@ def read_lock(path: Path) -> Lock:
         return parse_lock(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise BadInput(Message("lock.unreadable", {"path": str(path), "why": error.strerror or ""})) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(Message("lock.unreadable", {"path": str(path), "why": str(error)})) from error
 
 
 def parse_lock(text: str, path: str = "lock") -> Lock:

@@ -62,8 +62,11 @@ class Target:
 
 
 def data_folder(environ: Mapping[str, str]) -> str:
-    """Where environments live unless the user says otherwise."""
-    base = environ.get("XDG_DATA_HOME") or posixpath.join(environ.get("HOME", "/"), ".local/share")
+    """Where environments live unless the user says otherwise. XDG asks to pass over a folder that is not absolute."""
+    base = environ.get("XDG_DATA_HOME", "")
+    if not posixpath.isabs(base):
+        home = environ.get("HOME", "")
+        base = posixpath.join(home if posixpath.isabs(home) else os.path.expanduser("~"), ".local/share")
     return posixpath.join(base, "npuenv")
 
 

@@ -108,18 +108,20 @@ def print_summary(
     """One screen: what ran, how the reward went, each finding, where the files are, and the verdict last."""
     from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     for label, value in _rows(records, lang):
         table.add_row(say(Message(f"smoke.row-{label}"), lang), value)
     console.print(table)
     console.print()
+    marked = Table.grid(padding=(0, 1))  # a grid, so that a long sentence goes on below its own beginning
     for finding in sorted(findings, key=lambda found: list(_MARKS).index(found.status)):
         mark, style = _MARKS[finding.status]
-        console.print(f"[{style}]{mark}[/] ", end="")
-        console.print(say(finding.says, lang), markup=False)
+        marked.add_row(Text(mark, style=style), Text(say(finding.says, lang)))
         if finding.fix:
-            console.print(Padding(f"→ {say(finding.fix.says, lang)}", (0, 0, 0, 4)), markup=False)
+            marked.add_row("", Padding(Text(f"→ {say(finding.fix.says, lang)}"), (0, 0, 0, 2)))
+    console.print(marked)
     for kind, path in files.items():
         console.print(say(Message(f"smoke.{kind}", {"path": str(path)}), lang), markup=False, soft_wrap=True)
     result = verdict(findings)

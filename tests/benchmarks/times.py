@@ -42,7 +42,7 @@ def main() -> None:
     torch = (python, "-c", "import torch")
     collect = (python, "-m", "torch.utils.collect_env")
     rows = [
-        ("import npuenv.cli", (sys.executable, "-c", "import npuenv.cli"), empty, repeat),
+        ("import npuenv.cli.app", (sys.executable, "-c", "import npuenv.cli.app"), empty, repeat),
         ("npuenv resolve verl-0.7.1-cann8.5.0", (*NPUENV, "resolve", "verl-0.7.1-cann8.5.0"), empty, repeat),
         ("npuenv doctor --for cpu", (*NPUENV, "doctor", "--for", "cpu"), collect, repeat),
         ("npuenv doctor (the CPU stack's Python)", (*NPUENV, "doctor", "--python", python), collect, repeat),

@@ -16,7 +16,7 @@ from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage
 from npuenv.messages import say
-from npuenv.plan.target import Target, check_target, find_python, is_ours, marker_text
+from npuenv.plan.target import Target, check_target, data_folder, find_python, is_ours, marker_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,3 +136,16 @@ def test_a_read_only_place_is_bad_input() -> None:
     with pytest.raises(BadInput) as caught:
         check_target(Frozen({}), Target("/ro/env"), LOCK)
     assert say(caught.value.message) == "/ro cannot be written to"
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"XDG_DATA_HOME": "/data", "HOME": "/home/x"}, "/data/npuenv"),
+        ({"XDG_DATA_HOME": "relative", "HOME": "/home/x"}, "/home/x/.local/share/npuenv"),
+        ({"HOME": "/home/x"}, "/home/x/.local/share/npuenv"),
+    ],
+)
+def test_the_data_folder_is_always_absolute(environ: dict[str, str], folder: str) -> None:
+    assert data_folder(environ) == folder
+    assert data_folder({"HOME": ""}).startswith("/")

@@ -57,9 +57,11 @@ def test_the_records_hold_together(learnt: list[dict[str, Any]]) -> None:
     steps = [record for record in learnt if record["kind"] == "step"]
     assert [record["step"] for record in steps] == list(range(1, Config().steps + 1))
     assert [record["lr"] for record in steps] == sorted((record["lr"] for record in steps), reverse=True)
-    assert all(record["ratio_max"] == 1.0 and record["clip_fraction"] == 0.0 for record in steps)
+    # The second mini batch of a step is trained on with a policy that has moved: the clipped ratio is at work.
+    assert max(record["ratio_max"] for record in steps) > 1.2
+    assert max(record["clip_fraction"] for record in steps) > 0.0
     assert all(record["kl"] >= 0 and record["entropy"] > 0 for record in steps)
-    assert steps[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert steps[0]["kl"] < 0.01 < steps[-1]["kl"]
     mask = only(learnt, kind="check", name="mask")
     assert mask["generated_tokens"] == sum(record["tokens"] for record in steps)
     after = only(learnt, kind="eval", when="after")

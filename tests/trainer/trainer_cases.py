@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from trainer.types import Prompt
 
 CPU = torch.device("cpu")
-TINY = Config(layers=2, hidden=16, heads=4, kv_heads=2, intermediate=24, prompts_per_step=3, rollouts_per_prompt=4)
+TINY = Config(
+    layers=2,
+    hidden=16,
+    heads=4,
+    kv_heads=2,
+    intermediate=24,
+    prompts_per_step=3,
+    rollouts_per_prompt=4,
+    mini_batches=1,
+)
 
 
 def decoder(config: Config = TINY, *, seed: int = 0) -> Decoder:

@@ -25,12 +25,13 @@ def chain(error: BaseException | None) -> list[str]:
 def answer(name: str) -> dict[str, object]:
     try:
         module = importlib.import_module(name)
+        if getattr(module, "__file__", None) is None:
+            raise ImportError(f"{name} is an empty shell: its __init__.py is missing ({list(module.__path__)})")
     except BaseException as error:  # a module may raise anything, SystemExit included, and all of it is the answer
         return {"ok": False, "version": "", "errors": chain(error)}
     return {"ok": True, "version": str(getattr(module, "__version__", "")), "errors": []}
 
 
-sys.path[:] = [entry for entry in sys.path if entry]
 sys.stdout.write("\nNPUENV-ANSWER " + json.dumps(answer(sys.argv[-1])) + "\n")
 sys.stdout.flush()
 os._exit(0)  # teardown of half-loaded native libraries may crash after the answer

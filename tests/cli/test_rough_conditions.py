@@ -1,0 +1,293 @@
+"""The commands under bad conditions: signals, full and read-only disks, closed streams, damaged environments."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from npuenv.cli import main
+from npuenv.host.running import Running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("home")
+ROOT = Path(__file__).parents[2]
+
+
+def npuenv(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A finished run of the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "npuenv", *words],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def in_shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same under a shell line that does something to its streams; `"$@"` in it stands for npuenv and `words`."""
+    argv = ["sh", "-c", line, "sh", sys.executable, "-m", "npuenv", *words]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 KiB."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting is refused here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.fixture
+def fake_environment(tmp_path: Path) -> Path:
+    """An environment whose Python is a script that starts a child and sleeps; the child's number goes to `child`."""
+    python = tmp_path / "fake" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nsleep 60 &\necho $! > "{tmp_path}/child"\nwait\n')
+    python.chmod(0o755)
+    return tmp_path / "fake"
+
+
+def wait_for(path: Path) -> str:
+    """The text of a file once it has any."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            if text := path.read_text():
+                return text
+        time.sleep(0.02)
+    raise AssertionError(f"{path} never came")
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_trainer_and_its_children_with_one_line(
+    number: signal.Signals, fake_environment: Path, tmp_path: Path
+) -> None:
+    words = ["smoke-train", "--target", str(fake_environment), "-o", str(tmp_path / "out")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "npuenv", *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        child = int(wait_for(tmp_path / "child"))
+        run.send_signal(number)
+        _, said = run.communicate(timeout=30)
+    assert run.returncode == 130
+    # click ends the line of the terminal's ^C first
+    assert said.strip() == "interrupted; nothing is lost, run the same command again to go on"
+    assert not is_alive(child)
+
+
+def test_ctrl_c_at_many_moments_gives_one_line_and_no_traceback() -> None:
+    """Moments from the first imports to the end. One that comes after the last word changes nothing."""
+    program = (
+        "import sys\n"
+        "sys.argv = ['npuenv', 'doctor', '--for', 'cpu']\n"
+        "from npuenv.cli import main\n"
+        "print('up', flush=True)\n"
+        "main()\n"
+    )
+    for moment in (0.0, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8):
+        with subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as run:
+            assert run.stdout is not None
+            run.stdout.readline()
+            time.sleep(0.002 + moment)  # `main` has begun: from here on a signal is ours
+            run.send_signal(signal.SIGINT)
+            _, said = run.communicate(timeout=30)
+        assert "Traceback" not in said and "ignored" not in said, (moment, said)
+        assert run.returncode in (130, 0, -signal.SIGINT), (moment, said)
+        assert len(said.strip().splitlines()) <= 1, (moment, said)
+
+
+def test_ctrl_c_during_the_imports_is_one_line() -> None:
+    """The module that holds the commands raises it itself, as a signal at that moment would."""
+    program = (
+        "import sys, builtins\n"
+        "real, hits = builtins.__import__, []\n"
+        "def once(name, *rest):\n"
+        "    if name == 'click' and not hits:\n"
+        "        hits.append(name)\n"
+        "        raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "from npuenv.cli import main\n"
+        "builtins.__import__ = once\n"
+        "sys.argv = ['npuenv', 'resolve', 'cpu']\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert ran.stderr == "interrupted; nothing is lost, run the same command again to go on\n"
+
+
+def test_interrupts_during_start_and_stop_leave_no_process(tmp_path: Path) -> None:
+    """The child tells of its start and of its end by a signal to us: both come while `Running` is at work."""
+    program = f"import os, signal, time\nos.kill({os.getpid()}, signal.SIGINT)\ntime.sleep(60)"
+    pid = 0
+    with pytest.raises(KeyboardInterrupt):
+        running = Running([sys.executable, "-c", program], cwd=tmp_path, env={}, log=tmp_path / "log")
+        pid = running._process.pid
+        with running:
+            running.wait(30)
+    assert pid and not is_alive(pid)
+
+
+def test_a_run_that_was_forgotten_before_its_block_is_stopped(tmp_path: Path) -> None:
+    running = Running(["sleep", "60"], cwd=tmp_path, env={}, log=tmp_path / "log")
+    pid = running._process.pid
+    del running
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("words", [["resolve", "cpu"], ["resolve", "cpu", "--json"], ["--help"]])
+def test_a_full_disk_under_stdout_is_said_on_stderr(words: list[str]) -> None:
+    ran = in_shell('"$@" > /dev/full', *words)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: the system refuses: No space left on device\n")
+    assert "Traceback" not in ran.stderr and "Exception" not in ran.stderr
+
+
+def test_closed_streams_change_neither_the_exit_code_nor_the_files(tmp_path: Path) -> None:
+    assert in_shell('"$@" <&- >&- 2>&-', "resolve", "cpu").returncode == 0
+    assert in_shell('"$@" 2>&-', "bogus").returncode == 2
+    ran = in_shell('"$@" <&- >&- 2>&-', "doctor", "--for", "cpu", "--level", "0", "--save", str(tmp_path / "saved"))
+    assert ran.returncode in (0, 3)
+    assert json.loads((tmp_path / "saved").read_text())["schema"] == "npuenv.capture/1"
+
+
+def test_a_capture_that_does_not_fit_on_the_disk_leaves_the_old_one(tiny_disk: Path) -> None:
+    (tiny_disk / "saved").write_text("the old one")
+    with pytest.raises(OSError, match="No space left"):
+        (tiny_disk / "filling").write_bytes(bytes(1 << 20))
+    ran = npuenv("doctor", "--for", "cpu", "--level", "0", "--quiet", "--save", str(tiny_disk / "saved"))
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"error: {tiny_disk / 'saved'} cannot be written: No space left on device\n")
+    assert (tiny_disk / "saved").read_text() == "the old one"
+
+
+def test_a_stopped_smoke_test_leaves_a_folder_that_the_next_one_takes(tmp_path: Path) -> None:
+    """Stopped before its first record, as by Ctrl-C while torch is imported, or on a full disk."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    (tmp_path / "out" / "scene" / "work").mkdir(parents=True)
+    (tmp_path / "out" / "trainer.log").write_text("")
+    ran = npuenv("smoke-train", "--target", str(tmp_path / "bare"), "-o", str(tmp_path / "out"))
+    assert ran.returncode == 1
+    assert "No module named 'torch'" in ran.stdout
+    assert "FAIL" in ran.stdout
+
+
+def test_two_smoke_tests_do_not_share_a_folder(fake_environment: Path, tmp_path: Path) -> None:
+    words = ["smoke-train", "--target", str(fake_environment), "-o", str(tmp_path / "out")]
+    with subprocess.Popen([sys.executable, "-m", "npuenv", *words, "--quiet"], cwd=ROOT, stderr=subprocess.PIPE) as run:
+        wait_for(tmp_path / "child")
+        second = npuenv(*words)
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=30)
+    assert second.returncode == 2
+    assert second.stderr.startswith(f"error: another smoke test is at work in {tmp_path / 'out'}\n  try: ")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -9 $$", "killed by signal 9"),
+        ("exit 3", "ended with 3 and left no word"),
+        ("exit 0", "lacks its last record"),
+        ("echo 'broken torch' >&2; exit 1", "broken torch"),
+    ],
+)
+def test_a_trainer_that_dies_fails_with_a_reason(
+    script: str, reason: str, fake_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fake_environment / "bin" / "python").write_text(f"#!/bin/sh\n{script}\n")
+    assert main(["smoke-train", "--target", str(fake_environment), "-o", str(tmp_path / "out")]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert reason in said and "FAIL: training does not work here" in said
+
+
+def test_a_python_that_is_none_is_bad_input(fake_environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (fake_environment / "bin" / "python").write_text("no program")
+    assert main(["smoke-train", "--target", str(fake_environment)]) == 2
+    assert "bin/python cannot be started: Exec format error" in capsys.readouterr().err
+
+
+def test_a_relative_target_means_the_folder_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["install", "cpu", "--dry-run", "--target", "env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"] == str(tmp_path / "env")
+
+
+def test_a_relative_path_in_a_removed_folder_is_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    shutil.rmtree(gone)
+    assert main(["install", "cpu", "--dry-run", "--target", "env"]) == 2
+    assert capsys.readouterr().err.startswith("error: env is relative, and the working folder has been removed\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["smoke-train", "-o", ""], ["install", "cpu", "--target", ""], ["doctor", "--save", ""]]
+)
+def test_an_empty_argument_is_never_the_working_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("error: an argument is empty\n")
+
+
+def test_chinese_reaches_a_terminal_of_an_unknown_locale() -> None:
+    ran = npuenv("bogus", "--lang", "zh", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("错误：")
+
+
+def test_json_stays_json_where_the_output_cannot_take_every_character() -> None:
+    ran = npuenv("bogus", "--lang", "zh", "--json", PYTHONIOENCODING="latin-1")
+    assert json.loads(ran.stdout)["error"]["message"].startswith("没有")
+    assert ran.stdout.isascii()
+
+
+def test_a_name_that_is_not_text_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["smoke-train", "-o", "/tmp/\udcff"]) == 2
+    assert capsys.readouterr().err.startswith("error: '/tmp/\\udcff' is not text in this locale\n")
+
+
+def test_a_target_below_a_file_is_bad_input(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "file").write_text("")
+    assert main(["smoke-train", "--target", str(home), "-o", str(home / "file" / "out")]) == 2
+    assert "  try: " in capsys.readouterr().err
+
+
+def test_without_a_command_the_help_comes_plain() -> None:
+    ran = npuenv()
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith("Usage: npuenv ")

@@ -1,0 +1,43 @@
+"""The program that imports a module in the target: what counts as imported, and from where."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.facts.python import _LOADER
+from npuenv.facts.target import text
+from npuenv.host.local import LocalHost
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def answer(module: str, path: Path) -> str:
+    ran = LocalHost().run(
+        (sys.executable, "-c", _LOADER, module),
+        env={"NPUENV_PROGRAM": text("imports"), "PYTHONPATH": str(path)},
+        timeout_s=60.0,
+    )
+    assert ran.code == 0, ran.err
+    return ran.out
+
+
+def test_a_package_whose_init_is_gone_is_no_import(tmp_path: Path) -> None:
+    (tmp_path / "halfgone").mkdir()
+    (tmp_path / "halfgone" / "rest.py").write_text("")
+    assert '"ok": false' in answer("halfgone", tmp_path)
+    assert "__init__.py is missing" in answer("halfgone", tmp_path)
+
+
+def test_a_whole_package_is_imported_with_its_version(tmp_path: Path) -> None:
+    (tmp_path / "whole.py").write_text("__version__ = '1.2'")
+    assert '"version": "1.2"' in answer("whole", tmp_path)
+
+
+def test_what_lies_in_the_working_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported by accident')")
+    monkeypatch.chdir(tmp_path)
+    assert '"ok": true' in answer("textwrap", tmp_path / "none")
