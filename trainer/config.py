@@ -22,7 +22,7 @@ class BadSetting(ValueError):
 class Config:
     """One run. Every field is a setting of the same name.
 
-    With the defaults all 30 held-out answers were right at the end of 19 of 20 seeds, and 27 in the other, after 3 to 4 s
+    With the defaults all 30 held-out answers were right at the end of 19 of 20 seeds, 27 in the other, after 3 to 4 s
     of training on one thread. Larger models, smaller groups and the exact reward left digits unlearnt in some seeds.
     """
 

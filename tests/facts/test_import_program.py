@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from npuenv.facts.python import _LOADER
 from npuenv.facts.target import text
 from npuenv.host.local import LocalHost
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def answer(module: str, path: Path) -> str:
