@@ -55,7 +55,7 @@ class _Lines:
         from rich.padding import Padding
         from rich.text import Text
 
-        self.console.print(Padding(Text(text, style=style or "", overflow="fold"), (0, 0, 0, indent)))
+        self.console.print(Padding(Text(text, style=style or "", overflow="fold"), (0, 0, 0, indent), expand=False))
 
 
 def _show_stack(stack: Stack, lines: _Lines) -> None:
@@ -92,7 +92,12 @@ def _show_pin(pin: Pin, lines: _Lines) -> None:
 
 def _show_reason(label: str, reason: Reason, lines: _Lines) -> None:
     lines.line(f"{lines.word(label)}: {lines.say(reason.says)}", 4)
-    lines.line(f"{lines.word('source')}: {'; '.join(dict.fromkeys(reason.sources))}", 6, "dim")
+    lines.line(f"{lines.word('source')}: {_unique(reason.sources)}", 6, "dim")
+
+
+def _unique(sources: Iterable[str]) -> str:
+    """Each source once, in order; a row's source may name several."""
+    return "; ".join(dict.fromkeys(part for source in sources for part in source.split("; ")))
 
 
 def _show_overrides(overrides: Iterable[Override], lines: _Lines) -> None:
@@ -106,8 +111,8 @@ def _show_overrides(overrides: Iterable[Override], lines: _Lines) -> None:
         for each in group:
             lines.line(lines.word(f"does-{each.does}", package=each.package, requirement=each.requirement), 2)
         lines.line(reason, 4)
-        sources = dict.fromkeys(source for each in group for source in each.because.sources)
-        lines.line(f"{lines.word('source')}: {'; '.join(sources)}", 6, "dim")
+        sources = [source for each in group for source in each.because.sources]
+        lines.line(f"{lines.word('source')}: {_unique(sources)}", 6, "dim")
 
 
 def _show_rest(stack: Stack, lines: _Lines) -> None:
