@@ -180,6 +180,9 @@ def _list(ui: Ui, plan: Plan, stack: Stack, target: Target, machine: Machine) ->
 
     args = {"stack": stack.name, "platform": stack.platform.tag, "path": target.root}
     ui.say(Message("cli.plan-head", args), err=ui.is_json)
+    if not ui.is_verbose:  # with -v they were said when the settings were read
+        for warning in machine.resolver.settings.warnings:
+            ui.say(warning, err=True)
     click.echo(list_plan(plan, machine.resolver.settings, lang=ui.lang), nl=False, err=ui.is_json)
 
 

@@ -142,3 +142,11 @@ def test_lock_prints_the_committed_lock(capsys: pytest.CaptureFixture[str]) -> N
     committed = (Path(__file__).parent.parent.parent / "lockfiles" / name).read_text()
     assert said == committed
     assert code == (0 if 'status = "complete"' in committed else 3)
+
+
+def test_the_plan_names_a_configured_place_that_does_not_exist(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(home / "gone"))
+    assert main(["install", "verl-0.7.1-cann8.5.0", "--arch", "aarch64", "--hardware", "a2", "--dry-run"]) == 0
+    assert str(home / "gone") in capsys.readouterr().err
