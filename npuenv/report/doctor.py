@@ -46,7 +46,7 @@ def document(
         "exit": int(exit_code(findings, framework=framework)),
         "summary": {status.value: counts[status] for status in Status},
         "facts": to_json(facts),
-        "findings": [_finding_to_json(finding, lang) for finding in findings],
+        "findings": [finding_json(finding, lang) for finding in findings],
     }
 
 
@@ -87,7 +87,8 @@ def shell_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
-def _finding_to_json(finding: Finding, lang: str) -> dict[str, Any]:
+def finding_json(finding: Finding, lang: str) -> dict[str, Any]:
+    """One finding of a `--json` document."""
     return {
         "check": finding.check,
         "status": finding.status.value,

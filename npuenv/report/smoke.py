@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
 from npuenv.messages import Message, say
+from npuenv.report.doctor import finding_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,22 +162,11 @@ def summary_json(
         "schema": "npuenv.smoke/1",
         "exit": exit_code,
         "verdict": verdict(findings),
-        "findings": [_finding_json(finding, lang) for finding in findings],
+        "findings": [finding_json(finding, lang) for finding in findings],
         "run": {
             kind: [record for record in records if record.get("kind") == kind] for kind in ("header", "eval", "end")
         },
         "files": {kind: str(path) for kind, path in files.items()},
-    }
-
-
-def _finding_json(finding: Finding, lang: str) -> dict[str, object]:
-    return {
-        "check": finding.check,
-        "status": finding.status.value,
-        "says": say(finding.says, lang),
-        "evidence": [{"command": item.command, "line": item.line} for item in finding.evidence],
-        "source": finding.source,
-        "fix": {"says": say(finding.fix.says, lang), "commands": [], "dangerous": False} if finding.fix else None,
     }
 
 
