@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from npuenv import versions
 from npuenv.matrix.load import dangling
+from npuenv.matrix.tables import FRAMEWORK_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +48,9 @@ def _all(matrix: Matrix) -> Iterator[tuple[str, str, str, bool]]:
     for image in matrix.images:
         yield from (("images", image.id, name, name in generations) for name in image.hardware)
         yield "images", image.id, f"CANN {image.cann}", matrix.cann_row(image.cann) is not None
-    for recipe in matrix.recipes:
-        yield from (("frameworks", recipe.id, what, is_there) for what, is_there in _recipe(matrix, recipe))
+    for file in FRAMEWORK_FILES:
+        for recipe in matrix.recipes_of(file):
+            yield from ((f"frameworks/{file}", recipe.id, what, is_there) for what, is_there in _recipe(matrix, recipe))
 
 
 def _recipe(matrix: Matrix, recipe: Recipe) -> Iterator[tuple[str, bool]]:

@@ -54,6 +54,15 @@ class Cann(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class System(Row):
+    """One operating system as image tags and users name it. `id` is that name, like `openeuler24.03`."""
+
+    glibc: str  # "2.38": wheels with a higher floor do not load there
+    python: str  # what its package manager calls `python3`
+    packages: Literal["apt", "dnf"]
+
+
+@dataclass(frozen=True, slots=True)
 class TorchNpu(Row):
     """One torch_npu version."""
 
@@ -68,6 +77,7 @@ class TorchNpu(Row):
     python_x86_64: tuple[str, ...] = ()
     requires_aarch64: str = ""
     requires_x86_64: str = ""
+    published: str = ""  # the day its wheels were uploaded or its tag was made, YYYY-MM-DD; "": not known
 
     def pythons(self, arch: str) -> tuple[str, ...]:
         """The Pythons that have a wheel on an architecture."""
@@ -77,6 +87,18 @@ class TorchNpu(Row):
         """The specifier its wheel puts on torch, like `==2.8.0+cpu`; "" where no wheel was read."""
         text = self.requires_aarch64 if arch == "aarch64" else self.requires_x86_64
         return text.removeprefix("torch")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseImage:
+    """What a release's own Dockerfiles build for some hardware."""
+
+    hardware: tuple[str, ...]
+    os: tuple[str, ...]  # the first is the one without a suffix in the tag
+    cann: str
+    python: str
+    torch_npu: str = ""  # where the image installs another one than the metadata asks for
+    ray: str = ""  # what the image adds, like ">=2.47.1,<=2.48.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +120,8 @@ class VllmAscend(Row):
     requires_transformers: str = ""
     requires_fastapi: str = ""
     requires_opencv: str = ""
+    triton_ascend: str = ""  # what the policy table names
+    image: tuple[ReleaseImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +134,7 @@ class TritonAscend(Row):
     arch: tuple[str, ...]
     hardware: tuple[str, ...]
     index: str  # "default" or a label of indexes.toml
+    published: str = ""  # YYYY-MM-DD; "": not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +218,20 @@ class Limit(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class Contradiction(Row):
+    """Two sources that contradict each other about rows of the matrix: both, and which one the rows follow."""
+
+    about: str
+    rows: tuple[str, ...]  # ids of the rows it touches; empty: none of them hangs on it
+    one: str
+    one_source: str
+    other: str
+    other_source: str
+    believe: Literal["one", "other", "both", "open"]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecipePin:
     """A version the recipe fixes."""
 
@@ -266,6 +305,7 @@ class Recipe(Row):
 
     framework: str
     release: str
+    date: str  # the day it was last known to be built, YYYY-MM-DD: the lock takes nothing that is younger
     python: tuple[str, ...]  # the first is the published one
     arch: tuple[str, ...]
     verified_by: VerifiedBy
@@ -286,3 +326,5 @@ class Recipe(Row):
     git: tuple[RecipeGit, ...] = ()
     dispute: tuple[Dispute, ...] = ()
     notes: tuple[str, ...] = ()
+    glibc: str = "2.28"  # the floor its wheels have; a system below it cannot run it
+    lacks: tuple[str, ...] = ()  # what the published recipe leaves unsaid, so that it is no stack: "cann", "torch-npu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING, TypeVar
 
 from npuenv import versions
@@ -11,6 +12,7 @@ from npuenv.matrix.rows import (
     Built,
     Cann,
     Companion,
+    Contradiction,
     Hardware,
     Image,
     Index,
@@ -18,6 +20,7 @@ from npuenv.matrix.rows import (
     Recipe,
     Row,
     Setting,
+    System,
     TorchNpu,
     TritonAscend,
     Unsupported,
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 R = TypeVar("R", bound=Row)
+# In the order of preference between frameworks, where a request names none.
+FRAMEWORK_FILES = ("cpu", "verl", "roll")
 
 
 class Matrix:
@@ -66,7 +71,12 @@ class Matrix:
 
     @functools.cached_property
     def built(self) -> tuple[Built, ...]:
-        return self._table("built", Built)
+        names = sorted(path.stem for path in (self.folder / "built").glob("*.toml"))
+        return tuple(itertools.chain.from_iterable(self._built_of(name) for name in names))
+
+    @functools.cache  # noqa: B019 - a matrix lives as long as the process
+    def _built_of(self, name: str) -> tuple[Built, ...]:
+        return self._table(f"built/{name}", Built)
 
     @functools.cached_property
     def images(self) -> tuple[Image, ...]:
@@ -89,9 +99,25 @@ class Matrix:
         return self._table("limits", Limit)
 
     @functools.cached_property
+    def systems(self) -> tuple[System, ...]:
+        return self._table("systems", System)
+
+    @functools.cached_property
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        return self._table("contradictions", Contradiction)
+
+    @functools.cached_property
     def recipes(self) -> tuple[Recipe, ...]:
         """The published stacks, in the order of preference for one framework and CANN."""
-        return self._table("frameworks", Recipe)
+        return tuple(itertools.chain.from_iterable(self.recipes_of(name) for name in FRAMEWORK_FILES))
+
+    @functools.cache  # noqa: B019 - as above
+    def recipes_of(self, file: str) -> tuple[Recipe, ...]:
+        """The published stacks of one file of the folder `frameworks`."""
+        return self._table(f"frameworks/{file}", Recipe)
+
+    def system_row(self, name: str) -> System | None:
+        return next((row for row in self.systems if row.id == name), None)
 
     def cann_row(self, version: str) -> Cann | None:
         """The row of a CANN version; a build suffix and the case do not matter."""
@@ -112,7 +138,9 @@ class Matrix:
         return next((row for row in self.companions if row.torch == torch.split("+")[0]), None)
 
     def built_row(self, name: str, version: str) -> Built | None:
-        return next((row for row in self.built if (row.name, row.version) == (name, version)), None)
+        file = name.replace("-", "_")
+        rows = self._built_of(file) if (self.folder / "built" / f"{file}.toml").is_file() else ()
+        return next((row for row in rows if (row.name, row.version) == (name, version)), None)
 
     def index_row(self, label: str) -> Index | None:
         return next((row for row in self.indexes if row.label == label), None)

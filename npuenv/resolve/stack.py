@@ -29,7 +29,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
     return Stack(
         name=recipe.id,
         framework=recipe.framework,
-        platform=Platform(candidate.arch, candidate.python, candidate.hardware, candidate.os),
+        platform=Platform(candidate.arch, candidate.python, candidate.hardware, candidate.os, recipe.glibc),
         pins=tuple(_pins(candidate, request, matrix)),
         requirements=_requirements(candidate, request),
         overrides=tuple(_overrides(candidate, matrix)),
@@ -43,6 +43,7 @@ def build(candidate: Candidate, request: Request, matrix: Matrix) -> Stack:
         verified_by=verified_by(candidate, request, matrix),
         sources=recipe.sources,
         notes=tuple(_notes(candidate, request, matrix, image)),
+        date=recipe.date,
     )
 
 

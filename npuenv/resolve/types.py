@@ -19,11 +19,12 @@ class Platform:
     python: str  # "3.11"
     hardware: str | None = None  # 310p | a2 | a3 | 950
     os: str | None = None  # ubuntu22.04 | openeuler24.03 | ...
+    glibc: str = "2.28"  # the highest floor a wheel may have
 
     @property
     def tag(self) -> str:
         """The part of a lock's file name that says what the lock is for, like `x86_64-cp311-glibc2.28`."""
-        return f"{self.arch}-cp{self.python.replace('.', '')}-glibc2.28"
+        return f"{self.arch}-cp{self.python.replace('.', '')}-glibc{self.glibc}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class Stack:
     verified_by: str  # published | recommended | compatible | satisfiable | measured-here
     sources: tuple[str, ...]
     notes: tuple[Message, ...] = ()
+    date: str = ""  # the lock takes no package that is younger than this day, YYYY-MM-DD; "": no limit
 
     def pin(self, name: str) -> Pin | None:
         """The pin of a package, or None."""

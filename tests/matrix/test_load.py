@@ -84,9 +84,9 @@ def test_text_that_is_no_toml_is_refused_with_the_place() -> None:
 
 
 def test_unknown_strength_of_a_nested_pin_is_refused(tmp_path: Path) -> None:
-    text = (MATRIX.folder / "frameworks.toml").read_text(encoding="utf-8")
+    text = (MATRIX.folder / "frameworks" / "verl.toml").read_text(encoding="utf-8")
     with pytest.raises(BadInput) as error:
-        parse_table(text.replace('strength = "identity"', 'strength = "rumour"', 1), rows.Recipe, "frameworks.toml")
+        parse_table(text.replace('strength = "identity"', 'strength = "rumour"', 1), rows.Recipe, "verl.toml")
     assert error.value.message.key == "matrix.not-one-of"
     assert error.value.message.args["what"] == "strength = 'rumour'"
     assert error.value.message.args["row"] == "verl-cann9.1.0: pin[1]"
@@ -101,10 +101,10 @@ def test_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "what"),
     [
-        ("frameworks.toml", 'version = "2.8.0.post2"', 'version = "2.8.0.post99"', "torch-npu 2.8.0.post99"),
-        ("frameworks.toml", 'cann = "9.1.0"', 'cann = "9.7.0"', "CANN 9.7.0"),
-        ("frameworks.toml", '"a3" = "ascend910_9392"', '"a3" = "ascend910b1"', "soc ascend910b1"),
-        ("frameworks.toml", 'what = ["mindspeed"]', 'what = ["mindspeeed"]', "step mindspeed: mindspeeed"),
+        ("frameworks/verl.toml", 'version = "2.8.0.post2"', 'version = "2.8.0.post99"', "torch-npu 2.8.0.post99"),
+        ("frameworks/verl.toml", 'cann = "9.1.0"', 'cann = "9.7.0"', "CANN 9.7.0"),
+        ("frameworks/verl.toml", 'a3 = "ascend910_9392"', 'a3 = "ascend910b1"', "soc ascend910b1"),
+        ("frameworks/verl.toml", 'what = ["mindspeed"]', 'what = ["mindspeeed"]', "step mindspeed: mindspeeed"),
         ("triton_ascend.toml", 'index = "huawei-ascend"', 'index = "huawei"', "index huawei"),
         ("images.toml", 'hardware = ["310p", ', 'hardware = ["310x", ', "310x"),
     ],
