@@ -93,13 +93,22 @@ def request_options(command: Command) -> Command:
     """Adds STACK and the options that describe what is wanted; hands the command a `Request`."""
 
     @functools.wraps(command)
-    def with_request(*args: Any, pin: tuple[str, ...], constraint: Path | None, **options: Any) -> Any:
+    def with_request(*, pin: tuple[str, ...], constraint: Path | None, host: str | None, **options: Any) -> Any:
         from npuenv.resolve.types import Request
 
-        names = ("stack", "framework", "hardware", "os", "arch", "python", "cann", "driver")
-        pins = parse_pins((*(pins_of_file(constraint) if constraint else ()), *pin))
-        request = Request(pins=pins, **{name: options.pop(name) for name in names})
-        return command(*args, request=request, **options)
+        names = ("stack", "framework", "hardware", "os", "arch", "python", "cann", "driver", "as_of", "is_newest")
+        of_file = pins_of_file(constraint) if constraint else {}
+        pins = parse_pins((*of_file, *pin))
+        origins = {parse_pin(word)[0]: place for word, place in of_file.items()}
+        request = Request(pins=pins, origins=origins, **{name: options.pop(name) for name in names})
+        if host is not None:
+            from npuenv.cli.machine import with_host
+
+            request, untold = with_host(request, host)
+            lang = options.get("lang") or language_from_environment()
+            for note in untold if not options.get("quiet") else ():
+                click.echo(say(note, lang), err=True)
+        return command(request=request, **options)
 
     decorated: Any = with_request
     for option in (
@@ -111,13 +120,27 @@ def request_options(command: Command) -> Command:
             metavar="FILE",
             help="Insist on the versions of a requirements file (its == lines).",
         ),
+        click.option(
+            "--host",
+            metavar="this|CAPTURE",
+            help="Take hardware, system, driver and CANN from this machine or from a saved capture.",
+        ),
+        click.option(
+            "--newest", "is_newest", is_flag=True, help="The newest that fits, rather than the best attested."
+        ),
+        click.option("--as-of", "as_of", metavar="DATE", help="Only what was published by that day (YYYY-MM-DD)."),
         click.option("--driver", metavar="VERSION", help="Driver (HDK) version of the host."),
         click.option("--cann", metavar="VERSION", help="CANN version."),
         click.option("--python", metavar="X.Y", help="Python of the environment."),
         click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (default: this machine's)."),
         click.option("--os", metavar="NAME", help="Operating system, like ubuntu22.04."),
         click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950, or a chip name as npu-smi prints it."),
-        click.option("--for", "framework", metavar="FRAMEWORK", help="verl, roll, vllm-ascend or cpu."),
+        click.option(
+            "--for",
+            "framework",
+            metavar="FRAMEWORK",
+            help="verl, roll, vllm-ascend, torch-npu or cpu; verl==0.7.1 for a release.",
+        ),
         click.argument("stack", required=False),
     ):
         decorated = option(decorated)
@@ -126,27 +149,34 @@ def request_options(command: Command) -> Command:
 
 def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
     """`("Torch==2.8.0",)` -> `{"torch": "2.8.0"}`. Raises BadInput for anything that is not NAME==VERSION."""
-    from packaging.utils import canonicalize_name
-    from packaging.version import InvalidVersion, Version
-
     pins: dict[str, str] = {}
     for word in words:
-        name, separator, version = word.partition("==")
-        try:
-            Version(version)
-        except InvalidVersion:
-            separator = ""
-        if not separator or not name.strip():
-            raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint"))
-        key = canonicalize_name(name.strip())
+        key, version = parse_pin(word)
         if pins.get(key, version) != version:
             raise BadInput(Message("cli.pin-twice", {"name": key, "first": pins[key], "second": version}))
-        pins[key] = version.strip()
+        pins[key] = version
     return pins
 
 
-def pins_of_file(path: Path) -> tuple[str, ...]:
+def parse_pin(word: str) -> tuple[str, str]:
+    """`"Torch==2.8.0"` -> `("torch", "2.8.0")`. Raises BadInput for anything that is not NAME==VERSION."""
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
+
+    name, separator, version = word.partition("==")
+    try:
+        Version(version)
+    except InvalidVersion:
+        separator = ""
+    if not separator or not name.strip():
+        raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint"))
+    return canonicalize_name(name.strip()), version.strip()
+
+
+def pins_of_file(path: Path) -> dict[str, str]:
     """The `NAME==VERSION` pins of a requirements file, as pip reads it (includes, hashes and markers too).
+
+    Each with the place it stands at, like `constraints.txt:3`.
 
     Raises BadInput for a file that cannot be read and for a line that is not an exact pin: left out in silence, it
     would be a wish that nobody hears.
@@ -160,7 +190,7 @@ def pins_of_file(path: Path) -> tuple[str, ...]:
         found = pip_api.parse_requirements(path)
     except (pip_api.exceptions.PipError, OSError, UnicodeDecodeError) as error:
         raise BadInput(Message("cli.bad-constraints", {"path": str(path), "why": str(error).strip()})) from error
-    pins = []
+    pins = {}
     for requirement in found.values():
         if isinstance(requirement, pip_api.UnparsedRequirement):
             specifiers = []
@@ -171,8 +201,8 @@ def pins_of_file(path: Path) -> tuple[str, ...]:
         if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
             args = {"path": str(path), "line": str(requirement)}
             raise BadInput(Message("cli.loose-constraint", args), Message("cli.bad-pin-hint"))
-        pins.append(f"{requirement.name}=={specifiers[0].version}")
-    return tuple(pins)
+        pins[f"{requirement.name}=={specifiers[0].version}"] = f"{requirement.filename}:{requirement.lineno}"
+    return pins
 
 
 def absolute(path: Path) -> Path:

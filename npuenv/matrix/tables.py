@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Row)
 # In the order of preference between frameworks, where a request names none.
-FRAMEWORK_FILES = ("cpu", "verl", "roll")
+FRAMEWORK_FILES = ("cpu", "verl", "verl_sglang", "verl_950", "roll")
 
 
 class Matrix:
@@ -119,11 +119,13 @@ class Matrix:
     def system_row(self, name: str) -> System | None:
         return next((row for row in self.systems if row.id == name), None)
 
+    @functools.cache  # noqa: B019 - as above
     def cann_row(self, version: str) -> Cann | None:
         """The row of a CANN version; a build suffix and the case do not matter."""
         wanted = versions.cann(version)
         return next((row for row in self.cann if versions.cann(row.version) == wanted), None)
 
+    @functools.cache  # noqa: B019 - as above
     def torch_npu_row(self, version: str) -> TorchNpu | None:
         return next((row for row in self.torch_npu if row.version == version), None)
 
@@ -137,6 +139,7 @@ class Matrix:
         """The row of a torch version, a local part such as `+cpu` left aside."""
         return next((row for row in self.companions if row.torch == torch.split("+")[0]), None)
 
+    @functools.cache  # noqa: B019 - as above
     def built_row(self, name: str, version: str) -> Built | None:
         file = name.replace("-", "_")
         rows = self._built_of(file) if (self.folder / "built" / f"{file}.toml").is_file() else ()

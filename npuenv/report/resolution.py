@@ -146,7 +146,8 @@ def _show_conflict(conflict: Conflict, lines: _Lines) -> None:
     lines.line(lines.word("conflict-title"), style="bold")
     for number, clash in enumerate(conflict.clashes, 1):
         lines.line(f"{number}. {lines.say(clash.says)}", 2)
-        source = lines.word("from-you") if clash.rule == "request" else f"{clash.rule} · {clash.source}"
+        place = "" if clash.source == clash.says.args.get("option") else f" · {clash.source}"
+        source = lines.word("from-you") + place if clash.rule == "request" else f"{clash.rule} · {clash.source}"
         lines.line(f"{lines.word('source')}: {source}", 6, "dim")
     lines.head(lines.word("ways-out") if conflict.ways_out else lines.word("ways-out-none"))
     for number, way in enumerate(conflict.ways_out, 1):

@@ -6,19 +6,23 @@ are the lock's business (`npuenv.lock`).
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
-from npuenv.resolve.candidate import candidates
 from npuenv.resolve.conflict import explain
+from npuenv.resolve.derived import all_recipes
 from npuenv.resolve.names import checked, stack_names
-from npuenv.resolve.rules import objections
+from npuenv.resolve.search import judged
 from npuenv.resolve.stack import build
+from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:
-    from npuenv.matrix import Matrix
-    from npuenv.resolve.types import Conflict, Request, Stack
+    from collections.abc import Iterator
 
-__all__ = ["resolve", "stack_names"]
+    from npuenv.matrix import Matrix
+    from npuenv.resolve.types import Conflict, Stack
+
+__all__ = ["published", "resolve", "stack_names"]
 
 
 def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
@@ -28,10 +32,28 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
     Raises: BadInput for a name that does not exist, and for a request that says nothing to go by.
     """
     wanted = checked(request, matrix)
-    judged = []
-    for candidate in candidates(wanted, matrix):
-        against = objections(candidate, wanted, matrix)
+    rejected = []
+    for candidate, against in judged(wanted, matrix):
         if not against:
             return build(candidate, wanted, matrix)
-        judged.append((candidate, against))
-    return explain(judged, wanted, matrix, resolve)
+        rejected.append((candidate, against))
+    return explain(rejected, wanted, matrix, resolve)
+
+
+def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:
+    """Every published stack on every hardware and architecture, with the request that names it.
+
+    A vllm-ascend release is asked for on A2 and A3 whether or not it was built for both: where it was not, the conflict
+    says so. Stacks of torch_npu alone are left out; they are made when somebody asks.
+    """
+    for recipe in all_recipes(matrix):
+        if recipe.framework == "torch-npu":
+            continue
+        wanted = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys((*_TRAINING, *recipe.hardware))
+        places = wanted if recipe.framework == "vllm-ascend" else recipe.hardware or (None,)
+        for arch, hardware in itertools.product(recipe.arch, places):
+            request = Request(stack=recipe.id, arch=arch, hardware=hardware)
+            yield request, resolve(request, matrix)
+
+
+_TRAINING = ("a2", "a3")

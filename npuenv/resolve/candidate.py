@@ -6,18 +6,21 @@ there is none, the objections say why.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv import versions
+from npuenv.resolve.derived import all_recipes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
+
+
+_PIN = "pin."
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +48,70 @@ class Candidate:
         return Candidate(self.recipe, self.arch, python, self.hardware, self.os, place["cann"], self.driver, pinned)
 
 
-def candidates(request: Request, matrix: Matrix) -> Iterator[Candidate]:
-    """All candidates, preferred ones first: the CANN that was asked for, the newest one, the published platform."""
-    for recipe in sorted(matrix.recipes, key=lambda each: _preference(each, request)):
-        yield from _of_recipe(recipe, request, matrix)
+def by_preference(request: Request, matrix: Matrix) -> list[Recipe]:
+    """All recipes, preferred ones first."""
+    return sorted(all_recipes(matrix), key=lambda each: _preference(each, request))
 
 
-def _preference(recipe: Recipe, request: Request) -> tuple[bool, bool]:
-    """NPU stacks before CPU ones, the CANN that was asked for before others; else the table's order."""
+def _preference(recipe: Recipe, request: Request) -> tuple[object, ...]:
+    """What was asked for before all else (it would be objected to anyway, this only finds it sooner); then NPU stacks
+    before CPU ones, the exact CANN before its series, and the newest where that was asked for; else the tables' order,
+    which has releases before their candidates.
+    """
+    asked = {"stack": recipe.id, "framework": recipe.framework, "release": recipe.release}
+    misses = sum(getattr(request, name) not in (None, value) for name, value in asked.items())
     exact = bool(request.cann and recipe.cann) and versions.cann(request.cann or "") == versions.cann(recipe.cann)
-    return not recipe.hardware, not exact
+    if request.is_newest:
+        age = tuple(-number for number in versions.cann(recipe.cann).key) if recipe.cann else ()
+        return misses, not recipe.hardware, not exact, age, _days_old(recipe)
+    return misses, not recipe.hardware, not exact, _is_candidate_release(recipe)
 
 
-def _of_recipe(recipe: Recipe, request: Request, matrix: Matrix) -> Iterator[Candidate]:
-    axes = itertools.product(
-        _values(recipe.arch, request.arch),
-        _values(recipe.hardware, request.hardware) if recipe.hardware else (None,),
-        _values(recipe.os[:1], request.os) if recipe.hardware else (request.os,),
-        _values((recipe.cann,), request.cann) if recipe.cann else (None,),
-        (request.driver, None) if request.driver and recipe.hardware else (None,),
-        _values(recipe.python, request.python),
-        _pinned(recipe, request),
-    )
-    for arch, hardware, os, cann, driver, python, pinned in axes:
-        assert arch is not None and python is not None
-        of_arch = {pin.name: pin.version for pin in recipe.pin if pin.arch in ("", arch)}
-        chosen = {**of_arch, **_moved_along(of_arch, pinned, matrix), **pinned}
-        yield Candidate(recipe, arch, python, hardware, os, cann, driver, chosen)
+def _days_old(recipe: Recipe) -> int:
+    """Smaller for a younger recipe."""
+    return -int(recipe.date.replace("-", ""))
+
+
+def _is_candidate_release(recipe: Recipe) -> bool:
+    return recipe.framework == "vllm-ascend" and versions.python_version(recipe.release).is_prerelease
+
+
+def choices(recipe: Recipe, request: Request) -> dict[str, tuple[str | None, ...]]:
+    """What can be chosen about a recipe, by name: what was asked for first, then what is published.
+
+    A pin of the user's is `pin.NAME`: its version, or None where it is left aside. Whether the driver is looked at is a
+    choice too (None: it is not).
+    """
+    hardware: tuple[str | None, ...] = (None,)
+    os: tuple[str | None, ...] = (request.os,)
+    if recipe.hardware:
+        hardware, os = _values(recipe.hardware, request.hardware), _values(recipe.os[:1], request.os) or (None,)
+    published = {pin.name: pin.version for pin in recipe.pin}
+    pins = {
+        f"{_PIN}{name}": (version, None)
+        for name, version in sorted(request.pins.items())
+        if not (name in published and versions.accepts(f"=={version}", published[name]))
+    }
+    return {
+        "arch": _values(recipe.arch, request.arch),
+        "hardware": hardware,
+        "os": os,
+        "cann": _values((recipe.cann,), request.cann) if recipe.cann else (None,),
+        "driver": (request.driver, None) if request.driver and recipe.hardware else (None,),
+        "python": _values(recipe.python, request.python),
+        **pins,
+    }
+
+
+def candidate_of(recipe: Recipe, chosen: Mapping[str, str | None], matrix: Matrix) -> Candidate:
+    """The candidate with one value chosen for each of the `choices`."""
+    arch, python = chosen["arch"], chosen["python"]
+    assert arch is not None and python is not None
+    of_arch = {pin.name: pin.version for pin in recipe.pin if pin.arch in ("", arch)}
+    pinned = {name[len(_PIN) :]: value for name, value in chosen.items() if name.startswith(_PIN) and value}
+    place = (chosen["hardware"], chosen["os"], chosen["cann"], chosen["driver"])
+    taken = {**of_arch, **_moved_along(of_arch, pinned, matrix), **pinned}
+    return Candidate(recipe, arch, python, *place, taken)
 
 
 def _values(published: tuple[str, ...], asked: str | None) -> tuple[str | None, ...]:
@@ -79,17 +119,6 @@ def _values(published: tuple[str, ...], asked: str | None) -> tuple[str | None, 
     if asked is None:
         return published
     return (asked, *(value for value in published if not same(value, asked)))
-
-
-def _pinned(recipe: Recipe, request: Request) -> list[dict[str, str]]:
-    """For each user pin: taken, or left aside."""
-    published = {pin.name: pin.version for pin in recipe.pin}
-    choices: list[list[tuple[str, str] | None]] = []
-    for name, version in sorted(request.pins.items()):
-        if name in published and versions.accepts(f"=={version}", published[name]):
-            continue
-        choices.append([(name, version), None])
-    return [dict(filter(None, choice)) for choice in itertools.product(*choices)]
 
 
 def _moved_along(of_arch: Mapping[str, str], pinned: Mapping[str, str], matrix: Matrix) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from npuenv.matrix import Matrix
 from npuenv.messages import Message
 from npuenv.resolve.candidate import Candidate
+from npuenv.resolve.derived import all_recipes
 from npuenv.resolve.rules import OPTIONS
 from npuenv.resolve.types import Clash, Conflict, Request, Stack, WayOut
 
@@ -21,7 +22,24 @@ _MOST_WAYS_OUT = 4
 # Up to this many rules the smallest set is searched for; beyond it a set that cannot be made smaller is good enough.
 _SEARCH_DEPTH = 5
 # How far a change is from what was asked: a dropped pin is nearest, another framework farthest.
-_COST = {"pin": 1, "python": 2, "cann": 3, "driver": 4, "os": 4, "stack": 5, "hardware": 8, "arch": 8, "framework": 9}
+_COST = {
+    "pin": 1,
+    "python": 2,
+    "cann": 3,
+    "driver": 4,
+    "os": 4,
+    "stack": 5,
+    "release": 6,
+    "as_of": 6,
+    "hardware": 8,
+    "arch": 8,
+    "framework": 9,
+}
+
+# Objections of single stacks that together are one statement about their framework, and what it is about.
+_OF_ALL_STACKS = {"resolve.stack-hardware": "hardware", "resolve.stack-arch": "arch", "resolve.stack-cann": "cann"}
+_MOST_SOURCES = 3
+_STRANGER = 3  # on top of another stack: of another framework
 
 Solve = Callable[[Request, Matrix], "Stack | Conflict"]
 Judged = tuple[Candidate, list[Clash]]  # a candidate with everything that speaks against it
@@ -29,23 +47,53 @@ Judged = tuple[Candidate, list[Clash]]  # a candidate with everything that speak
 
 def explain(judged: Sequence[Judged], request: Request, matrix: Matrix, solve: Solve) -> Conflict:
     """The conflict of a request none of whose candidates fits."""
-    clashes: dict[str, Clash] = {}
+    clashes: dict[str, list[Clash]] = {}
     sets: set[frozenset[str]] = set()
     for _, objected in judged:
         keys = [(clash_key(each), each) for each in objected]
         for key, clash in keys:
-            clashes.setdefault(key, clash)
+            clashes.setdefault(key, []).append(clash)
         sets.add(frozenset(key for key, _ in keys))
     chosen = smallest_hitting_set(sets)
-    ordered = sorted(chosen, key=lambda key: (clashes[key].rule != "request", key))
+    ordered = sorted(chosen, key=lambda key: (clashes[key][0].rule != "request", key))
     ways = tuple(itertools.islice(_ways_out(judged, request, matrix, solve), _MOST_WAYS_OUT))
-    return Conflict(request, tuple(clashes[key] for key in ordered), ways)
+    return Conflict(request, tuple(_as_one(clashes[key], request, matrix) for key in ordered), ways)
 
 
 def clash_key(clash: Clash) -> str:
-    """What makes two clashes the same rule: the row and what it demands, not the value it met."""
+    """What makes two clashes the same rule: the row and what it demands, not the value it met.
+
+    That no stack of a framework is published for some hardware is one rule, not one for each of its stacks.
+    """
+    kind = clash.says.key.replace(".stacks-", ".stack-")
+    if kind in _OF_ALL_STACKS:
+        return "|".join((kind, str(clash.says.args["framework"]), str(clash.says.args[_OF_ALL_STACKS[kind]])))
     demands = [str(clash.says.args.get(name, "")) for name in ("needs", "field", "package")]
     return "|".join((clash.rule, clash.says.key, clash.source, *demands))
+
+
+def _as_one(clashes: Sequence[Clash], request: Request, matrix: Matrix) -> Clash:
+    """The clashes of one key as a single one: that of the stack asked for, or of a whole framework where all its stacks
+    object alike.
+    """
+    first = next((clash for clash in clashes if clash.rule == request.stack), clashes[0])
+    if first.says.key not in _OF_ALL_STACKS or first.rule == request.stack:
+        return first
+    framework = str(first.says.args["framework"])
+    by_rule = {clash.rule: clash for clash in clashes}
+    if {recipe.id for recipe in all_recipes(matrix) if recipe.framework == framework} - by_rule.keys() or len(
+        by_rule
+    ) == 1:
+        return first
+    has = sorted({value for clash in clashes for value in _listed(clash.says.args["has"])})
+    says = Message(first.says.key.replace(".stack-", ".stacks-"), {**first.says.args, "has": tuple(has)})
+    sources = list(dict.fromkeys(clash.source for clash in clashes))
+    more = f"; … ({len(sources)})" if len(sources) > _MOST_SOURCES else ""
+    return Clash(f"frameworks.{framework}", says, "; ".join(sources[:_MOST_SOURCES]) + more)
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
 
 
 def smallest_hitting_set(sets: set[frozenset[str]]) -> frozenset[str]:
@@ -101,8 +149,8 @@ def _ways_out(judged: Sequence[Judged], request: Request, matrix: Matrix, solve:
         if any(each.rule != "request" for each in objected) or not _is_of_the_kind(candidate, request, matrix):
             continue
         fields = frozenset(str(each.says.args["field"]) for each in objected)
-        if fields not in offers:
-            cost = sum(_cost(field) for field in fields)
+        cost = sum(_cost(field) for field in fields) + (_STRANGER if _is_stranger(candidate, request, matrix) else 0)
+        if fields not in offers or cost < offers[fields][0]:
             offers[fields] = (cost, place, _relaxed(request, candidate, fields, matrix))
     given: list[frozenset[str]] = []
     for fields, (_, _, changed) in sorted(offers.items(), key=lambda item: item[1][:2]):
@@ -118,9 +166,15 @@ def _cost(field: str) -> int:
     return _COST[field.split(".")[0]]
 
 
+def _is_stranger(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
+    """Whether another stack than the one asked for is of another framework too."""
+    wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
+    return wanted is not None and candidate.recipe.framework != wanted.framework
+
+
 def _is_of_the_kind(candidate: Candidate, request: Request, matrix: Matrix) -> bool:
     """Whether a candidate is what the user is after: an NPU is not served by a CPU stack, nor the reverse."""
-    wanted = next((each for each in matrix.recipes if each.id == request.stack), None)
+    wanted = next((each for each in all_recipes(matrix) if each.id == request.stack), None)
     kinds = set()
     if wanted is not None:
         kinds.add(bool(wanted.hardware))
@@ -139,7 +193,11 @@ def _relaxed(request: Request, candidate: Candidate, fields: frozenset[str], mat
         if field == "stack":
             changed = replace(changed, stack=candidate.recipe.id)
         elif field == "framework":
-            changed = replace(changed, framework=candidate.recipe.framework)
+            changed = replace(changed, framework=candidate.recipe.framework, release=None)
+        elif field == "release":
+            changed = replace(changed, release=candidate.recipe.release)
+        elif field == "as_of":
+            changed = replace(changed, as_of=candidate.recipe.date)
         elif field == "driver":
             changed = replace(changed, driver=_driver_floor(candidate, matrix))
         elif field in OPTIONS:
@@ -167,6 +225,8 @@ def _part(request: Request, changed: Request, field: str) -> Message:
         return Message("resolve.update-driver", {"driver": new})
     if field == "stack":
         return Message("resolve.take-stack", {"stack": new})
+    if field == "release":
+        new = f"{changed.framework}=={new}"
     return Message("resolve.take-option", {"option": f"{OPTIONS[field]} {new}"})
 
 
@@ -175,8 +235,12 @@ def command(request: Request) -> tuple[str, ...]:
     words = ["npuenv", "resolve", *((request.stack,) if request.stack else ())]
     for field, option in OPTIONS.items():
         value = getattr(request, field)
-        if value is not None:
+        if field == "framework" and request.release is not None:
+            value = f"{value}=={request.release}"
+        if value is not None and field != "release":
             words += [option, value]
+    if request.is_newest:
+        words.append("--newest")
     for name, version in sorted(request.pins.items()):
         words += ["--pin", f"{name}=={version}"]
     return tuple(words)

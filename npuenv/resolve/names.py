@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from npuenv import versions
 from npuenv.errors import BadInput
 from npuenv.messages import Message
 from npuenv.resolve.candidate import packages
+from npuenv.resolve.derived import all_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,19 +20,23 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
 
-FRAMEWORKS = ("verl", "roll", "vllm-ascend", "cpu")
+FRAMEWORKS = ("verl", "roll", "vllm-ascend", "torch-npu", "cpu")
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "amd64": "x86_64", "arm64": "aarch64"}
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 # Systems that are named in recipes and images, and those users ask about.
 _MORE_SYSTEMS = ("ubuntu20.04", "ubuntu24.04", "debian12", "openeuler22.03", "openeuler24.03")
+_MOST_NAMED = 8
+_MISSPELT = 0.8  # "tensordct" is 0.95 like tensordict, "flask" 0.6 like its nearest
 _OWN_OPTION = {"cann": "--cann", "python": "--python", "driver": "--driver"}
 
 
 def checked(request: Request, matrix: Matrix) -> Request:
     """The request in normal form. Raises: BadInput for a name or version that does not exist, with the nearest one."""
-    said = (request.stack, request.framework, request.hardware, request.cann)
+    said = (request.stack, request.framework, request.hardware, request.cann, request.pins)
     if not any(said):
-        raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-accepted", {"has": stack_names(matrix)}))
+        named = tuple(recipe.id for recipe in matrix.recipes)
+        raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-accepted", {"has": named}))
+    request = _with_release(request, matrix)
     request = replace(
         request,
         stack=_one_of(request.stack, stack_names(matrix), "stack"),
@@ -50,9 +56,45 @@ def checked(request: Request, matrix: Matrix) -> Request:
     return request
 
 
+def _with_release(request: Request, matrix: Matrix) -> Request:
+    """`framework = "verl==0.7.1"` taken apart, and the release in the spelling of the tables. Raises: BadInput."""
+    framework, separator, version = (request.framework or "").partition("==")
+    if separator:
+        request = replace(request, framework=framework.strip(), release=version.strip())
+    if request.as_of is not None:
+        request = replace(request, as_of=_day(request.as_of))
+    if request.release is None:
+        return request
+    name = _one_of(request.framework, FRAMEWORKS, "framework")
+    if name is None:
+        raise BadInput(Message("resolve.release-of-nothing", {"release": request.release}))
+    known = dict.fromkeys(recipe.release for recipe in all_recipes(matrix) if recipe.framework == name)
+    wanted = request.release.removeprefix("v")
+    found = next((each for each in known if each in (request.release, wanted) or _is_equal(each, wanted)), None)
+    if found is None:
+        raise _unknown(request.release, tuple(known), "release")
+    return replace(request, release=found)
+
+
+def _is_equal(one: str, other: str) -> bool:
+    """Whether two texts are the same version; False where one is no version."""
+    try:
+        return versions.python_version(one) == versions.python_version(other)
+    except BadInput:
+        return False
+
+
+def _day(text: str) -> str:
+    """A day as YYYY-MM-DD. Raises: BadInput."""
+    try:
+        return datetime.date.fromisoformat(text.strip()).isoformat()
+    except ValueError:
+        raise BadInput(Message("resolve.not-a-day", {"text": text}), Message("resolve.hint-day")) from None
+
+
 def stack_names(matrix: Matrix) -> tuple[str, ...]:
     """The names of the stacks, in the table's order."""
-    return tuple(recipe.id for recipe in matrix.recipes)
+    return tuple(recipe.id for recipe in all_recipes(matrix))
 
 
 def _one_of(name: str | None, accepted: Iterable[str], what: str) -> str | None:
@@ -71,6 +113,10 @@ def _unknown(name: str, names: Iterable[str], what: str) -> BadInput:
     by_fold = {each.casefold(): each for each in accepted}
     near = difflib.get_close_matches(name.casefold(), list(by_fold), n=1, cutoff=0.6)
     message = Message("resolve.unknown", {"what": Message(f"resolve.what-{what}"), "name": name})
+    if len(accepted) > _MOST_NAMED:
+        # More names than a person reads: the ones that look most like it.
+        alike = difflib.get_close_matches(name.casefold(), list(by_fold), n=_MOST_NAMED, cutoff=0.0)
+        accepted = tuple(by_fold[each] for each in alike)
     if near:
         return BadInput(message, Message("resolve.hint-near", {"near": by_fold[near[0]], "has": accepted}))
     return BadInput(message, Message("resolve.hint-accepted", {"has": accepted}))
@@ -104,20 +150,26 @@ def _check_cann(request: Request, matrix: Matrix) -> None:
 
 
 def _check_pins(request: Request, matrix: Matrix) -> None:
-    """Every pinned package must be one that some stack the request can mean speaks of."""
+    """A pinned package must not be a near miss of one that the stacks speak of: that is a misspelling.
+
+    Any other package is taken as a wish for one more; the lock then says whether it fits.
+    """
+    if not request.pins:
+        return
     known = {name for recipe in _meant(request, matrix) for name in packages(recipe)}
-    unsupported = {row.package for row in matrix.unsupported if row.package}
+    known |= {row.package for row in matrix.unsupported if row.package}
+    known |= {versions.requirement_name(text) for row in matrix.built for text in row.requires}
     for name, version in request.pins.items():
         if name in _OWN_OPTION:
             raise BadInput(Message("resolve.pin-has-option", {"name": name, "option": _OWN_OPTION[name]}))
         versions.python_version(version)
-        if name not in known | unsupported:
+        if name not in known and difflib.get_close_matches(name, sorted(known), n=1, cutoff=_MISSPELT):
             raise _unknown(name, sorted(known), "package")
 
 
 def _meant(request: Request, matrix: Matrix) -> list[Recipe]:
     return [
         recipe
-        for recipe in matrix.recipes
+        for recipe in all_recipes(matrix)
         if request.stack in (None, recipe.id) and request.framework in (None, recipe.framework)
-    ] or list(matrix.recipes)
+    ] or list(all_recipes(matrix))

@@ -12,7 +12,8 @@ from npuenv import versions
 from npuenv.matrix.rows import RecipePin, TritonAscend, VllmAscend
 from npuenv.messages import Message
 from npuenv.resolve.candidate import Candidate, same
-from npuenv.resolve.rules import against_rows, pairing
+from npuenv.resolve.pairing import pairing
+from npuenv.resolve.rules import against_rows
 from npuenv.resolve.types import Reason, Request
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _because_torch_npu(pin: RecipePin, candidate: Candidate, matrix: Matrix) -> 
     row = matrix.torch_npu_row(pin.version)
     cann = matrix.cann_row(candidate.cann or "")
     assert row is not None
-    how = pairing(row, candidate.cann or "", matrix) or "compatible-set"
+    how = pairing(row, candidate.cann or "", matrix) or "image-practice"
     args = {"cann": candidate.cann, "version": pin.version}
     ids = (row.id, *((cann.id,) if cann else ()))
     return Reason(Message(f"resolve.because-{how}", args), ids, (row.source, pin.source))
@@ -77,7 +78,7 @@ def why_not_newer(name: str, candidate: Candidate, request: Request, matrix: Mat
     newer = next_newer(name, version, candidate, matrix)
     if newer is not None:
         return _pairs_elsewhere(name, newer, candidate, matrix) or _against(name, newer, candidate, matrix)
-    if name in known_versions(name, candidate, matrix):
+    if any(same(version, each) for each in known_versions(name, candidate, matrix)):
         recipe = candidate.recipe
         return Reason(Message("resolve.newest-known", {"version": version}), (recipe.id,), (recipe.source,))
     return _bounded(name, candidate, matrix) or _unbounded(name, candidate, request, matrix)

@@ -6,21 +6,28 @@ what the stack may be called, see `stack.verified_by`).
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
 
 from npuenv import versions
 from npuenv.messages import Message
 from npuenv.resolve.candidate import Candidate, packages, same
+from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.pairing import paired_with, pairing
 from npuenv.resolve.types import Clash, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.matrix import Matrix
-    from npuenv.matrix.rows import Cann, TorchNpu, VllmAscend
+    from npuenv.matrix.rows import Built, Cann, VllmAscend
 
 OPTIONS = {
     "framework": "--for",
+    "release": "--for",
+    "as_of": "--as-of",
     "hardware": "--hardware",
     "os": "--os",
     "arch": "--arch",
@@ -29,7 +36,20 @@ OPTIONS = {
     "driver": "--driver",
 }
 # Dimensions that make no difference to a CPU stack: it takes any value once the user has said that it is to be one.
+_OF_THE_RECIPE = ("release", "as_of")
 _NPU_ONLY = ("hardware", "cann", "driver", "os")
+
+
+# The requirements of vllm-ascend that its own table carries as columns.
+_VLLM_ASCEND_FIELDS = {
+    "torch": "requires_torch",
+    "torch-npu": "requires_torch_npu",
+    "triton-ascend": "requires_triton_ascend",
+    "numpy": "requires_numpy",
+    "transformers": "requires_transformers",
+    "fastapi": "requires_fastapi",
+    "opencv-python-headless": "requires_opencv",
+}
 
 
 def objections(candidate: Candidate, request: Request, matrix: Matrix) -> list[Clash]:
@@ -37,36 +57,77 @@ def objections(candidate: Candidate, request: Request, matrix: Matrix) -> list[C
     return [*unmet(candidate, request), *against_rows(candidate, matrix)]
 
 
+# What each objection hangs on: only another choice there can lift it. "pin" is any pin of the user's. Where a recipe
+# pins another version for another architecture, everything hangs on that too (`search`).
+_HANGS_ON = {
+    "resolve.stack-lacks": (),
+    "resolve.stack-hardware": ("hardware",),
+    "resolve.stack-arch": ("arch",),
+    "resolve.stack-python": ("python",),
+    "resolve.stack-package": ("pin", "python"),
+    "resolve.system-glibc": ("os",),
+    "resolve.stack-cann": ("cann",),
+    "resolve.cann-numpy": ("cann", "pin"),
+    "resolve.cann-driver": ("cann", "driver", "hardware"),
+    "resolve.torch-npu-cann": ("cann", "pin"),
+    "resolve.wheel-python": ("python", "arch", "pin"),
+    "resolve.wheel-none": ("python", "arch", "pin"),
+    "resolve.torch-npu-torch": ("arch", "pin"),
+    "resolve.companion": ("pin",),
+    "resolve.no-row": ("pin",),
+    "resolve.vllm-pair": ("pin",),
+    "resolve.vllm-ascend-python": ("python", "pin"),
+    "resolve.requires": ("pin", "python"),
+    "resolve.triton-hardware": ("hardware", "pin"),
+    "resolve.limit": ("pin",),
+    "resolve.unsupported": ("pin",),
+}
+
+
+def hangs_on(clash: Clash, names: tuple[str, ...]) -> list[str]:
+    """Which of the named choices could lift an objection."""
+    roots = _HANGS_ON[clash.says.key]
+    return [name for name in names if name.partition(".")[0] in roots]
+
+
 def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
     """The wishes of a request that a candidate does not meet."""
-    if request.stack is not None and candidate.recipe.id != request.stack:
+    recipe = candidate.recipe
+    if request.stack is not None and recipe.id != request.stack:
         yield asked(request.stack, "stack")
+    if request.release is not None and recipe.release != request.release:
+        yield asked(f"--for {request.framework}=={request.release}", "release")
+    if request.as_of is not None and recipe.date > request.as_of:
+        yield asked(f"--as-of {request.as_of}", "as_of")
     is_cpu_wanted = candidate.recipe.framework == "cpu" and (request.framework == "cpu" or request.stack is not None)
     for field, option in OPTIONS.items():
         wish: str | None = getattr(request, field)
-        if wish is None or (is_cpu_wanted and field in _NPU_ONLY):
+        if wish is None or field in _OF_THE_RECIPE or (is_cpu_wanted and field in _NPU_ONLY):
             continue
-        has = candidate.recipe.framework if field == "framework" else getattr(candidate, field)
+        has = recipe.framework if field == "framework" else getattr(candidate, field)
         if not same(has, wish):
-            yield asked(f"{option} {wish}", field)
+            yield asked(f"{option} {wish}", field, request.origins.get(field, ""))
     for name, version in sorted(request.pins.items()):
         if not _takes(candidate, name, version):
-            yield asked(f"--pin {name}=={version}", f"pin.{name}")
+            yield asked(f"--pin {name}=={version}", f"pin.{name}", request.origins.get(name, ""))
 
 
-def asked(option: str, field: str) -> Clash:
-    """The clash that stands for something the user asked for. `field` names it in the request."""
-    return Clash("request", Message("resolve.asked", {"option": option, "field": field}), option)
+def asked(option: str, field: str, origin: str = "") -> Clash:
+    """The clash that stands for something the user asked for. `field` names it in the request, `origin` its place."""
+    return Clash("request", Message("resolve.asked", {"option": option, "field": field}), origin or option)
 
 
 def against_rows(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     """What the matrix has against a candidate, whatever was asked for."""
     yield from _platform(candidate)
+    yield from _belongs(candidate, matrix)
+    yield from _system(candidate, matrix)
     yield from _cann(candidate, matrix)
     yield from _driver(candidate, matrix)
     yield from _torch_npu(candidate, matrix)
     yield from _companions(candidate, matrix)
     yield from _vllm_ascend(candidate, matrix)
+    yield from _built(candidate, matrix)
     yield from _triton_ascend(candidate, matrix)
     yield from _ranges(candidate)
     yield from _limits(candidate, matrix)
@@ -80,18 +141,41 @@ def _takes(candidate: Candidate, name: str, version: str) -> bool:
 
 def _platform(candidate: Candidate) -> Iterator[Clash]:
     recipe = candidate.recipe
+    if recipe.lacks:
+        yield Clash(
+            recipe.id, Message("resolve.stack-lacks", {"stack": recipe.id, "lacks": recipe.lacks}), recipe.source
+        )
     if recipe.hardware and candidate.hardware not in recipe.hardware:
-        args = {"stack": recipe.id, "has": recipe.hardware, "hardware": candidate.hardware}
+        args = {
+            "stack": recipe.id,
+            "has": recipe.hardware,
+            "hardware": candidate.hardware,
+            "framework": recipe.framework,
+        }
         yield Clash(recipe.id, Message("resolve.stack-hardware", args), recipe.source)
     if candidate.arch not in recipe.arch:
-        args = {"stack": recipe.id, "has": recipe.arch, "arch": candidate.arch}
+        args = {"stack": recipe.id, "has": recipe.arch, "arch": candidate.arch, "framework": recipe.framework}
         yield Clash(recipe.id, Message("resolve.stack-arch", args), recipe.source)
     if not recipe.hardware and candidate.python not in recipe.python:
         args = {"stack": recipe.id, "has": tuple(sorted(recipe.python)), "python": candidate.python}
         yield Clash(recipe.id, Message("resolve.stack-python", args), recipe.source)
+
+
+def _belongs(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    """A package that only other stacks speak of; one that no stack speaks of is just one more."""
+    recipe = candidate.recipe
     for name in sorted(set(candidate.versions) - packages(recipe)):
-        args = {"stack": recipe.id, "package": name}
-        yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)
+        if name in spoken_of(matrix) and not any(name in asks for _, asks in _asks(candidate, matrix)):
+            args = {"stack": recipe.id, "package": name}
+            yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)
+
+
+def _system(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    row = matrix.system_row(candidate.os) if candidate.os else None
+    recipe = candidate.recipe
+    if row and versions.python_version(row.glibc) < versions.python_version(recipe.glibc):
+        args = {"os": row.id, "has": row.glibc, "needs": recipe.glibc, "stack": recipe.id}
+        yield Clash(row.id, Message("resolve.system-glibc", args), row.source)
 
 
 def _cann(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
@@ -99,7 +183,7 @@ def _cann(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
         return
     recipe = candidate.recipe
     if versions.cann(candidate.cann).series != versions.cann(recipe.cann).series:
-        args = {"stack": recipe.id, "has": recipe.cann, "cann": candidate.cann}
+        args = {"stack": recipe.id, "has": recipe.cann, "cann": candidate.cann, "framework": recipe.framework}
         yield Clash(recipe.id, Message("resolve.stack-cann", args), recipe.source)
     row = matrix.cann_row(candidate.cann)
     numpy = candidate.versions.get("numpy")
@@ -132,7 +216,7 @@ def _torch_npu(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
         args: dict[str, object] = {"package": "torch-npu", "version": version}
         yield Clash("torch_npu.toml", Message("resolve.no-row", args), "Ascend/pytorch COMPATIBILITY.en.md")
         return
-    if pairing(row, candidate.cann, matrix) is None:
+    if pairing(row, candidate.cann, matrix) is None and not _is_the_release_itself(candidate):
         args = {"version": version, "cann": candidate.cann, "has": paired_with(row)}
         yield Clash(row.id, Message("resolve.torch-npu-cann", args), row.source)
     pythons = row.pythons(candidate.arch)
@@ -148,36 +232,12 @@ def _torch_npu(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
         yield Clash(row.id, Message("resolve.torch-npu-torch", args), row.source)
 
 
-def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
-    """How a torch_npu version goes with a CANN: recommended-pair, compatible-set, image-practice, or None.
-
-    An image counts only where the release's policy table and its metadata name the same torch_npu: where they differ
-    one of them is a stop-gap.
-    """
-    wanted = versions.cann(cann)
-    if row.cann and versions.cann(row.cann) == wanted:
-        return "recommended-pair"
-    if any(_covers(each, cann) for each in (*row.cann_compatible, *row.cann_unofficial)):
-        return "compatible-set"
-    exactly = f"=={row.version}"
-    for release in matrix.vllm_ascend:
-        agrees = release.torch_npu == row.version and release.requires_torch_npu == exactly
-        if agrees and release.cann and versions.is_cann(release.cann) and versions.cann(release.cann) == wanted:
-            return "image-practice"
-    return None
-
-
-def _covers(named: str, cann: str) -> bool:
-    """Whether `8.5.X` or `8.5.0` covers a CANN version."""
-    if named.endswith(".X"):
-        return versions.cann(named.removesuffix(".X")).series == versions.cann(cann).series
-    return versions.cann(named) == versions.cann(cann)
-
-
-def paired_with(row: TorchNpu) -> tuple[str, ...] | Message:
-    """The CANN versions a torch_npu row names, or a message that there are none."""
-    named = tuple(dict.fromkeys(each for each in (row.cann, *row.cann_unofficial, *row.cann_compatible) if each))
-    return named or Message("resolve.none-stated")
+def _is_the_release_itself(candidate: Candidate) -> bool:
+    """Whether this is what a vllm-ascend release's own image has, be it a stop-gap: published, whatever tables say."""
+    recipe = candidate.recipe
+    own = next((pin.version for pin in recipe.pin if pin.name == "torch-npu"), None)
+    is_own = recipe.framework == "vllm-ascend" and own == candidate.versions.get("torch-npu")
+    return is_own and same(candidate.cann, recipe.cann)
 
 
 def _companions(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
@@ -211,15 +271,7 @@ def _vllm_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
 
 def _vllm_ascend_requires(candidate: Candidate, row: VllmAscend) -> Iterator[Clash]:
     """The requirements of vllm-ascend, without those that the recipe overrules with a reason."""
-    requires = {
-        "torch": row.requires_torch,
-        "torch-npu": row.requires_torch_npu,
-        "triton-ascend": row.requires_triton_ascend,
-        "numpy": row.requires_numpy,
-        "transformers": row.requires_transformers,
-        "fastapi": row.requires_fastapi,
-        "opencv-python-headless": row.requires_opencv,
-    }
+    requires = {name: getattr(row, field) for name, field in _VLLM_ASCEND_FIELDS.items()}
     overruled = {
         versions.requirement_name(each.requirement): each.requirement
         for each in candidate.recipe.override
@@ -232,6 +284,59 @@ def _vllm_ascend_requires(candidate: Candidate, row: VllmAscend) -> Iterator[Cla
             continue
         args = {"who": f"vllm-ascend {row.version}", "needs": f"{name}{wanted}", "version": version}
         yield Clash(row.id, Message("resolve.requires", args), row.source)
+
+
+def _built(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
+    """What the components that are built from repositories ask for, without what the recipe overrules.
+
+    A version that the recipe itself pins overrules too: its publisher installs it over what the component asks for.
+    """
+    recipe = candidate.recipe
+    overruled = {versions.requirement_name(each.requirement) for each in recipe.override if each.does == "replace"}
+    overruled |= {pin.name for pin in recipe.pin if candidate.versions.get(pin.name) == pin.version}
+    for row, asks in _asks(candidate, matrix):
+        of_its_row = _VLLM_ASCEND_FIELDS if row.name == "vllm-ascend" else ()
+        for name in sorted(asks.keys() & candidate.versions.keys() - overruled - set(of_its_row)):
+            yield from _against_bounds(row, name, asks[name], candidate)
+
+
+def _against_bounds(row: Built, name: str, texts: Sequence[str], candidate: Candidate) -> Iterator[Clash]:
+    version = candidate.versions[name]
+    for text in texts:
+        spec = versions.requirement_spec(text)
+        if spec and not versions.accepts(spec, version) and _holds_on(text, candidate.python):
+            args = {"who": f"{row.name} {row.version}", "needs": f"{name}{spec}", "version": version}
+            yield Clash(row.id, Message("resolve.requires", args), row.source)
+
+
+def _asks(candidate: Candidate, matrix: Matrix) -> Iterator[tuple[Built, Mapping[str, list[str]]]]:
+    """For each component that is built from a repository: its row, and the bounds it puts on other packages."""
+    for git in candidate.recipe.git:
+        row = matrix.built_row(git.name, candidate.versions.get(git.name) or git.ref.removeprefix("v"))
+        if row is not None:
+            yield row, _bounds(row)
+
+
+@functools.cache
+def _bounds(row: Built) -> Mapping[str, list[str]]:
+    """The requirements of a component by distribution name."""
+    found: dict[str, list[str]] = {}
+    for text in row.requires:
+        found.setdefault(versions.requirement_name(text), []).append(text)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _holds_on(text: str, python: str) -> bool:
+    """Whether a requirement's marker holds on a Python."""
+    marker = Requirement(text).marker if ";" in text else None
+    return marker is None or marker.evaluate({"python_version": python, "extra": ""})
+
+
+@functools.lru_cache(maxsize=4)
+def spoken_of(matrix: Matrix) -> frozenset[str]:
+    """The distribution names that some stack of the tables speaks of."""
+    return frozenset(name for recipe in all_recipes(matrix) for name in packages(recipe))
 
 
 def _triton_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:

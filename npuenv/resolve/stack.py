@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from npuenv import versions
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
 from npuenv.messages import Message
+from npuenv.resolve.pairing import pairing
 from npuenv.resolve.reasons import because, why_not_newer
-from npuenv.resolve.rules import pairing
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _place_pin(name: str, version: str, candidate: Candidate, request: Request, 
 
 def _cann_strength(candidate: Candidate, matrix: Matrix) -> str:
     row = matrix.torch_npu_row(candidate.versions.get("torch-npu", ""))
-    return (pairing(row, candidate.cann or "", matrix) if row else None) or "compatible-set"
+    return (pairing(row, candidate.cann or "", matrix) if row else None) or "image-practice"
 
 
 def _package_pin(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matrix) -> Pin:

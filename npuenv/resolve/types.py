@@ -32,7 +32,7 @@ class Request:
     """What the user asked for. None and empty mean: not said."""
 
     stack: str | None = None
-    framework: str | None = None  # verl | roll | vllm-ascend | cpu
+    framework: str | None = None  # verl | roll | vllm-ascend | torch-npu | cpu
     hardware: str | None = None
     os: str | None = None
     arch: str | None = None
@@ -40,6 +40,12 @@ class Request:
     cann: str | None = None
     driver: str | None = None
     pins: Mapping[str, str] = field(default_factory=dict)  # distribution name -> version, normalised names
+    release: str | None = None  # of the framework, like "0.7.1"; `framework = "verl==0.7.1"` says the same
+    as_of: str | None = None  # YYYY-MM-DD: only what was published by that day
+    is_newest: bool = False  # the newest CANN and release that fit, rather than the best attested ones
+    # Package or field -> where its value stands, like "constraints.txt:3" or "uname -m: aarch64"; absent: the command
+    # line.
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""A request with what a host decides: architecture, hardware, system, driver, CANN. Start from `filled`.
+
+What the user said stands. What a host does not tell is left open and said, never guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.errors import CannotTell
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.facts.base import Evidence
+    from npuenv.facts.collect import Facts
+    from npuenv.matrix import Matrix
+    from npuenv.resolve.types import Request
+
+
+def filled(request: Request, facts: Facts, matrix: Matrix) -> tuple[Request, tuple[Message, ...]]:
+    """The request with what it leaves open taken from a host's facts, and what could not be taken.
+
+    Each value keeps the line it was read from, so that a conflict can show it.
+    Raises: CannotTell for a host whose cards are of several generations, when none was named.
+    """
+    is_for_cpu = (request.framework or "").startswith("cpu")
+    notes: list[Message] = []
+    for field, value, evidence in _read(facts, matrix):
+        if getattr(request, field) is not None or (is_for_cpu and field != "arch"):
+            continue
+        if value is None:
+            notes.append(
+                Message("resolve.host-untold", {"what": Message(f"resolve.what-{field}"), "line": _line(evidence)})
+            )
+            continue
+        request = replace(request, **{field: value}, origins={**request.origins, field: _line(evidence)})
+    return request, tuple(notes)
+
+
+def _read(facts: Facts, matrix: Matrix) -> Iterator[tuple[str, str | None, tuple[Evidence, ...]]]:
+    yield "arch", facts.arch.value, facts.arch.evidence
+    yield "hardware", _hardware(facts, matrix), facts.smi.evidence
+    system = facts.system.value
+    name = f"{system.id}{system.version.split()[0]}".lower() if system and system.version else ""
+    yield "os", name if matrix.system_row(name) else None, facts.system.evidence
+    driver = facts.driver.value.version if facts.driver.value else None
+    evidence = facts.driver.evidence
+    if driver is None and facts.smi.value and facts.smi.value.driver:
+        driver, evidence = facts.smi.value.driver, facts.smi.evidence
+    yield "driver", driver, evidence
+    cann = facts.cann.value.version if facts.cann.value else None
+    is_listed = cann is not None and versions.is_cann(cann) and matrix.cann_row(cann) is not None
+    yield "cann", cann if is_listed else None, facts.cann.evidence
+
+
+def _hardware(facts: Facts, matrix: Matrix) -> str | None:
+    """The one generation of the host's cards; None where no card could be read."""
+    names = {card.name for card in facts.smi.value.cards if card.name} if facts.smi.value else set()
+    rows = {name: matrix.hardware_of_chip(name) for name in sorted(names)}
+    found = {row.id for row in rows.values() if row is not None}
+    if len(found) > 1:
+        raise CannotTell(
+            Message("resolve.host-mixed", {"names": tuple(sorted(names))}), Message("resolve.name-hardware")
+        )
+    return found.pop() if found else None
+
+
+def _line(evidence: tuple[Evidence, ...]) -> str:
+    return f"{evidence[0].command}: {evidence[0].line}" if evidence else "-"
