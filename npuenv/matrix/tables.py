@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, TypeVar
 
 from npuenv import versions
-from npuenv.matrix.load import load_table
+from npuenv.matrix.load import load_table, parse_table
 from npuenv.matrix.rows import (
     Built,
     Cann,
@@ -141,9 +141,16 @@ class Matrix:
 
     @functools.cache  # noqa: B019 - as above
     def built_row(self, name: str, version: str) -> Built | None:
-        file = name.replace("-", "_")
-        rows = self._built_of(file) if (self.folder / "built" / f"{file}.toml").is_file() else ()
-        return next((row for row in rows if (row.name, row.version) == (name, version)), None)
+        """What a package that is built from a repository asks for, by version or git place; None where no row says."""
+        file = f"built/{name.replace('-', '_')}"
+        path = self.folder / f"{file}.toml"
+        if not path.is_file():
+            return None
+        # The lists are long and one is wanted: only its row is read.
+        _, *texts = path.read_text(encoding="utf-8").split("[[row]]\n")
+        found = [text for text in texts if f'\nversion = "{version}"\n' in text]
+        rows = parse_table("[[row]]\n" + found[0], Built, path.name) if found else ()
+        return rows[0] if rows else None
 
     def index_row(self, label: str) -> Index | None:
         return next((row for row in self.indexes if row.label == label), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from npuenv.resolve.candidate import by_preference
 from npuenv.resolve.conflict import explain
 from npuenv.resolve.derived import all_recipes
 from npuenv.resolve.names import checked, stack_names
@@ -32,12 +33,13 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
     Raises: BadInput for a name that does not exist, and for a request that says nothing to go by.
     """
     wanted = checked(request, matrix)
+    asked, others = by_preference(wanted, matrix)
     rejected = []
-    for candidate, against in judged(wanted, matrix):
+    for candidate, against in judged(asked, wanted, matrix):
         if not against:
             return build(candidate, wanted, matrix)
         rejected.append((candidate, against))
-    return explain(rejected, wanted, matrix, resolve)
+    return explain(rejected, others, wanted, matrix, resolve)
 
 
 def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:

@@ -48,23 +48,33 @@ class Candidate:
         return Candidate(self.recipe, self.arch, python, self.hardware, self.os, place["cann"], self.driver, pinned)
 
 
-def by_preference(request: Request, matrix: Matrix) -> list[Recipe]:
-    """All recipes, preferred ones first."""
-    return sorted(all_recipes(matrix), key=lambda each: _preference(each, request))
+def by_preference(request: Request, matrix: Matrix) -> tuple[list[Recipe], list[Recipe]]:
+    """The recipes that are what was asked for, preferred ones first, and all the others."""
+    asked: list[Recipe] = []
+    others: list[Recipe] = []
+    for recipe in all_recipes(matrix):
+        (asked if _is_asked_for(recipe, request) else others).append(recipe)
+    asked.sort(key=lambda each: _preference(each, request))
+    others.sort(key=lambda each: _preference(each, request))
+    return asked, others
+
+
+def _is_asked_for(recipe: Recipe, request: Request) -> bool:
+    """Whether a recipe is of the stack, framework, release and time that a request names."""
+    wanted = {"stack": recipe.id, "framework": recipe.framework, "release": recipe.release}
+    is_named = all(getattr(request, name) in (None, value) for name, value in wanted.items())
+    return is_named and (request.as_of is None or recipe.date <= request.as_of)
 
 
 def _preference(recipe: Recipe, request: Request) -> tuple[object, ...]:
-    """What was asked for before all else (it would be objected to anyway, this only finds it sooner); then NPU stacks
-    before CPU ones, the exact CANN before its series, and the newest where that was asked for; else the tables' order,
-    which has releases before their candidates.
+    """NPU stacks before CPU ones, the exact CANN before its series, and the newest where that was asked for; else the
+    tables' order, with releases before their candidates.
     """
-    asked = {"stack": recipe.id, "framework": recipe.framework, "release": recipe.release}
-    misses = sum(getattr(request, name) not in (None, value) for name, value in asked.items())
     exact = bool(request.cann and recipe.cann) and versions.cann(request.cann or "") == versions.cann(recipe.cann)
     if request.is_newest:
         age = tuple(-number for number in versions.cann(recipe.cann).key) if recipe.cann else ()
-        return misses, not recipe.hardware, not exact, age, _days_old(recipe)
-    return misses, not recipe.hardware, not exact, _is_candidate_release(recipe)
+        return not recipe.hardware, not exact, age, _days_old(recipe)
+    return not recipe.hardware, not exact, _is_candidate_release(recipe)
 
 
 def _days_old(recipe: Recipe) -> int:

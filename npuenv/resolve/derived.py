@@ -58,8 +58,8 @@ def of_release(row: VllmAscend, matrix: Matrix) -> Iterator[Recipe]:
     """
     groups: dict[tuple[str, ReleaseImage], list[str]] = {}
     for image in row.image:
-        for hardware in image.hardware:
-            groups.setdefault(("-310p" if hardware == "310p" else "", image), []).append(hardware)
+        for each in image.hardware:
+            groups.setdefault(("-310p" if each == "310p" else "", image), []).append(each)
     taken: set[str] = set()
     for (suffix, image), hardware in groups.items():
         name = f"vllm-ascend-{row.version}{suffix or ('' if not taken else '-' + hardware[0])}"
@@ -170,28 +170,43 @@ def _is_one_off(version: str) -> bool:
 
 
 def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> Iterator[RecipeOverride]:
-    """numpy's bound as a constraint; then vllm's requirements that vllm-ascend's own cannot live with.
-
-    The published images install vllm-ascend after vllm, so that its side is the one that stays.
-    """
+    """numpy's bound as a constraint, a torch_npu that the image forces in, and what must not come in."""
     source = f"vllm-ascend {row.version} metadata"
     if row.requires_numpy:
         yield RecipeOverride("numpy", "constrain", f"numpy{row.requires_numpy}", "stack.numpy1-constraint", source)
     forced = next((pin.version for pin in pins if pin.name == "torch-npu"), "")
     if _exact(row.requires_torch_npu) not in ("", forced):
         yield RecipeOverride("vllm-ascend", "replace", f"torch-npu=={forced}", "resolve.derived-image", row.source)
-    own, partner = matrix.built_row("vllm-ascend", row.version), matrix.built_row("vllm", row.vllm)
-    pinned = {pin.name for pin in pins}
-    wanted = {versions.requirement_name(text): text for text in (own.requires if own else ())}
-    for text in partner.requires if partner else ():
-        name = versions.requirement_name(text)
-        if name in wanted and name not in pinned and versions.never_both(text, wanted[name]):
-            requirement = versions.with_extras_of(wanted[name], text)
-            both = f"{source}; vllm {row.vllm} metadata"
-            yield RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", both)
     for name in ("xformers", "triton"):
         why = "stack.exclude-triton" if name == "triton" else "stack.exclude-cuda"
         yield RecipeOverride(name, "exclude", name, why, f"vllm {row.vllm} metadata")
+
+
+def partner_overrides(recipe: Recipe, matrix: Matrix) -> tuple[RecipeOverride, ...]:
+    """vllm's requirements that vllm-ascend's own cannot live with, for a stack that follows from a release.
+
+    The published images install vllm-ascend after vllm, so that its side is the one that stays. They are looked up when
+    a stack is put together, because the lists of all releases are long.
+    """
+    pinned = {pin.name: pin.version for pin in recipe.pin}
+    if recipe.framework != "vllm-ascend" or "vllm" not in pinned:
+        return ()
+    found = _partners_clash(matrix, pinned["vllm-ascend"], pinned["vllm"])
+    return tuple(each for each in found if versions.requirement_name(each.requirement) not in pinned)
+
+
+@functools.lru_cache(maxsize=128)
+def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[RecipeOverride, ...]:
+    own, partner = matrix.built_row("vllm-ascend", vllm_ascend), matrix.built_row("vllm", vllm)
+    wanted = {versions.requirement_name(text): text for text in (own.requires if own else ())}
+    source = f"vllm-ascend {vllm_ascend} metadata; vllm {vllm} metadata"
+    found = []
+    for text in partner.requires if partner else ():
+        name = versions.requirement_name(text)
+        if name in wanted and versions.never_both(text, wanted[name]):
+            requirement = versions.with_extras_of(wanted[name], text)
+            found.append(RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", source))
+    return tuple(found)
 
 
 def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:
@@ -237,7 +252,10 @@ def _bare(row: TorchNpu, matrix: Matrix) -> Recipe:
     pins.append(RecipePin("torch-npu", row.version, "recommended-pair", row.source))
     family = tuple(pin.name for pin in pins if pin.name != "torch-npu")
     cann = matrix.cann_row(row.cann)
-    numpy = (RecipeOverride("numpy", "constrain", f"numpy{cann.numpy}", "stack.numpy1-constraint", cann.source),)
+    override: tuple[RecipeOverride, ...] = ()
+    if cann is not None and cann.numpy:
+        bound = f"numpy{cann.numpy}"
+        override = (RecipeOverride("numpy", "constrain", bound, "stack.numpy1-constraint", cann.source),)
     return Recipe(
         id=f"torch-npu-{row.version}",
         source=row.source,
@@ -261,5 +279,5 @@ def _bare(row: TorchNpu, matrix: Matrix) -> Recipe:
         image_repository="quay.io/ascend/cann",
         soc={name: _SOC[name] for name in ("a2", "a3")},
         requirements=_TORCH_NPU_NEEDS,
-        override=numpy if cann is not None and cann.numpy else (),
+        override=override,
     )

@@ -6,7 +6,7 @@ What the user said stands. What a host does not tell is left open and said, neve
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv import versions
 from npuenv.errors import CannotTell
@@ -37,7 +37,8 @@ def filled(request: Request, facts: Facts, matrix: Matrix) -> tuple[Request, tup
                 Message("resolve.host-untold", {"what": Message(f"resolve.what-{field}"), "line": _line(evidence)})
             )
             continue
-        request = replace(request, **{field: value}, origins={**request.origins, field: _line(evidence)})
+        taken: dict[str, Any] = {field: value, "origins": {**request.origins, field: _line(evidence)}}
+        request = replace(request, **taken)
     return request, tuple(notes)
 
 

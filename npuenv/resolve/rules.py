@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from npuenv import versions
 from npuenv.messages import Message
 from npuenv.resolve.candidate import Candidate, packages, same
-from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.derived import all_recipes, partner_overrides
 from npuenv.resolve.pairing import paired_with, pairing
 from npuenv.resolve.types import Clash, Request
 
@@ -90,6 +90,22 @@ def hangs_on(clash: Clash, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name.partition(".")[0] in roots]
 
 
+# Objections of single stacks that together are one statement about their framework, and what it is about.
+OF_ALL_STACKS = {"resolve.stack-hardware": "hardware", "resolve.stack-arch": "arch", "resolve.stack-cann": "cann"}
+
+
+def clash_key(clash: Clash) -> str:
+    """What makes two clashes the same rule: the row and what it demands, not the value it met.
+
+    That no stack of a framework is published for some hardware is one rule, not one for each of its stacks.
+    """
+    kind = clash.says.key.replace(".stacks-", ".stack-")
+    if kind in OF_ALL_STACKS:
+        return "|".join((kind, str(clash.says.args["framework"]), str(clash.says.args[OF_ALL_STACKS[kind]])))
+    demands = [str(clash.says.args.get(name, "")) for name in ("needs", "field", "package")]
+    return "|".join((clash.rule, clash.says.key, clash.source, *demands))
+
+
 def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
     """The wishes of a request that a candidate does not meet."""
     recipe = candidate.recipe
@@ -119,6 +135,11 @@ def asked(option: str, field: str, origin: str = "") -> Clash:
 
 def against_rows(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     """What the matrix has against a candidate, whatever was asked for."""
+    recipe = candidate.recipe
+    if recipe.lacks:  # no more to say of what is no stack
+        says = Message("resolve.stack-lacks", {"stack": recipe.id, "lacks": recipe.lacks})
+        yield Clash(recipe.id, says, recipe.source)
+        return
     yield from _platform(candidate)
     yield from _belongs(candidate, matrix)
     yield from _system(candidate, matrix)
@@ -141,10 +162,6 @@ def _takes(candidate: Candidate, name: str, version: str) -> bool:
 
 def _platform(candidate: Candidate) -> Iterator[Clash]:
     recipe = candidate.recipe
-    if recipe.lacks:
-        yield Clash(
-            recipe.id, Message("resolve.stack-lacks", {"stack": recipe.id, "lacks": recipe.lacks}), recipe.source
-        )
     if recipe.hardware and candidate.hardware not in recipe.hardware:
         args = {
             "stack": recipe.id,
@@ -292,11 +309,15 @@ def _built(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     A version that the recipe itself pins overrules too: its publisher installs it over what the component asks for.
     """
     recipe = candidate.recipe
-    overruled = {versions.requirement_name(each.requirement) for each in recipe.override if each.does == "replace"}
-    overruled |= {pin.name for pin in recipe.pin if candidate.versions.get(pin.name) == pin.version}
+    published = {pin.name: pin.version for pin in recipe.pin}
+    other = {name for name, version in candidate.versions.items() if published.get(name) != version}
+    if not other:
+        return
+    overrides = (*recipe.override, *partner_overrides(recipe, matrix))
+    other -= {versions.requirement_name(each.requirement) for each in overrides if each.does == "replace"}
     for row, asks in _asks(candidate, matrix):
         of_its_row = _VLLM_ASCEND_FIELDS if row.name == "vllm-ascend" else ()
-        for name in sorted(asks.keys() & candidate.versions.keys() - overruled - set(of_its_row)):
+        for name in sorted(asks.keys() & other - set(of_its_row)):
             yield from _against_bounds(row, name, asks[name], candidate)
 
 

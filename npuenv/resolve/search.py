@@ -11,50 +11,89 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.resolve.candidate import by_preference, candidate_of, choices
-from npuenv.resolve.rules import against_rows, hangs_on, unmet
+from npuenv.resolve.candidate import Candidate, candidate_of, choices
+from npuenv.resolve.rules import against_rows, clash_key, hangs_on, unmet
+from npuenv.resolve.types import Clash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
-    from npuenv.resolve.candidate import Candidate
-    from npuenv.resolve.types import Clash, Request
+    from npuenv.resolve.types import Request
+
+Judged = tuple[Candidate, list[Clash]]  # a candidate with everything that speaks against it
+_Place = tuple[int, ...]  # for each of the choices, which value is taken
 
 
-def judged(request: Request, matrix: Matrix) -> Iterator[tuple[Candidate, list[Clash]]]:
-    """Candidates with everything that speaks against them, preferred recipes first, the nearest to the wish first."""
+def judged(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Iterator[Judged]:
+    """Candidates of the recipes with everything that speaks against them, the nearest to the wish first."""
     enough: list[frozenset[str]] = []  # sets of wishes that are enough to give up: nothing in the matrix objects then
-    for recipe in by_preference(request, matrix):
-        yield from _ways(recipe, request, matrix, enough)
+    for recipe in recipes:
+        walk = _Walk(recipe, request, matrix)
+        for place in walk.queue:  # grows while it is walked: breadth first
+            given_up = walk.given_up(place)
+            if any(known <= given_up for known in enough):
+                continue
+            candidate, wishes, rows = walk.look(place)
+            yield candidate, [*wishes, *rows]
+            if not rows:
+                enough.append(given_up)
+            walk.move(place, rows)
 
 
-def _ways(
-    recipe: Recipe, request: Request, matrix: Matrix, enough: list[frozenset[str]]
-) -> Iterator[tuple[Candidate, list[Clash]]]:
-    open_to = choices(recipe, request)
-    names = tuple(open_to)
-    start = candidate_of(recipe, {name: values[0] for name, values in open_to.items()}, matrix)
-    missed = frozenset(str(clash.says.args["field"]) for clash in unmet(start, request))
-    seen, queue = {(0,) * len(names)}, [(0,) * len(names)]
-    for place in queue:  # grows while it is walked: breadth first
-        moved = {name for name, at in zip(names, place, strict=True) if at}
-        given_up = missed | {name for name in moved if name.startswith("pin.") or getattr(request, name) is not None}
-        if any(known <= given_up for known in enough):
-            continue
-        candidate = candidate_of(
-            recipe, {name: open_to[name][at] for name, at in zip(names, place, strict=True)}, matrix
-        )
-        rows = list(against_rows(candidate, matrix))
-        yield candidate, [*unmet(candidate, request), *rows]
-        if not rows:
-            enough.append(given_up)
-        movable = {name for clash in rows for name in hangs_on(clash, names)}
-        if rows and any(pin.arch for pin in recipe.pin):
+def avoiding(hit: frozenset[str], recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Judged | None:
+    """A candidate with none of the given clashes (by their keys) against it; None where there is none."""
+    for recipe in recipes:
+        walk = _Walk(recipe, request, matrix)
+        for place in walk.queue:
+            candidate, wishes, rows = walk.look(place)
+            if any(clash_key(each) in hit for each in wishes):
+                continue  # moving on gives up only more
+            in_the_way = [each for each in rows if clash_key(each) in hit]
+            if not in_the_way:
+                return candidate, [*wishes, *rows]
+            walk.move(place, in_the_way)
+    return None
+
+
+class _Walk:
+    """The places of one recipe that were reached so far. `queue` grows by `move`; nobody else changes it."""
+
+    def __init__(self, recipe: Recipe, request: Request, matrix: Matrix) -> None:
+        self.recipe, self.request, self.matrix = recipe, request, matrix
+        self.open_to = choices(recipe, request)
+        self.names = tuple(self.open_to)
+        start = (0,) * len(self.names)
+        self.queue, self._seen = [start], {start}
+        self._missed: frozenset[str] | None = None
+
+    def given_up(self, place: _Place) -> frozenset[str]:
+        """The wishes that are not met there, as names of the request's fields; found without judging the place."""
+        if self._missed is None:
+            first = self._candidate(self.queue[0])
+            self._missed = frozenset(str(clash.says.args["field"]) for clash in unmet(first, self.request))
+        moved = [name for name, at in zip(self.names, place, strict=True) if at]
+        asked = (name for name in moved if name.startswith("pin.") or getattr(self.request, name) is not None)
+        return self._missed.union(asked)
+
+    def look(self, place: _Place) -> tuple[Candidate, list[Clash], list[Clash]]:
+        """The candidate there, the wishes it does not meet, and what the matrix has against it."""
+        candidate = self._candidate(place)
+        return candidate, list(unmet(candidate, self.request)), list(against_rows(candidate, self.matrix))
+
+    def _candidate(self, place: _Place) -> Candidate:
+        chosen = {name: self.open_to[name][at] for name, at in zip(self.names, place, strict=True)}
+        return candidate_of(self.recipe, chosen, self.matrix)
+
+    def move(self, place: _Place, lifting: list[Clash]) -> None:
+        """Puts the neighbours into the queue that could lift one of the given clashes."""
+        movable = {name for clash in lifting for name in hangs_on(clash, self.names)}
+        if lifting and any(pin.arch for pin in self.recipe.pin):
             movable.add("arch")
-        for index in reversed(range(len(names))):
-            if names[index] in movable and place[index] == 0:
-                others = [(*place[:index], at, *place[index + 1 :]) for at in range(1, len(open_to[names[index]]))]
-                queue += [other for other in others if other not in seen]
-                seen.update(others)
+        for index in reversed(range(len(self.names))):
+            if self.names[index] in movable and place[index] == 0:
+                count = len(self.open_to[self.names[index]])
+                others = [(*place[:index], at, *place[index + 1 :]) for at in range(1, count)]
+                self.queue += [other for other in others if other not in self._seen]
+                self._seen.update(others)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv import versions
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
 from npuenv.messages import Message
+from npuenv.resolve.derived import partner_overrides
 from npuenv.resolve.pairing import pairing
 from npuenv.resolve.reasons import because, why_not_newer
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npuenv.matrix import Matrix
+    from npuenv.matrix.rows import TorchNpu, TritonAscend
     from npuenv.resolve.candidate import Candidate
 
 _TORCH_FAMILY = ("torch", "torchvision", "torchaudio")
@@ -98,8 +100,11 @@ def _wheel(name: str, version: str, candidate: Candidate, matrix: Matrix) -> tup
         local = "+cpu" if _needs_cpu_wheels(candidate, matrix) else ""
         full = version if "+" in version else version + local
         return full, "pytorch-cpu" if "+cpu" in full else None
-    row = {"torch-npu": matrix.torch_npu_row, "triton-ascend": matrix.triton_ascend_row}.get(name)
-    found = row(version) if row else None
+    found: TorchNpu | TritonAscend | None = None
+    if name == "torch-npu":
+        found = matrix.torch_npu_row(version)
+    elif name == "triton-ascend":
+        found = matrix.triton_ascend_row(version)
     index = found.index if found else "default"
     return version, None if index in ("default", "") else index
 
@@ -131,7 +136,7 @@ def _requirements(candidate: Candidate, request: Request) -> tuple[str, ...]:
 
 
 def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
-    for each in candidate.recipe.override:
+    for each in (*candidate.recipe.override, *partner_overrides(candidate.recipe, matrix)):
         if each.arch in ("", candidate.arch):
             yield _override(each, candidate, matrix)
     named = {versions.requirement_name(text) for text in candidate.recipe.requirements} | set(candidate.versions)

@@ -13,11 +13,11 @@ from npuenv import versions
 from npuenv.matrix import Matrix, load_matrix
 from npuenv.resolve import published, resolve
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
-from npuenv.resolve.conflict import clash_key, smallest_hitting_set
+from npuenv.resolve.conflict import smallest_hitting_set
 from npuenv.resolve.derived import all_recipes
 from npuenv.resolve.names import checked
 from npuenv.resolve.pairing import pairing
-from npuenv.resolve.rules import against_rows, driver_is_too_old, objections
+from npuenv.resolve.rules import against_rows, clash_key, driver_is_too_old, objections
 from npuenv.resolve.types import Conflict, Pin, Request, Stack
 
 if TYPE_CHECKING:

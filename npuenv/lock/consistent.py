@@ -1,0 +1,105 @@
+"""Whether what lies in a folder is what a lock says and holds together. Start from `complaints`.
+
+The check reads metadata only, with the markers of the lock's platform, so that a set for another architecture can be
+looked at too. Each complaint that the stack brings about on purpose carries the reason; one without is a defect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from npuenv import versions
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from npuenv.lock.file import Lock
+    from npuenv.resolve.types import Platform, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Something that does not hold together."""
+
+    who: str  # the distribution whose requirement it is, or the one that is not as locked
+    says: Message
+    because: Message | None  # the stack's reason for it; None: nothing explains it
+
+
+def complaints(folder: Path, stack: Stack, lock: Lock) -> tuple[Complaint, ...]:
+    """What in a folder of installed distributions departs from the lock, or from what the distributions require."""
+    installed = {versions.normalised(each.metadata["Name"]): each for each in distributions(path=[str(folder)])}
+    found = {name: each.version for name, each in installed.items()}
+    return (*_against_lock(found, lock), *_against_metadata(installed, found, stack, lock))
+
+
+def _against_lock(found: Mapping[str, str], lock: Lock) -> Iterator[Complaint]:
+    gaps = {missing.name for missing in lock.missing}
+    for package in lock.packages:
+        has = found.get(package.name)
+        if has is None or not versions.accepts(f"=={package.version}", has):
+            args = {"name": package.name, "version": package.version, "has": has or Message("consistent.nothing")}
+            because = Message("consistent.no-hash", {"name": package.name}) if package.name in gaps else None
+            yield Complaint(package.name, Message("consistent.not-as-locked", args), because)
+    known = {package.name for package in lock.packages} | {canonicalize_name(each.name) for each in lock.sources}
+    for name in sorted(found.keys() - known):
+        yield Complaint(name, Message("consistent.not-in-lock", {"name": name, "version": found[name]}), None)
+
+
+def _against_metadata(
+    installed: Mapping[str, Distribution], found: Mapping[str, str], stack: Stack, lock: Lock
+) -> Iterator[Complaint]:
+    reasons = _reasons(stack, lock)
+    for name, distribution in sorted(installed.items()):
+        for text in distribution.requires or ():
+            says = _unmet(name, text, found, stack.platform)
+            if says is not None:
+                yield Complaint(name, says, reasons.get(versions.requirement_name(text)))
+
+
+def _unmet(name: str, text: str, found: Mapping[str, str], platform: Platform) -> Message | None:
+    """The sentence for a requirement that applies here and is not met; None where it is, or does not apply."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return Message("consistent.unreadable", {"who": name, "needs": text})
+    if requirement.marker and not requirement.marker.evaluate(_environment(platform)):
+        return None
+    has = found.get(canonicalize_name(requirement.name))
+    if has is not None and requirement.specifier.contains(has, prereleases=True):
+        return None
+    args = {"who": name, "needs": text.partition(";")[0].strip(), "has": has or Message("consistent.nothing")}
+    return Message("consistent.unmet", args)
+
+
+def _environment(platform: Platform) -> dict[str, str]:
+    return {
+        "extra": "",
+        "implementation_name": "cpython",
+        "os_name": "posix",
+        "platform_machine": platform.arch,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": f"{platform.python}.0",
+        "python_version": platform.python,
+        "sys_platform": "linux",
+    }
+
+
+def _reasons(stack: Stack, lock: Lock) -> dict[str, Message]:
+    """Distribution name -> why a requirement on it is not met on purpose: later entries are the more telling ones."""
+    reasons = {pin.name: pin.because.says for pin in stack.pins if pin.is_python}
+    for source in stack.git_sources:
+        reasons[canonicalize_name(source.name)] = Message("consistent.built-later", {"name": source.name})
+    for override in stack.overrides:
+        reasons[versions.requirement_name(override.requirement)] = override.because.says
+    for missing in lock.missing:
+        reasons[missing.name] = Message("consistent.no-hash", {"name": missing.name})
+    return reasons
