@@ -131,30 +131,6 @@ def requirement_name(text: str) -> str:
     return normalised(re.split(r"[\s\[<>=!~;@(]", text.strip(), maxsplit=1)[0])
 
 
-def never_both(one: str, other: str) -> bool:
-    """Whether no version can meet both of two requirements on the same package, as far as their bounds tell.
-
-    Example: "opencv-python-headless>=4.13.0", "opencv-python-headless<=4.11.0.86" -> True. Markers are left aside.
-    Raises: BadInput.
-    """
-    sets = [specifier(requirement_spec(text)) for text in (one, other)]
-    bounds = [PythonVersion(each.version.removesuffix(".*")) for both in sets for each in both]
-    points = {point for bound in bounds for point in _around(bound)} | {"0", "99999"}
-    return not any(all(each.contains(point, prereleases=True) for each in sets) for point in points)
-
-
-def _around(bound: PythonVersion) -> tuple[str, str, str, str]:
-    """A bound, and versions next to it: just below, just above, and past everything that begins like it."""
-    release = list(bound.release)
-    above = ".".join(map(str, (*release, 0, 0, 1)))
-    past = ".".join(map(str, (*release[:-1], release[-1] + 1)))
-    while len(release) > 1 and release[-1] == 0:
-        release.pop()
-    below = [*release[:-1], max(release[-1] - 1, 0), 99999]
-    epoch = f"{bound.epoch}!" if bound.epoch else ""
-    return (str(bound), f"{epoch}{above}", f"{epoch}{past}", epoch + ".".join(map(str, below)))
-
-
 @functools.lru_cache(maxsize=4096)
 def requirement_spec(text: str) -> str:
     """The specifier part of a requirement without markers. Example: "ray[default]>=2.41; x" -> ">=2.41"."""

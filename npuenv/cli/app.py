@@ -31,6 +31,7 @@ _COMMANDS = {
     "smoke-train": "smoke_train",
     "resolve": "resolve",
     "lock": "lock",
+    "matrix": "matrix",
 }
 
 

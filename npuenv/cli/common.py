@@ -102,7 +102,7 @@ def request_options(command: Command) -> Command:
         origins = {parse_pin(word)[0]: place for word, place in of_file.items()}
         request = Request(pins=pins, origins=origins, **{name: options.pop(name) for name in names})
         if host is not None:
-            from npuenv.cli.machine import with_host
+            from npuenv.cli.hosts import with_host
 
             request, untold = with_host(request, host)
             lang = options.get("lang") or language_from_environment()

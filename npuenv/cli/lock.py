@@ -1,7 +1,8 @@
-"""`npuenv lock`."""
+"""`npuenv lock`: one lock, all locks, or whether what they name can still be had."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,38 +10,81 @@ import click
 
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.machine import for_this_machine, lock_of, resolve_or_stop, this_machine
-from npuenv.errors import ExitCode
+from npuenv.errors import BadInput, CannotTell, ExitCode
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from npuenv.resolve.types import Request
+    from npuenv.cli.machine import Machine
+    from npuenv.lock import Lock
+    from npuenv.resolve.types import Conflict, Request, Stack
+
+FORMS = ("toml", "requirements", "pylock")
 
 
 @click.command("lock")
 @request_options
+@click.argument("more", nargs=-1, metavar="")
 @click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes.")
 @click.option("--renew", is_flag=True, help="Resolve anew even where a lock exists.")
+@click.option("--offline", is_flag=True, help="Resolve from uv's cache alone.")
+@click.option("--all", "is_all", is_flag=True, help="Lock every published stack (those that the options leave).")
+@click.option("--verify", is_flag=True, help="Ask whether all that locks name is still there: [FILE|STACK]...")
+@click.option("--format", "form", type=click.Choice(FORMS), default="toml", help="Form of the lock (default: toml).")
+@click.option("--bundle", type=click.Path(path_type=Path), metavar="DIR", help="For pylock: the folder of the files.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write it there (default: print it).")
 @common_options
-def command(ui: Ui, *, request: Request, fill: bool, renew: bool, out: Path | None) -> int:
+def command(
+    ui: Ui,
+    *,
+    request: Request,
+    more: tuple[str, ...],
+    fill: bool,
+    renew: bool,
+    offline: bool,
+    is_all: bool,
+    verify: bool,
+    form: str,
+    bundle: Path | None,
+    out: Path | None,
+) -> int:
     """Give the full hashed lock of a stack: every package with version, hashes and who needs it.
 
-    A lock is partial where an index is out of reach, and says for which pins (exit 3).
+    A lock is partial where an index is out of reach, and says for which pins (exit 3); it is impossible where the
+    published set does not resolve, and says which requirements clash (exit 4).
     """
-    from npuenv.lock import write_lock
-    from npuenv.lock.make import make_lock
-    from npuenv.lock.refuse import why_missing
-    from npuenv.lock.shelf import put_lock
-
-    stack = resolve_or_stop(ui, for_this_machine(request))
+    if more and not verify:
+        raise BadInput(Message("lock.one-stack", {"words": more}))
+    if (form == "pylock") != (bundle is not None):
+        raise BadInput(Message("lock.only-with", {"option": "--format pylock", "other": "--bundle DIR"}))
     machine = this_machine(ui)
-    lock = make_lock(stack, machine.resolver) if renew else lock_of(ui, stack, machine, fill=fill)
-    code = ExitCode.FINE if lock.is_complete else ExitCode.UNKNOWN
-    if out:
-        path = put_lock(lock, out)
-        ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}))
-    elif not ui.is_json:
-        click.echo(write_lock(lock), nl=False)
+    machine = replace(machine, resolver=replace(machine.resolver, is_offline=offline))
+    if verify:
+        return _verify(ui, machine, tuple(filter(None, (request.stack, *more))))
+    if is_all:
+        return _lock_all(ui, machine, request, out or machine.own_locks, renew=renew)
+    stack = resolve_or_stop(ui, for_this_machine(request))
+    if renew:
+        from npuenv.lock.make import make_lock
+
+        lock = make_lock(stack, machine.resolver)
+    else:
+        lock = lock_of(ui, stack, machine, fill=fill)
+    return _give(ui, machine, lock, form, bundle, out)
+
+
+def _give(ui: Ui, machine: Machine, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> int:
+    """Prints or writes one lock, and says what it lacks."""
+    from npuenv.lock.refuse import why_impossible, why_missing
+    from npuenv.lock.shelf import put_text
+
+    code = _code_of(lock)
+    if out or not ui.is_json:
+        name, text = _text(machine, lock, form, bundle, out)
+        if out:
+            path = put_text(text, out / name)
+            ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}))
+        else:
+            click.echo(text, nl=False)
     if ui.is_json:
         ui.print_json(
             {
@@ -48,11 +92,139 @@ def command(ui: Ui, *, request: Request, fill: bool, renew: bool, out: Path | No
                 "exit": int(code),
                 "stack": lock.stack,
                 "platform": lock.platform,
-                "status": "complete" if lock.is_complete else "partial",
+                "status": lock.status,
                 "packages": [{"name": p.name, "version": p.version, "index": p.index} for p in lock.packages],
                 "missing": [{"name": m.name, "version": m.version, "reason": m.reason} for m in lock.missing],
+                "proof": [{"requirement": p.requirement, "source": p.source} for p in lock.proof],
             }
         )
     for missing in lock.missing:
         ui.say(Message("cli.lock-gap", {"why": why_missing(missing, machine.resolver)}), err=True)
+    for why in why_impossible(lock.proof, "") if lock.proof else ():
+        ui.say(Message("cli.lock-gap", {"why": why}), err=True)
     return int(code)
+
+
+def _text(machine: Machine, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> tuple[str, str]:
+    """File name and text of a lock in one of the forms."""
+    from npuenv.lock import write_lock
+    from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
+
+    if form == "requirements":
+        return f"{lock.stack}.{lock.platform}.txt", requirements_txt(lock, machine.resolver.indexes)
+    if bundle is not None:
+        return PYLOCK, pylock_toml(lock, files_by_hash(bundle, out))
+    return lock.file_name, write_lock(lock)
+
+
+def _code_of(lock: Lock) -> ExitCode:
+    codes = {"complete": ExitCode.FINE, "partial": ExitCode.UNKNOWN, "impossible": ExitCode.NOTHING_FITS}
+    return codes[lock.status]
+
+
+def _verify(ui: Ui, machine: Machine, words: tuple[str, ...]) -> int:
+    """Asks the indexes for everything that the chosen locks name; all shipped ones where none is chosen."""
+    from npuenv.cli.meter import Meter
+    from npuenv.lock.shelf import locks_named, shipped_folder
+    from npuenv.lock.verify import verify_lock
+    from npuenv.report.shelf import is_lost, is_unasked, show_verified, verified_json
+
+    locks = locks_named(words, (machine.own_locks, shipped_folder()))
+    found = {}
+    with Meter(ui, len(locks)) as meter:
+        for lock in locks:
+            found[lock.file_name] = verify_lock(lock, machine.resolver)
+            meter.tick(lock.file_name)
+    rows = [row for rows in found.values() for row in rows]
+    code = ExitCode.PROBLEMS if is_lost(rows) else ExitCode.UNKNOWN if is_unasked(rows) else ExitCode.FINE
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.verify/1", "exit": int(code), "locks": verified_json(found, locks)})
+    elif not ui.is_quiet or code is not ExitCode.FINE:
+        show_verified(found, locks, ui.console(), ui.lang)
+    return int(code)
+
+
+def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew: bool) -> int:
+    """Locks the published stacks that a request leaves; what is there and still answers the same inputs stays.
+
+    The page beside the locks is about all published stacks: it is written when all were asked.
+    """
+    from npuenv.cli.meter import Meter
+    from npuenv.lock.file import PARTIAL
+    from npuenv.lock.grid import GridRow, lock_all
+    from npuenv.lock.shelf import put_text, shelf_locks
+    from npuenv.matrix import load_matrix
+    from npuenv.report.shelf import shelf_json, shelf_page, shelf_rows, show_shelf
+    from npuenv.resolve import published
+    from npuenv.resolve.types import Stack
+
+    request = _narrowed(request)
+    every = tuple(published(load_matrix()))
+    meant = [(asked, result) for asked, result in every if _is_meant(asked, result, request)]
+    if not meant:
+        raise BadInput(Message("lock.nothing-asked"))
+    stacks = [result for _, result in meant if isinstance(result, Stack)]
+    done: list[GridRow] = []
+    failed = None
+    with Meter(ui, len(stacks)) as meter:
+
+        def tell(row: GridRow) -> None:
+            done.append(row)
+            meter.tick(f"{row.stack} {row.platform}")
+
+        try:
+            lock_all(stacks, machine.resolver, folder, on_done=tell, renew=renew)
+        except CannotTell as error:
+            failed = error  # said after what is known
+    locks = shelf_locks(folder)
+    if failed is None and len(meant) == len(every):
+        put_text(shelf_page(shelf_rows(every, locks, done)), folder / "README.md")
+    places = {(row.stack, row.platform) for row in done}
+    rows = shelf_rows(meant, [lock for lock in locks if (lock.stack, lock.platform) in places], done)
+    is_open = failed is not None or any(row.status == PARTIAL for row in rows)
+    code = ExitCode.UNKNOWN if is_open else ExitCode.FINE
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.locks/1", "exit": int(code), "rows": shelf_json(rows, ui.lang)})
+    elif not ui.is_quiet:
+        show_shelf(rows, ui.console(), ui.lang)
+    if failed is not None and not ui.is_json:
+        raise failed
+    return int(code)
+
+
+def _narrowed(request: Request) -> Request:
+    """The options that choose among published stacks, in normal form. Raises BadInput for those that change a stack."""
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve.names import checked
+
+    if request.stack or request.framework or request.hardware or request.cann:
+        request = checked(request, load_matrix())
+    changing = {
+        "--pin": request.pins,
+        "--as-of": request.as_of,
+        "--newest": request.is_newest,
+        "--os": request.os,
+        "--driver": request.driver,
+        "--for NAME==RELEASE": request.release,
+    }
+    for option, value in changing.items():
+        if value:
+            raise BadInput(Message("lock.not-with", {"option": option, "other": "--all"}))
+    return request
+
+
+def _is_meant(asked: Request, result: Stack | Conflict, request: Request) -> bool:
+    """True for a published stack that the options of the command leave. `asked`: the request that names it.
+
+    Of one that is impossible from the start only what it was asked for is known.
+    """
+    from npuenv.resolve.types import Stack
+
+    pairs = [(request.stack, asked.stack), (request.hardware, asked.hardware), (request.arch, asked.arch)]
+    if isinstance(result, Stack):
+        cann = result.pin("cann")
+        pairs += [(request.framework, result.framework), (request.python, result.platform.python)]
+        pairs += [(request.cann, cann.version if cann else None)]
+    elif request.framework or request.python or request.cann:
+        return False
+    return all(wanted in (None, there) for wanted, there in pairs)

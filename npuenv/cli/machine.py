@@ -14,7 +14,6 @@ from npuenv.errors import ExitCode
 if TYPE_CHECKING:
     from npuenv.lock import Lock
     from npuenv.lock.make import Resolver
-    from npuenv.messages import Message
     from npuenv.resolve.types import Request, Stack
 
 
@@ -62,18 +61,6 @@ def resolve_or_stop(ui: Ui, request: Request) -> Stack:
     else:
         show(result, ui.console(stderr=True), ui.lang)
     raise Stop(ExitCode.NOTHING_FITS)
-
-
-def with_host(request: Request, host: str) -> tuple[Request, tuple[Message, ...]]:
-    """The request with what a host decides, and what it does not tell. `this` machine, or a capture file."""
-    from npuenv.facts.collect import collect
-    from npuenv.host.local import LocalHost
-    from npuenv.host.recorded import load_capture
-    from npuenv.matrix import load_matrix
-    from npuenv.resolve.from_host import filled
-
-    facts = collect(LocalHost() if host == "this" else load_capture(Path(host)), level=0)
-    return filled(request, facts, load_matrix())
 
 
 def for_this_machine(request: Request) -> Request:

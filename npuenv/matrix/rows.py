@@ -99,6 +99,7 @@ class ReleaseImage:
     python: str
     torch_npu: str = ""  # where the image installs another one than the metadata asks for
     ray: str = ""  # what the image adds, like ">=2.47.1,<=2.48.0"
+    one_off: tuple[str, ...] = ()  # builds it installs that no index carries: their stand-ins are what can be locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,7 @@ class Limit(Row):
     when: str
     needs: str
     why: str
+    since: str = ""  # the day the first release that `when` names came out; a lock that ends before it cannot meet it
 
 
 @dataclass(frozen=True, slots=True)

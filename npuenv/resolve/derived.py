@@ -12,6 +12,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from npuenv import versions
+from npuenv.matrix.ranges import common_version
 from npuenv.matrix.rows import (
     Dispute,
     Recipe,
@@ -142,6 +143,13 @@ def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...])
         pin = pinned.get(name)
         if pin is not None and table and table != pin.version:
             yield Dispute(name, table, _POLICY, pin.version, pin.source, "other", "resolve.derived-metadata")
+    named = {f"{name}=={table}" for name, table in (("torch-npu", row.torch_npu), ("triton-ascend", row.triton_ascend))}
+    for text in image.one_off:
+        name = versions.requirement_name(text)
+        if name in pinned and text not in named:
+            yield Dispute(
+                name, text, row.source, pinned[name].version, pinned[name].source, "other", "resolve.derived-one-off"
+            )
     required = _exact(row.requires_torch_npu)
     if image.torch_npu and required and required != image.torch_npu:
         metadata = f"vllm-ascend {row.version} metadata"
@@ -155,18 +163,12 @@ def _standing(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...],
     pinned = {pin.name: pin.version for pin in pins}
     if "torch-npu" not in pinned:
         return "satisfiable"
-    table = {"torch-npu": row.torch_npu, "triton-ascend": row.triton_ascend}
-    if not any(_is_one_off(version) and pinned.get(name, version) != version for name, version in table.items()):
+    if not any(versions.requirement_name(text) in pinned for text in image.one_off):
         return "published"
     npu = matrix.torch_npu_row(pinned["torch-npu"])
     how = pairing(npu, image.cann, matrix) if npu else None
     standings: dict[str | None, VerifiedBy] = {"recommended-pair": "recommended", "compatible-set": "compatible"}
     return standings.get(how, "satisfiable")
-
-
-def _is_one_off(version: str) -> bool:
-    """Whether a version is a build that no index carries: `2.9.0.post1+git4c901a4`, `3.2.0.dev20260322`."""
-    return "+git" in version or ".dev" in version
 
 
 def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> Iterator[RecipeOverride]:
@@ -203,10 +205,14 @@ def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[Recipe
     found = []
     for text in partner.requires if partner else ():
         name = versions.requirement_name(text)
-        if name in wanted and versions.never_both(text, wanted[name]):
+        if name in wanted and not _can_both_hold(text, wanted[name]):
             requirement = versions.with_extras_of(wanted[name], text)
             found.append(RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", source))
     return tuple(found)
+
+
+def _can_both_hold(one: str, other: str) -> bool:
+    return common_version(versions.requirement_spec(one), versions.requirement_spec(other)) is not None
 
 
 def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:

@@ -135,12 +135,12 @@ def asked(option: str, field: str, origin: str = "") -> Clash:
 
 def against_rows(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     """What the matrix has against a candidate, whatever was asked for."""
+    yield from _platform(candidate)
     recipe = candidate.recipe
     if recipe.lacks:  # no more to say of what is no stack
         says = Message("resolve.stack-lacks", {"stack": recipe.id, "lacks": recipe.lacks})
         yield Clash(recipe.id, says, recipe.source)
         return
-    yield from _platform(candidate)
     yield from _belongs(candidate, matrix)
     yield from _system(candidate, matrix)
     yield from _cann(candidate, matrix)

@@ -145,7 +145,8 @@ def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
         version = candidate.versions.get(package)
         spec = limit.when.removeprefix(package)
         # A package the lock has yet to decide may reach an open range; it need not hit one exact version.
-        applies = versions.accepts(spec, version) if version is not None else package in named and ">=" in spec
+        is_reachable = package in named and ">=" in spec and limit.since <= candidate.recipe.date
+        applies = versions.accepts(spec, version) if version is not None else is_reachable
         if applies:
             reason = Reason(Message(limit.why), (limit.id,), (limit.source,))
             yield Override(versions.requirement_name(limit.needs), "constrain", limit.needs, reason)

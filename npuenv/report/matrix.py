@@ -1,0 +1,211 @@
+"""What `npuenv matrix` has to say, for people and for programs: the check, the linter's complaints, proposed changes.
+
+Each has a `show_…` that writes to a rich console and an `…_json` that gives plain data.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import Console
+
+    from npuenv.lint import Complaint
+    from npuenv.matrix.contradict import Found
+    from npuenv.matrix.rows import Contradiction
+    from npuenv.refresh import Proposal
+
+CHECK_SCHEMA = "npuenv.matrix/1"
+LINT_SCHEMA = "npuenv.matrix-lint/1"
+REFRESH_SCHEMA = "npuenv.matrix-refresh/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A matrix that is valid: how many rows each file has, what is written down, what was computed."""
+
+    tables: Mapping[str, int]
+    contradictions: tuple[Contradiction, ...]
+    found: tuple[Found, ...]
+
+    @property
+    def has_unsettled(self) -> bool:
+        return any(each.standing == "unsettled" for each in self.found)
+
+
+def show_check(checked: Checked, console: Console, lang: str, *, is_quiet: bool, is_verbose: bool) -> None:
+    """Prints what was checked. Quiet: only what nobody has settled. Verbose: the settled ones and all sources too."""
+    lines = _Lines(console, lang)
+    if not is_quiet:
+        args = {"rows": sum(checked.tables.values()), "tables": len(checked.tables)}
+        lines.say("check-valid", args)
+        _show_written(checked.contradictions, lines, is_verbose=is_verbose)
+        counts = collections.Counter(each.standing for each in checked.found)
+        standings = {name: counts[name] for name in ("settled", "open", "unsettled")}
+        lines.gap()
+        lines.say("check-found", {"count": len(checked.found), **standings}, style="bold")
+    shown = {"unsettled"} if is_quiet else {"unsettled", "open", "settled"} if is_verbose else {"unsettled", "open"}
+    for standing in ("settled", "open", "unsettled"):
+        for each in checked.found:
+            if each.standing == standing and standing in shown:
+                _show_found(each, lines)
+    if not is_quiet and not checked.has_unsettled:
+        lines.say("check-all-settled", {})
+
+
+def _show_written(rows: Sequence[Contradiction], lines: _Lines, *, is_verbose: bool) -> None:
+    counts = collections.Counter(row.believe for row in rows)
+    args = {"both": counts["both"], "open": counts["open"], "decided": counts["one"] + counts["other"]}
+    lines.gap()
+    lines.say("check-written", {"count": len(rows), **args}, style="bold")
+    for row in rows:
+        lines.line(row.about, 2, "bold")
+        for key, side, source in _sides(row):
+            lines.say(key, {"side": side}, 4)
+            if is_verbose:
+                lines.say("source-of", {"source": source}, 6, "dim")
+        if is_verbose:
+            lines.line(say(Message(row.why), lines.lang), 4)
+
+
+def _sides(row: Contradiction) -> Iterator[tuple[str, str, str]]:
+    """Both sides, the believed one first: how it is called, what it says, its source."""
+    one, other = (row.one, row.one_source), (row.other, row.other_source)
+    first, second = (other, one) if row.believe == "other" else (one, other)
+    names = {"both": ("right-in-its-place",) * 2, "open": ("undecided",) * 2}.get(row.believe, ("believed", "rejected"))
+    yield (names[0], *first)
+    yield (names[1], *second)
+
+
+def _show_found(found: Found, lines: _Lines) -> None:
+    lines.line(say(found.says, lines.lang), 2)
+    key = {"settled": "settled-by", "open": "open-by", "unsettled": "unsettled"}[found.standing]
+    style = "red" if found.standing == "unsettled" else "dim"
+    lines.say(key, {"by": found.by}, 4, style)
+
+
+def check_json(checked: Checked, lang: str) -> dict[str, Any]:
+    """Data that `json.dumps` takes; ids and keys are the same in every language."""
+    standings = collections.Counter(each.standing for each in checked.found)
+    return {
+        "schema": CHECK_SCHEMA,
+        "tables": dict(checked.tables),
+        "summary": {
+            "contradictions": len(checked.contradictions),
+            **{name: standings[name] for name in ("settled", "open", "unsettled")},
+        },
+        "contradictions": [_contradiction_json(row, lang) for row in checked.contradictions],
+        "found": [_found_json(each, lang) for each in checked.found],
+    }
+
+
+def _contradiction_json(row: Contradiction, lang: str) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "about": row.about,
+        "rows": list(row.rows),
+        "one": {"says": row.one, "source": row.one_source},
+        "other": {"says": row.other, "source": row.other_source},
+        "believe": row.believe,
+        "why": say(Message(row.why), lang),
+    }
+
+
+def _found_json(found: Found, lang: str) -> dict[str, Any]:
+    return {
+        "kind": found.kind,
+        "rows": list(found.rows),
+        "says": say(found.says, lang),
+        "standing": found.standing,
+        "by": list(found.by),
+    }
+
+
+def show_lint(complaints: Sequence[Complaint], console: Console, lang: str, *, is_quiet: bool) -> None:
+    """Prints one block per complaint, as `path:line`, the rule and the lines it rests on. Quiet: errors only."""
+    lines = _Lines(console, lang)
+    for each in complaints:
+        if is_quiet and each.severity != "error":
+            continue
+        style = "red" if each.severity == "error" else "yellow"
+        lines.line(f"{each.path}:{each.line}: {lines.word(f'lint-{each.severity}', {})} {each.rule}", 0, style)
+        lines.line(say(each.says, lang), 4)
+        for evidence in each.evidence:
+            lines.line(evidence, 6, "dim")
+    if not is_quiet:
+        lines.say("lint-summary" if complaints else "lint-clean", _lint_counts(complaints))
+
+
+def _lint_counts(complaints: Sequence[Complaint]) -> dict[str, int]:
+    errors = sum(each.severity == "error" for each in complaints)
+    return {"errors": errors, "warnings": len(complaints) - errors}
+
+
+def lint_json(complaints: Sequence[Complaint], lang: str) -> dict[str, Any]:
+    """The complaints as data, in the order they were found."""
+    return {
+        "schema": LINT_SCHEMA,
+        "summary": _lint_counts(complaints),
+        "complaints": [
+            {
+                "path": each.path,
+                "line": each.line,
+                "rule": each.rule,
+                "severity": each.severity,
+                "says": say(each.says, lang),
+                "evidence": list(each.evidence),
+            }
+            for each in complaints
+        ],
+    }
+
+
+def refresh_json(proposals: Sequence[Proposal], diff: str) -> dict[str, Any]:
+    """The proposals as data, and the text that a person reads."""
+    return {
+        "schema": REFRESH_SCHEMA,
+        "summary": {"proposals": len(proposals)},
+        "proposals": [
+            {
+                "file": each.file,
+                "row": each.row_id,
+                "kind": each.kind,
+                "key": each.key,
+                "old": each.old,
+                "new": each.new,
+                "text": each.text,
+                "source": each.source,
+            }
+            for each in proposals
+        ],
+        "diff": diff,
+    }
+
+
+class _Lines:
+    """Writes indented lines, without markup from data."""
+
+    def __init__(self, console: Console, lang: str) -> None:
+        self.console = console
+        self.lang = lang
+
+    def word(self, key: str, args: Mapping[str, object]) -> str:
+        return say(Message(f"matrix.{key}", args), self.lang)
+
+    def say(self, key: str, args: Mapping[str, object], indent: int = 0, style: str = "") -> None:
+        self.line(self.word(key, args), indent, style)
+
+    def gap(self) -> None:
+        self.console.print()
+
+    def line(self, text: str, indent: int = 0, style: str = "") -> None:
+        from rich.padding import Padding
+        from rich.text import Text
+
+        self.console.print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent), expand=False))
