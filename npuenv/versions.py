@@ -84,6 +84,13 @@ def driver(text: str) -> Version:
     return Version(text.strip(), _staged_key(bare, text, "versions.not-driver"))
 
 
+def covers_cann(named: str, text: str) -> bool:
+    """Whether `8.5.X`, a series, or `8.5.0`, one version, covers a CANN version. Raises: BadInput."""
+    if named.endswith(".X"):
+        return cann(named.removesuffix(".X")).series == cann(text).series
+    return cann(named) == cann(text)
+
+
 def firmware(text: str) -> Version:
     """A firmware version: numbers only, such as `7.8.0.2.212`. Raises: BadInput."""
     if not re.fullmatch(r"\d+(\.\d+){2,}", text.strip()):
@@ -117,6 +124,11 @@ def accepts(requirement: str, version: str) -> bool:
     packaging 25.0 and 26.2. Raises: BadInput.
     """
     return specifier(requirement).contains(python_version(version), prereleases=True)
+
+
+def exact(spec: str) -> str:
+    """The version of an exact pin; "" for a range. Example: "==2.9.0" -> "2.9.0"."""
+    return spec.removeprefix("==") if spec.startswith("==") and "," not in spec and "*" not in spec else ""
 
 
 @functools.lru_cache(maxsize=512)

@@ -62,10 +62,10 @@ def _policy(row: VllmAscend, matrix: Matrix) -> Iterator[Difference]:
     """The policy table against the metadata."""
     required = row.requires_torch_npu
     if row.torch_npu and required and not versions.accepts(required, row.torch_npu):
-        npu = matrix.torch_npu_row(exact(required))
+        npu = matrix.torch_npu_row(versions.exact(required))
         rows = (row.id, npu.id) if npu else (row.id,)
         yield _difference("policy-torch-npu", rows, ("torch-npu",), table=row.torch_npu, requires=required)
-    npu = matrix.torch_npu_row(exact(required) or row.torch_npu)
+    npu = matrix.torch_npu_row(versions.exact(required) or row.torch_npu)
     if npu and row.requires_torch and not versions.accepts(row.requires_torch, npu.torch):
         args = {"requires": row.requires_torch, "torch": npu.torch, "torch_npu": npu.version}
         yield _difference("torch-npu-torch", (row.id, npu.id), ("torch", "torch-npu"), **args)
@@ -85,7 +85,7 @@ def _image(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Dif
     if image.torch_npu and row.requires_torch_npu and not versions.accepts(row.requires_torch_npu, image.torch_npu):
         args = {"image": image.torch_npu, "requires": row.requires_torch_npu, "hardware": where}
         yield _difference("image-torch-npu", (row.id,), ("torch-npu",), **args)
-    npu = matrix.torch_npu_row(image.torch_npu or exact(row.requires_torch_npu) or row.torch_npu)
+    npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requires_torch_npu) or row.torch_npu)
     if npu and not is_paired(npu, image.cann):
         rows = (row.id, npu.id, *((cann.id,) if cann else ()))
         yield _unpaired(npu, image.cann, rows)
@@ -98,12 +98,12 @@ def _unpaired(npu: TorchNpu, cann: str, rows: tuple[str, ...]) -> Difference:
 
 def _wheels(row: VllmAscend, image: ReleaseImage, matrix: Matrix) -> Iterator[Difference]:
     """Whether what the release asks for exists for its image's Python, where its wheels were listed, and its CANN."""
-    npu = matrix.torch_npu_row(image.torch_npu or exact(row.requires_torch_npu))
+    npu = matrix.torch_npu_row(image.torch_npu or versions.exact(row.requires_torch_npu))
     for arch in ARCHITECTURES if npu and npu.index == "default" else ():
         if npu and image.python not in npu.pythons(arch):
             args = {"package": f"torch-npu {npu.version}", "python": image.python, "arch": arch}
             yield _difference("no-wheel", (row.id, npu.id), ("torch-npu",), **args)
-    triton = matrix.triton_ascend_row(exact(row.requires_triton_ascend))
+    triton = matrix.triton_ascend_row(versions.exact(row.requires_triton_ascend))
     # No triton runs on some generations: their images take it out again.
     if triton is None or not set(triton.hardware) & set(image.hardware):
         return
@@ -225,22 +225,10 @@ def _named(requirement: Requirement) -> tuple[str, str]:
     return versions.normalised(requirement.name), str(requirement.specifier)
 
 
-def exact(spec: str) -> str:
-    """The version of an exact pin; "" for a range. Example: "==2.9.0" -> "2.9.0"."""
-    return spec.removeprefix("==") if spec.startswith("==") and "," not in spec and "*" not in spec else ""
-
-
 def is_paired(row: TorchNpu, cann: str) -> bool:
     """Whether a torch_npu row names a CANN: as its pair, in a compatible set, or as others pair it."""
-    return any(_covers(each, cann) for each in _paired_with(row))
+    return any(versions.covers_cann(each, cann) for each in _paired_with(row))
 
 
 def _paired_with(row: TorchNpu) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in (row.cann, *row.cann_unofficial, *row.cann_compatible) if each))
-
-
-def _covers(named: str, cann: str) -> bool:
-    """Whether `8.5.X` or `8.5.0` covers a CANN version."""
-    if named.endswith(".X"):
-        return versions.cann(named.removesuffix(".X")).series == versions.cann(cann).series
-    return versions.cann(named) == versions.cann(cann)

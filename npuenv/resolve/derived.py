@@ -109,11 +109,11 @@ def _release_pins(
     row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix
 ) -> tuple[RecipePin, ...]:
     """What the release fixes. What its metadata pins is what gets installed; an image that forces another one wins."""
-    npu = image.torch_npu or _exact(row.requires_torch_npu) or row.torch_npu
+    npu = image.torch_npu or versions.exact(row.requires_torch_npu) or row.torch_npu
     npu_row = matrix.torch_npu_row(npu)
     if npu_row is None:
         return ()
-    torch = _exact(row.requires_torch) or npu_row.torch
+    torch = versions.exact(row.requires_torch) or npu_row.torch
     metadata = f"vllm-ascend {row.version} metadata"
     pins = [RecipePin("torch", torch, "identity", metadata)]
     companion = matrix.companion_row(torch)
@@ -125,15 +125,10 @@ def _release_pins(
         RecipePin("vllm", row.vllm, "recommended-pair", _POLICY),
         RecipePin("vllm-ascend", row.version, "identity", row.source),
     ]
-    triton = _exact(row.requires_triton_ascend) or row.triton_ascend
+    triton = versions.exact(row.requires_triton_ascend) or row.triton_ascend
     if triton and "310p" not in hardware:
         pins.append(RecipePin("triton-ascend", triton, "image-practice", metadata, "resolve.derived-triton"))
     return tuple(pins)
-
-
-def _exact(spec: str) -> str:
-    """The version of an exact pin; "" for a range. Example: "==2.9.0" -> "2.9.0"."""
-    return spec.removeprefix("==") if spec.startswith("==") and "," not in spec and "*" not in spec else ""
 
 
 def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...]) -> Iterator[Dispute]:
@@ -150,7 +145,7 @@ def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...])
             yield Dispute(
                 name, text, row.source, pinned[name].version, pinned[name].source, "other", "resolve.derived-one-off"
             )
-    required = _exact(row.requires_torch_npu)
+    required = versions.exact(row.requires_torch_npu)
     if image.torch_npu and required and required != image.torch_npu:
         metadata = f"vllm-ascend {row.version} metadata"
         yield Dispute("torch-npu", required, metadata, image.torch_npu, row.source, "other", "resolve.derived-image")
@@ -177,7 +172,7 @@ def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> 
     if row.requires_numpy:
         yield RecipeOverride("numpy", "constrain", f"numpy{row.requires_numpy}", "stack.numpy1-constraint", source)
     forced = next((pin.version for pin in pins if pin.name == "torch-npu"), "")
-    if _exact(row.requires_torch_npu) not in ("", forced):
+    if versions.exact(row.requires_torch_npu) not in ("", forced):
         yield RecipeOverride("vllm-ascend", "replace", f"torch-npu=={forced}", "resolve.derived-image", row.source)
     for name in ("xformers", "triton"):
         why = "stack.exclude-triton" if name == "triton" else "stack.exclude-cuda"

@@ -21,7 +21,7 @@ def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
     wanted = versions.cann(cann)
     if row.cann and versions.cann(row.cann) == wanted:
         return "recommended-pair"
-    if any(_covers(each, cann) for each in (*row.cann_compatible, *row.cann_unofficial)):
+    if any(versions.covers_cann(each, cann) for each in (*row.cann_compatible, *row.cann_unofficial)):
         return "compatible-set"
     exactly = f"=={row.version}"
     for release in matrix.vllm_ascend:
@@ -29,13 +29,6 @@ def pairing(row: TorchNpu, cann: str, matrix: Matrix) -> str | None:
         if agrees and release.cann and versions.is_cann(release.cann) and versions.cann(release.cann) == wanted:
             return "image-practice"
     return None
-
-
-def _covers(named: str, cann: str) -> bool:
-    """Whether `8.5.X` or `8.5.0` covers a CANN version."""
-    if named.endswith(".X"):
-        return versions.cann(named.removesuffix(".X")).series == versions.cann(cann).series
-    return versions.cann(named) == versions.cann(cann)
 
 
 def paired_with(row: TorchNpu) -> tuple[str, ...] | Message:

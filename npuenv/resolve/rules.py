@@ -90,22 +90,6 @@ def hangs_on(clash: Clash, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name.partition(".")[0] in roots]
 
 
-# Objections of single stacks that together are one statement about their framework, and what it is about.
-OF_ALL_STACKS = {"resolve.stack-hardware": "hardware", "resolve.stack-arch": "arch", "resolve.stack-cann": "cann"}
-
-
-def clash_key(clash: Clash) -> str:
-    """What makes two clashes the same rule: the row and what it demands, not the value it met.
-
-    That no stack of a framework is published for some hardware is one rule, not one for each of its stacks.
-    """
-    kind = clash.says.key.replace(".stacks-", ".stack-")
-    if kind in OF_ALL_STACKS:
-        return "|".join((kind, str(clash.says.args["framework"]), str(clash.says.args[OF_ALL_STACKS[kind]])))
-    demands = [str(clash.says.args.get(name, "")) for name in ("needs", "field", "package")]
-    return "|".join((clash.rule, clash.says.key, clash.source, *demands))
-
-
 def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
     """The wishes of a request that a candidate does not meet."""
     recipe = candidate.recipe
@@ -378,11 +362,18 @@ def _triton_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
 
 
 def _ranges(candidate: Candidate) -> Iterator[Clash]:
-    for each in candidate.recipe.range:
-        version = candidate.versions.get(each.name)
-        if version is not None and not versions.accepts(each.spec, version):
-            args = {"who": candidate.recipe.id, "needs": f"{each.name}{each.spec}", "version": version}
-            yield Clash(candidate.recipe.id, Message("resolve.requires", args), each.source)
+    """The recipe's own bounds: those of its requirement files, and those of what it asks for besides."""
+    recipe = candidate.recipe
+    bounds = [(each.name, each.spec, each.source) for each in recipe.range]
+    bounds += [
+        (versions.requirement_name(text), versions.requirement_spec(text), recipe.source)
+        for text in recipe.requirements
+    ]
+    for name, spec, source in bounds:
+        version = candidate.versions.get(name)
+        if version is not None and not versions.accepts(spec, version):
+            args = {"who": recipe.id, "needs": f"{name}{spec}", "version": version}
+            yield Clash(recipe.id, Message("resolve.requires", args), source)
 
 
 def _limits(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:

@@ -160,9 +160,10 @@ def _override(each: RecipeOverride, candidate: Candidate, matrix: Matrix) -> Ove
 
 
 def _git(each: RecipeGit, candidate: Candidate, matrix: Matrix) -> GitSource:
-    """A repository at its place; a version the user pinned moves the tag along."""
+    """A repository at its place; a version that is not the recipe's own moves the tag along."""
     version = candidate.versions.get(each.name)
-    ref = f"v{version}" if version is not None else each.ref
+    own = next((pin.version for pin in candidate.recipe.pin if pin.name == each.name), None)
+    ref = f"v{version}" if version != own else each.ref
     build_env = dict(each.build_env)
     if each.name == "vllm-ascend" and candidate.hardware:
         build_env["SOC_VERSION"] = candidate.recipe.soc.get(candidate.hardware, "")

@@ -36,8 +36,14 @@ def constraints(stack: Stack) -> set[str]:
 
 
 def test_undeclared_limits_become_constraints() -> None:
-    found = constraints(stack_of(Request(stack="verl-qwen3.5-cann8.5.0")))
-    assert found == {"numpy<2", "pyarrow<26", "pyarrow>=24", "datasets>=2.16.1"}
+    found = constraints(stack_of(Request(stack="verl-0.8.0-cann9.0.0")))
+    assert {"numpy<2", "pyarrow<26", "pyarrow>=24", "datasets>=2.16.1"} <= found
+
+
+def test_a_limit_on_releases_that_are_younger_than_the_stack_does_not_apply() -> None:
+    older = stack_of(Request(stack="roll-guide-cann8.3.RC1"))
+    assert older.date < "2026-06-05"  # the day on which datasets 5 came out
+    assert "pyarrow>=24" not in constraints(older)
 
 
 def test_limit_of_one_exact_version_applies_only_to_it() -> None:
