@@ -26,8 +26,11 @@ def python_tags(pythons: tuple[str, ...]) -> str:
 
 def test_every_torch_npu_row_equals_the_facts() -> None:
     expected = {row["torch_npu"]: row for row in facts("torch_npu.csv")}
-    assert set(expected) == {row.version for row in MATRIX.torch_npu}
+    assert set(expected) <= {row.version for row in MATRIX.torch_npu}
     for row in MATRIX.torch_npu:
+        if row.version not in expected:  # found on the index since, by `npuenv matrix refresh`
+            assert row.source.startswith("package index"), row.id
+            continue
         fact = expected[row.version]
         assert row.torch == fact["torch"], row.id
         assert (row.index == "default") is (fact["pypi"] == "yes"), row.id
