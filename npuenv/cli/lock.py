@@ -130,17 +130,17 @@ def _verify(ui: Ui, machine: Machine, words: tuple[str, ...]) -> int:
     from npuenv.report.shelf import is_lost, is_unasked, show_verified, verified_json
 
     locks = locks_named(words, (machine.own_locks, shipped_folder()))
-    found = {}
+    found = []
     with Meter(ui, len(locks)) as meter:
         for lock in locks:
-            found[lock.file_name] = verify_lock(lock, machine.resolver)
+            found.append((lock, verify_lock(lock, machine.resolver)))
             meter.tick(lock.file_name)
-    rows = [row for rows in found.values() for row in rows]
+    rows = [row for _, rows in found for row in rows]
     code = ExitCode.PROBLEMS if is_lost(rows) else ExitCode.UNKNOWN if is_unasked(rows) else ExitCode.FINE
     if ui.is_json:
-        ui.print_json({"schema": "npuenv.verify/1", "exit": int(code), "locks": verified_json(found, locks)})
+        ui.print_json({"schema": "npuenv.verify/1", "exit": int(code), "locks": verified_json(found)})
     elif not ui.is_quiet or code is not ExitCode.FINE:
-        show_verified(found, locks, ui.console(), ui.lang)
+        show_verified(found, ui.console(), ui.lang)
     return int(code)
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing, parse_lock, read_lock, write_lock
+from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing, Proof, parse_lock, read_lock, write_lock
 
-__all__ = ["Lock", "LockedPackage", "LockedSource", "Missing", "parse_lock", "read_lock", "write_lock"]
+__all__ = ["Lock", "LockedPackage", "LockedSource", "Missing", "Proof", "parse_lock", "read_lock", "write_lock"]

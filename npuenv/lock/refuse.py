@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, NothingFits
 from npuenv.facts.pip import without_secrets
-from npuenv.lock.file import Lock, Missing
-from npuenv.lock.make import Resolver, is_out_of_reach, probe
+from npuenv.lock.ask import Resolver, is_out_of_reach
+from npuenv.lock.file import IMPOSSIBLE, Lock, Missing, Proof
+from npuenv.lock.make import probe
 from npuenv.lock.wheels import wheels_in_links
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npuenv.resolve.types import Stack
 
 
@@ -33,7 +36,14 @@ def require_agreement(stack: Stack, lock: Lock) -> None:
 
 
 def require_complete(lock: Lock, resolver: Resolver) -> None:
-    """Raises NothingFits for a partial lock, naming what lacks and where it was looked for."""
+    """Raises NothingFits for a lock that is not complete: what lacks and where it was looked for, or what clashes."""
+    if lock.status == IMPOSSIBLE:
+        said = {
+            "stack": lock.stack,
+            "platform": lock.platform,
+            "why": why_impossible(lock.proof, lock.missing[0].detail),
+        }
+        raise NothingFits(Message("lock.impossible", said), Message("lock.impossible-hint"))
     if lock.missing:
         first = lock.missing[0]
         raise NothingFits(
@@ -42,6 +52,13 @@ def require_complete(lock: Lock, resolver: Resolver) -> None:
             ),
             Message("lock.fill-it", {"stack": lock.stack}),
         )
+
+
+def why_impossible(proof: Sequence[Proof], detail: str) -> tuple[Message, ...]:
+    """Each clashing requirement with who asks for it; where none were found, the resolver's own words."""
+    if not proof:
+        return (Message("lock.lacks-does-not-resolve", {"detail": detail}),)
+    return tuple(Message("lock.proof-row", {"requirement": p.requirement, "source": p.source}) for p in proof)
 
 
 def require_sources(stack: Stack, lock: Lock, resolver: Resolver) -> dict[str, str]:

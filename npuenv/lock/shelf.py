@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +10,12 @@ from typing import TYPE_CHECKING
 import npuenv
 from npuenv.errors import BadInput
 from npuenv.lock.file import Lock, read_lock, write_lock
+from npuenv.lock.inputs import inputs_of
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npuenv.resolve.types import Stack
 
 
@@ -24,13 +28,14 @@ def shipped_folder() -> Path:
 def find_lock(stack: Stack, own: Path) -> Lock | None:
     """The lock of a stack: one made here (in `own`) before the shipped one; None when neither has the stack's pins.
 
-    A lock with other versions than the stack pins is passed over: it belongs to another request.
+    A lock with other versions than the stack pins is passed over, and so is one that was made from other inputs: it
+    belongs to another request.
     """
     name = f"{stack.name}.{stack.platform.tag}.toml"
     for folder in (own, shipped_folder()):
         if (folder / name).is_file():
             lock = read_lock(folder / name)
-            if fits_stack(lock, stack):
+            if fits_stack(lock, stack) and lock.inputs in ("", inputs_of(stack).digest):
                 return lock
     return None
 
@@ -45,15 +50,54 @@ def fits_stack(lock: Lock, stack: Stack) -> bool:
     )
 
 
+def shelf_locks(folder: Path) -> tuple[Lock, ...]:
+    """Every lock in a folder, by file name. Raises BadInput for the first that is not sound."""
+    return tuple(read_lock(path) for path in sorted(folder.glob("*.toml")))
+
+
+def locks_named(words: Sequence[str], folders: Sequence[Path]) -> tuple[Lock, ...]:
+    """The locks that are meant by files or stack names; all of the last folder, the shelf, where nothing is named.
+
+    A name means the stack's locks for all platforms, each from the first folder that has it. Raises BadInput for a
+    word that is neither, with the stacks that are there.
+    """
+    if not words:
+        return shelf_locks(folders[-1])
+    found: dict[str, Lock] = {}
+    shelf = {path.name: path for folder in reversed(folders) for path in sorted(folder.glob("*.toml"))}
+    stacks = {name: _stack_of(name) for name in shelf}
+    for word in words:
+        path = Path(word)
+        is_file = path.exists() or path.suffix == ".toml"
+        chosen = [path] if is_file else [shelf[name] for name in shelf if stacks[name] == word]
+        if not chosen:
+            said = {"name": word, "known": tuple(sorted(set(stacks.values())))}
+            raise BadInput(Message("lock.no-such-lock", said))
+        found |= {str(item): read_lock(item) for item in chosen}
+    return tuple(found.values())
+
+
 def put_lock(lock: Lock, folder: Path) -> Path:
     """Writes a lock into a folder, replacing an older one as a whole. Raises BadInput when that is not possible."""
-    path = folder / lock.file_name
+    return put_text(write_lock(lock), folder / lock.file_name)
+
+
+def put_text(text: str, path: Path) -> Path:
+    """Writes a file as a whole or not at all, its folder too. Raises BadInput when that is not possible."""
+    part = path.with_name(f"{path.name}.part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(write_lock(lock), encoding="utf-8")
-        part.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)  # of a full disk not even the beginning is kept
     except OSError as error:
         args = {"path": str(path), "why": error.strerror or str(error)}
         raise BadInput(Message("lock.unwritable", args), Message("lock.other-folder")) from error
     return path
+
+
+def _stack_of(file_name: str) -> str:
+    """`verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28.toml` -> `verl-0.7.1-cann8.5.0`."""
+    return re.sub(r"\.[a-z0-9_]+-cp3\d+-glibc\d+\.\d+\.toml$", "", file_name)

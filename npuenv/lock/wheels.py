@@ -11,6 +11,9 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
@@ -19,13 +22,31 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
     from npuenv.resolve.types import Platform
 
-GLIBC_MINOR = 28  # the floor of every lock: torch and torch_npu wheels are manylinux_2_28
+# The C libraries that uv knows platforms for (uv 0.13.8, `--python-platform`).
+_UV_GLIBC = (17, 28, *range(31, 41))
+
+
+def glibc_minor(platform: Platform) -> int:
+    """The Y of the platform's glibc 2.Y. Raises BadInput for what is no such version or older than any wheel's."""
+    major, _, minor = platform.glibc.partition(".")
+    if major != "2" or not minor.isdecimal() or int(minor) < _UV_GLIBC[0]:
+        raise BadInput(Message("locking.no-glibc", {"glibc": platform.glibc, "least": f"2.{_UV_GLIBC[0]}"}))
+    return int(minor)
+
+
+def uv_platform(platform: Platform) -> str:
+    """uv's word for a platform: the newest C library that uv knows and that is not above the platform's own.
+
+    Example: aarch64, glibc 2.30 -> "aarch64-manylinux_2_28"
+    """
+    minor = max(known for known in _UV_GLIBC if known <= glibc_minor(platform))
+    return f"{platform.arch}-manylinux_2_{minor}"
 
 
 def platform_tags(platform: Platform) -> frozenset[Tag]:
-    """Every wheel tag that a lock's platform accepts: CPython X.Y with glibc 2.28 on the architecture."""
+    """Every wheel tag that a lock's platform accepts: CPython X.Y with at most the platform's glibc."""
     major, minor = (int(part) for part in platform.python.split("."))
-    names = [f"manylinux_2_{glibc}_{platform.arch}" for glibc in range(GLIBC_MINOR, 4, -1)]
+    names = [f"manylinux_2_{glibc}_{platform.arch}" for glibc in range(glibc_minor(platform), 4, -1)]
     names += [f"{old}_{platform.arch}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
     own = cpython_tags((major, minor), [f"cp{major}{minor}"], names)
     return frozenset(own) | frozenset(compatible_tags((major, minor), f"cp{major}{minor}", names))

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.pip import UvSettings, named_index
 from npuenv.lock.file import Lock, LockedPackage, write_lock
-from npuenv.lock.wheels import GLIBC_MINOR
+from npuenv.lock.wheels import uv_platform
 from npuenv.messages import Message
 from npuenv.plan.cann import cann_scripts
 from npuenv.plan.target import MARKER, Target, marker_text
@@ -166,8 +166,8 @@ class _Builder:
             " ".join([f"{p.name}=={p.version}", *(f"--hash=sha256:{digest}" for digest in p.sha256)]) for p in group
         ]
         file = self.target.own(f"{step}.txt")
-        platform = f"{self.stack.platform.arch}-manylinux_2_{GLIBC_MINOR}"
-        options = ["--no-deps", "--python-platform", platform, "--link-mode", self.tools.link_mode]
+        platform = ("--python-platform", uv_platform(self.stack.platform))
+        options = ["--no-deps", *platform, "--link-mode", self.tools.link_mode]
         options += ["--require-hashes"] * is_hashed
         env: dict[str, str] = {}
         unset: tuple[str, ...] = ()

@@ -6,13 +6,13 @@ package of the lock stands in exactly one list. Start from `package_lists`.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
 from npuenv.errors import BadInput
+from npuenv.lock.export import requirement_lines
 from npuenv.messages import Message
 from npuenv.render.dockerfile import one_word
 
@@ -110,7 +110,6 @@ def _places(stack: Stack) -> Mapping[str, int]:
 
 
 def _lines(package: LockedPackage) -> list[str]:
-    pin = one_word(f"{package.name}=={package.version}", package.name)
-    hashes = [f"--hash=sha256:{one_word(digest, package.name)}" for digest in package.sha256]
-    continued = [f"{head} \\" for head in itertools.chain((pin,), (f"    {digest}" for digest in hashes[:-1]))]
-    return [*continued, f"    {hashes[-1]}"] if hashes else [pin]
+    for word in (f"{package.name}=={package.version}", *package.sha256):
+        one_word(word, package.name)
+    return requirement_lines(package)

@@ -43,7 +43,8 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
 
 
 def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:
-    """Every published stack on every hardware and architecture, with the request that names it.
+    """Every published stack on every hardware and architecture, with the request that names it: an NPU stack on its
+    published Python, a CPU stack on all of its Pythons.
 
     A vllm-ascend release is asked for on A2 and A3 whether or not it was built for both: where it was not, the conflict
     says so. Stacks of torch_npu alone are left out; they are made when somebody asks.
@@ -53,8 +54,9 @@ def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:
             continue
         wanted = recipe.hardware if recipe.id.endswith("-310p") else dict.fromkeys((*_TRAINING, *recipe.hardware))
         places = wanted if recipe.framework == "vllm-ascend" else recipe.hardware or (None,)
-        for arch, hardware in itertools.product(recipe.arch, places):
-            request = Request(stack=recipe.id, arch=arch, hardware=hardware)
+        pythons = recipe.python[:1] if recipe.hardware else recipe.python
+        for arch, hardware, python in itertools.product(recipe.arch, places, pythons):
+            request = Request(stack=recipe.id, arch=arch, hardware=hardware, python=python)
             yield request, resolve(request, matrix)
 
 

@@ -97,7 +97,7 @@ def _package_pin(pin: RecipePin, candidate: Candidate, request: Request, matrix:
 def _wheel(name: str, version: str, candidate: Candidate, matrix: Matrix) -> tuple[str, str | None]:
     """The version as its wheel is called on this platform, and the index it comes from (None: the default one)."""
     if name in _TORCH_FAMILY:
-        local = "+cpu" if _needs_cpu_wheels(candidate, matrix) else ""
+        local = "+cpu" if _needs_cpu_wheels(candidate) else ""
         full = version if "+" in version else version + local
         return full, "pytorch-cpu" if "+cpu" in full else None
     found: TorchNpu | TritonAscend | None = None
@@ -109,16 +109,13 @@ def _wheel(name: str, version: str, candidate: Candidate, matrix: Matrix) -> tup
     return version, None if index in ("default", "") else index
 
 
-def _needs_cpu_wheels(candidate: Candidate, matrix: Matrix) -> bool:
+def _needs_cpu_wheels(candidate: Candidate) -> bool:
     """Whether torch must be the CPU index's build.
 
-    On x86_64 torch_npu below 2.12 asks for it by name. On aarch64 the default index's torch is CPU-only up to 2.10;
-    from 2.11 on it pulls the CUDA packages there too, as on x86_64.
+    On x86_64 the default index's torch is the CUDA build, and torch_npu below 2.12 asks for `+cpu` by name. On aarch64
+    it is CPU-only up to 2.10; from 2.11 on it pulls the CUDA packages there too.
     """
-    if not candidate.recipe.hardware:
-        return True
-    row = matrix.torch_npu_row(candidate.versions.get("torch-npu", ""))
-    if row is not None and row.torch_requirement(candidate.arch).endswith("+cpu"):
+    if not candidate.recipe.hardware or candidate.arch == "x86_64":
         return True
     torch = candidate.versions.get("torch", "").split("+")[0]
     return bool(torch) and versions.accepts(">=2.11", torch)

@@ -8,19 +8,23 @@ import platform
 import shutil
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.errors import BadInput, NothingFits
+from npuenv.errors import BadInput, CannotTell, NothingFits
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, Missing, parse_lock, write_lock
+from npuenv.lock import Lock, Missing, Proof, parse_lock, read_lock, write_lock
+from npuenv.lock.inputs import inputs_of, stand_in_requires
 from npuenv.lock.make import Resolver, deciding_line, find_uv, make_lock
 from npuenv.lock.refuse import require_agreement, require_complete, require_sources
-from npuenv.lock.wheels import write_wheel
+from npuenv.lock.shelf import shipped_folder
+from npuenv.lock.wheels import uv_platform, write_wheel
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
-from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
+from npuenv.resolve import resolve
+from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +136,8 @@ def test_a_wheel_of_another_version_in_find_links_is_no_substitute(shop: Shop) -
 
 def test_an_index_out_of_reach_makes_the_lock_partial_and_the_rest_resolves(shop: Shop) -> None:
     lock = shop.lock("https://index.invalid/simple/")
-    assert lock.missing == (Missing("torx", "9.1+cpu", "index-out-of-reach", "special"),)
+    unknown = "what it requires is not known"  # no row of stand_ins.toml speaks of torx
+    assert lock.missing == (Missing("torx", "9.1+cpu", "index-out-of-reach", "special", unknown),)
     torx = lock.package("torx")
     assert torx is not None and torx.sha256 == ()
     assert versions(lock)["upper"] == "1.0"
@@ -202,3 +207,187 @@ def test_equal_rank_of_extra_indexes_takes_the_best_version(shop: Shop, monkeypa
 def test_the_deciding_line_of_uv_is_its_because() -> None:
     text = "warning: x\nerror: No solution found\n  cause: Because there is no version of a==1, you lose.\n\nhint: y"
     assert deciding_line(text) == "Because there is no version of a==1, you lose."
+
+
+@pytest.fixture
+def dated(market: Any, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The index that tells ages, in place of the shop's own."""
+    monkeypatch.setenv("PIP_INDEX_URL", market.url)
+    return market
+
+
+def capped(stack: Stack, day: str, *requirements: str) -> Stack:
+    return replace(stack, pins=(), requirements=requirements, date=day)
+
+
+@pytest.mark.parametrize(
+    ("day", "version"),
+    [("2025-03-09", "1"), ("2025-03-10", "2"), ("2025-03-11", "2"), ("", "3"), ("2030-01-01", "3")],
+)
+def test_the_day_counts_to_its_end_and_nothing_younger_is_taken(dated: Any, shop: Shop, day: str, version: str) -> None:
+    dated.put("base", "1", day="2025-01-01")
+    dated.put("base", "2", day="2025-03-10")
+    dated.put("base", "3", day="2025-03-12")
+    lock = make_lock(capped(shop.stack, day, "base"), dated.resolver())
+    assert versions(lock) == {"base": version}
+    assert lock.newest == day and parse_lock(write_lock(lock)) == lock
+
+
+def test_what_the_stack_itself_pins_may_be_younger_than_its_day(dated: Any, shop: Shop) -> None:
+    dated.put("base", "1", day="2025-01-01")
+    dated.put("base", "2", day="2025-12-01")
+    dated.put("fresh", "1", "base", day="2025-12-01")
+    stack = replace(capped(shop.stack, "2025-06-30", "base"), pins=(pin("fresh", "1"),))
+    assert versions(make_lock(stack, dated.resolver())) == {"base": "1", "fresh": "1"}
+    exact = capped(shop.stack, "2025-06-30", "base", "fresh==1")
+    assert versions(make_lock(exact, dated.resolver())) == {"base": "1", "fresh": "1"}
+    replaced = replace(capped(shop.stack, "2025-06-30", "base"), overrides=(override("replace", "base==2"),))
+    assert versions(make_lock(replaced, dated.resolver())) == {"base": "2"}
+
+
+def test_an_index_that_does_not_tell_ages_cannot_answer_for_a_day(dated: Any, shop: Shop) -> None:
+    dated.put("base", "1", day="")
+    with pytest.raises(CannotTell) as caught:
+        make_lock(capped(shop.stack, "2025-06-30", "base"), dated.resolver())
+    assert "2025-06-30" in say(caught.value.message) and "base" in say(caught.value.message)
+
+
+def test_find_links_need_no_age(dated: Any, shop: Shop) -> None:
+    write_wheel(shop.links, "base", "1")
+    assert versions(make_lock(capped(shop.stack, "2025-06-30", "base"), dated.resolver())) == {"base": "1"}
+
+
+def test_a_day_that_is_no_date_is_refused(shop: Shop) -> None:
+    with pytest.raises(BadInput):
+        make_lock(capped(shop.stack, "June 2025", "base"), shop.resolver())
+
+
+@pytest.mark.parametrize(("glibc", "version"), [("2.17", "1"), ("2.28", "2"), ("2.33", "2"), ("2.34", "3")])
+def test_no_wheel_above_the_platforms_c_library_is_taken(dated: Any, shop: Shop, glibc: str, version: str) -> None:
+    for minor, each in (("17", "1"), ("28", "2"), ("34", "3")):
+        dated.put("base", each, tag=f"cp311-cp311-manylinux_2_{minor}_aarch64")
+    stack = replace(capped(shop.stack, "", "base"), platform=Platform("aarch64", "3.11", glibc=glibc))
+    lock = make_lock(stack, dated.resolver())
+    assert versions(lock) == {"base": version} and lock.platform == f"aarch64-cp311-glibc{glibc}"
+
+
+def test_the_hashes_are_those_of_wheels_for_the_c_library(dated: Any, shop: Shop) -> None:
+    for minor in ("17", "28", "34"):
+        dated.put("base", "1", tag=f"cp311-cp311-manylinux_2_{minor}_aarch64")
+    stack = replace(capped(shop.stack, "", "base"), platform=Platform("aarch64", "3.11"))
+    package = make_lock(stack, dated.resolver()).package("base")
+    wanted = [row["hashes"]["sha256"] for row in dated.files["base"] if "2_34" not in row["filename"]]
+    assert package is not None and package.sha256 == tuple(sorted(wanted))
+
+
+@pytest.mark.parametrize(
+    ("glibc", "known"), [("2.17", "17"), ("2.27", "17"), ("2.28", "28"), ("2.30", "28"), ("2.34", "34"), ("2.99", "40")]
+)
+def test_a_c_library_uv_does_not_know_is_rounded_down(glibc: str, known: str) -> None:
+    assert uv_platform(Platform("aarch64", "3.11", glibc=glibc)) == f"aarch64-manylinux_2_{known}"
+
+
+@pytest.mark.parametrize("glibc", ["2.12", "2", "musl", "3.1"])
+def test_what_is_no_c_library_for_wheels_is_refused(glibc: str) -> None:
+    with pytest.raises(BadInput):
+        uv_platform(Platform("aarch64", "3.11", glibc=glibc))
+
+
+def changed(stack: Stack) -> list[Stack]:
+    source = GitSource("comp", "https://host/comp", "v1", False, requires=("base",))
+    return [
+        replace(stack, requirements=("upper", "base")),
+        replace(stack, requirements=("upper>=1",)),
+        replace(stack, date="2025-01-01"),
+        replace(stack, overrides=(override("constrain", "base<2"),)),
+        replace(stack, overrides=(override("replace", "base<2"),)),
+        replace(stack, overrides=(override("exclude", "base"),)),
+        replace(stack, pins=(pin("torx", "9.2+cpu", "special"),)),
+        replace(stack, pins=(pin("torx", "9.1+cpu", "other"),)),
+        replace(stack, pins=(pin("torx", "9.1+cpu"),)),
+        replace(stack, git_sources=(source,)),
+        replace(stack, platform=replace(stack.platform, glibc="2.34")),
+        replace(stack, platform=replace(stack.platform, python="3.9")),
+        replace(stack, platform=replace(stack.platform, arch="riscv64")),
+    ]
+
+
+def test_everything_that_is_asked_changes_the_inputs_and_nothing_else_does(shop: Shop) -> None:
+    digests = [inputs_of(stack).digest for stack in (shop.stack, *changed(shop.stack))]
+    assert len(set(digests)) == len(digests)
+    same = replace(shop.stack, name="other", platform=replace(shop.stack.platform, hardware="a3"), sources=("x",))
+    assert inputs_of(same).digest == digests[0] == shop.lock().inputs
+    assert str(shop.links) not in inputs_of(shop.stack).canonical() and "://" not in inputs_of(shop.stack).canonical()
+
+
+def test_numpy_is_bounded_and_never_replaced(shop: Shop) -> None:
+    with pytest.raises(BadInput) as caught:
+        inputs_of(replace(shop.stack, overrides=(override("replace", "NumPy<2"),)))
+    assert "NumPy<2" in say(caught.value.message)
+    inputs_of(replace(shop.stack, overrides=(override("constrain", "numpy<2"),)))
+
+
+@pytest.mark.parametrize("name", ["nvidia-cublas-cu12", "cuda-bindings", "cupy-cuda12x", "kernels-cu13"])
+def test_a_cuda_package_refuses_the_set_with_who_pulled_it_in(shop: Shop, name: str) -> None:
+    write_wheel(shop.links, name, "12.8")
+    write_wheel(shop.links, "drags", "1.0", requires=[name, "base"])
+    shop.stack = replace(shop.stack, requirements=("drags",))
+    lock = shop.lock()
+    assert lock.packages == () and lock.proof == (Proof(f"{name}==12.8", "drags==1.0 (Requires-Dist)"),)
+    assert name in lock.missing[0].detail
+
+
+def test_what_the_recipe_itself_names_is_its_own_choice(shop: Shop) -> None:
+    write_wheel(shop.links, "nvidia-modelopt", "1.0", requires=["nvidia-ml-py"])
+    write_wheel(shop.links, "nvidia-ml-py", "13.0")
+    shop.stack = replace(shop.stack, requirements=("nvidia-modelopt",))
+    assert versions(shop.lock()).keys() == {"base", "nvidia-ml-py", "nvidia-modelopt", "torx"}
+
+
+def test_triton_stands_beside_triton_ascend_in_no_lock(shop: Shop) -> None:
+    for name in ("triton", "triton-ascend"):
+        write_wheel(shop.links, name, "3.2.0")
+    write_wheel(shop.links, "drags", "1.0", requires=["triton"])
+    alone = replace(shop.stack, requirements=("drags",))
+    assert "triton" in {package.name for package in make_lock(alone, shop.resolver()).packages}
+    both = make_lock(replace(alone, requirements=("drags", "triton-ascend")), shop.resolver())
+    assert both.packages == () and both.proof == (Proof("triton==3.2.0", "drags==1.0 (Requires-Dist)"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "line"),
+    [
+        ("torch", "2.5.1+cpu", "sympy==1.13.1"),
+        ("torch", "2.10.0+cpu", "sympy>=1.13.3"),
+        ("torch", "2.12.0+cpu", "setuptools<82"),
+        ("torchvision", "0.23.0+cpu", "torch==2.8.0"),
+        ("torchaudio", "2.9.0", "torch==2.9.0"),
+        ("torch-npu", "2.8.0.post2", "torch==2.8.0"),
+    ],
+)
+def test_a_stand_in_asks_for_what_that_version_asks(name: str, version: str, line: str) -> None:
+    requires = stand_in_requires(name, version)
+    assert requires is not None and line in requires
+
+
+def test_what_nobody_could_read_is_not_made_up() -> None:
+    assert stand_in_requires("triton-ascend", "3.2.0") == ()
+    assert stand_in_requires("triton-ascend", "3.2.2") is None
+
+
+def test_an_offline_resolver_answers_from_the_cache_or_not_at_all(shop: Shop) -> None:
+    offline = replace(shop.resolver(), is_offline=True)
+    assert make_lock(shop.stack, shop.resolver()) == make_lock(shop.stack, offline)
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("name", ["verl-0.7.1-cann8.5.0", "verl-0.7.0-cann8.3.RC1"])
+def test_a_published_stack_locks_to_the_committed_lock(name: str) -> None:
+    host = LocalHost()
+    matrix = load_matrix()
+    stack = resolve(Request(stack=name, arch="aarch64"), matrix)
+    assert isinstance(stack, Stack)
+    indexes = {row.label: row.url for row in matrix.indexes if row.url}
+    made = make_lock(stack, Resolver(host, find_uv(), pip_settings(host), indexes))
+    committed = read_lock(shipped_folder() / made.file_name)
+    assert write_lock(replace(made, made_with="")) == write_lock(replace(committed, made_with=""))

@@ -1,0 +1,142 @@
+"""A lock in the forms that other installers read: `requirements_txt` and `pylock_toml` (PEP 751).
+
+Both hold hashed packages only; what a stack builds from repositories is named in them, but no installer of these forms
+builds it with the stack's options. Neither holds a clock or a host name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from npuenv.lock.file import Lock, LockedPackage
+
+PYLOCK = "pylock.toml"  # the name that installers look for
+_SDIST_ENDS = (".tar.gz", ".zip")
+
+
+def requirement_lines(package: LockedPackage) -> list[str]:
+    """One exact requirement with all hashes, in the continued lines that pip reads."""
+    pin = f"{package.name}=={package.version}"
+    hashes = [f"    --hash=sha256:{digest}" for digest in package.sha256]
+    return [f"{line} \\" for line in (pin, *hashes)[:-1]] + [(pin, *hashes)[-1]]
+
+
+def requirements_txt(lock: Lock, indexes: Mapping[str, str] | None = None) -> str:
+    """The lock as one list for `pip install --require-hashes -r`.
+
+    `indexes`: address by label. Those that the lock's packages come from stand in the list as extra indexes (the hashes
+    keep pip from taking a file of the same version elsewhere); a label without address is left to the user's settings.
+    Raises BadInput for a partial lock: pip checks all hashes or none.
+    """
+    _require_hashes(lock)
+    addresses = indexes or {}
+    labels = sorted({package.index for package in lock.packages if package.index})
+    lines = [f"# {lock.stack}, {lock.platform}", *(f"# {line}" for line in _built(lock))]
+    lines += [f"--extra-index-url {addresses[label]}" for label in labels if addresses.get(label)]
+    for package in lock.packages:
+        lines += [f"# index: {package.index}"] if package.index else []
+        lines += requirement_lines(package)
+    return "\n".join(lines) + "\n"
+
+
+def pylock_toml(lock: Lock, files: Mapping[str, str]) -> str:
+    """The lock as `pylock.toml` over local files. `files`: sha256 -> path from the folder of the pylock, with slashes.
+
+    A file that the lock knows but that is not given is left out, as long as its package has another one. Raises
+    BadInput with every package that has none. Source: PEP 751; `path` is one of the two places that it accepts.
+    """
+    _require_hashes(lock)
+    lacking = [f"{p.name} {p.version}" for p in lock.packages if not any(digest in files for digest in p.sha256)]
+    if lacking:
+        raise BadInput(
+            Message("lock.bundle-lacks", {"what": tuple(lacking)}), Message("lock.bundle-hint", {"stack": lock.stack})
+        )
+    arch, python, _ = lock.platform.split("-")
+    major, minor = python[2], int(python[3:])
+    lines = [
+        'lock-version = "1.0"',
+        f"environments = [{_quoted(_marker(arch, f'{major}.{minor}'))}]",
+        f'requires-python = ">={major}.{minor},<{major}.{minor + 1}"',
+        'created-by = "npuenv"',
+    ]
+    for package in lock.packages:
+        lines += ["", *_pylock_package(package, files)]
+    lines += ["", "[tool.npuenv]", f"stack = {_quoted(lock.stack)}", f"platform = {_quoted(lock.platform)}"]
+    lines += [f"built = [{', '.join(_quoted(line) for line in _built(lock))}]"]
+    return "\n".join(lines) + "\n"
+
+
+def files_by_hash(folder: Path, seen_from: Path | None = None) -> dict[str, str]:
+    """sha256 -> path of every wheel and source archive below a folder, as seen from `seen_from` (default: the folder).
+
+    Of two equal files the first by path counts. Raises BadInput when the folder cannot be read.
+    """
+    found: dict[str, str] = {}
+    try:
+        next(folder.iterdir(), None)  # rglob is silent about a folder that is not there
+        for path in sorted(folder.rglob("*"), reverse=True):
+            if path.name.endswith((".whl", *_SDIST_ENDS)) and path.is_file():
+                found[_digest(path)] = os.path.relpath(path, seen_from or folder).replace(os.sep, "/")
+    except OSError as error:
+        args = {"path": str(folder), "why": error.strerror or str(error)}
+        raise BadInput(Message("lock.bundle-unreadable", args)) from error
+    return found
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _require_hashes(lock: Lock) -> None:
+    bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
+    bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
+    if bare:
+        raise BadInput(
+            Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),
+            Message("lock.fill-it", {"stack": lock.stack}),
+        )
+
+
+def _built(lock: Lock) -> list[str]:
+    return [f"{source.name} @ git+{source.repo}@{source.ref}" for source in lock.sources]
+
+
+def _marker(arch: str, python: str) -> str:
+    return (
+        f"implementation_name == 'cpython' and platform_machine == '{arch}' and python_version == '{python}'"
+        " and sys_platform == 'linux'"
+    )
+
+
+def _pylock_package(package: LockedPackage, files: Mapping[str, str]) -> list[str]:
+    """A package's table. Wheels go before the source archive; a reader that can take a wheel never builds."""
+    there = sorted((files[digest], digest) for digest in package.sha256 if digest in files)
+    wheels = [_file(path, digest) for path, digest in there if path.endswith(".whl")]
+    archives = [_file(path, digest) for path, digest in there if not path.endswith(".whl")]
+    lines = ["[[packages]]", f"name = {_quoted(package.name)}", f"version = {_quoted(package.version)}"]
+    if archives and not wheels:
+        return [*lines, f"sdist = {archives[0]}"]
+    return [*lines, "wheels = [", *(f"    {wheel}," for wheel in wheels), "]"]
+
+
+def _file(path: str, digest: str) -> str:
+    name = path.rpartition("/")[2]
+    return f"{{ name = {_quoted(name)}, path = {_quoted(path)}, hashes = {{ sha256 = {_quoted(digest)} }} }}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,206 @@
+"""What is asked of the resolver for a stack, line by line, each with where it comes from. Start from `inputs_of`.
+
+Nothing here runs uv or looks at a machine: the same stack gives the same inputs everywhere, and `Inputs.digest` tells
+whether a lock on disk still answers them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from npuenv._toml import load_file
+from npuenv.errors import BadInput
+from npuenv.lock.file import Proof
+from npuenv.messages import Message
+from npuenv.versions import accepts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
+
+REQUIRE, CONSTRAIN, REPLACE, EXCLUDE, NEWEST = "require", "constrain", "replace", "exclude", "newest"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that is asked, and by whom."""
+
+    kind: str  # require | constrain | replace | exclude | newest
+    text: str  # a requirement; for exclude a name; for newest the last day, YYYY-MM-DD
+    source: str
+    is_dependency: bool = False  # the list of a built component asks, not the recipe itself
+
+    @property
+    def name(self) -> str:
+        """The normalised name of the package it speaks of; "" for the day."""
+        return "" if self.kind == NEWEST else canonicalize_name(Requirement(self.text).name)
+
+    @property
+    def proof(self) -> Proof:
+        """The line as one member of a clashing set."""
+        return Proof(f"published<={self.text}" if self.kind == NEWEST else self.text, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that decides a resolution, but for what the indexes hold. The lines keep their order: it counts."""
+
+    lines: tuple[Line, ...]
+    platform: Platform
+    any_age: tuple[str, ...] = ()  # names that the day does not limit: their version is chosen, not found
+    labels: tuple[tuple[str, str], ...] = ()  # name, label of the index it comes from
+
+    def of(self, kind: str) -> list[str]:
+        """The texts of one kind, each once."""
+        return list(dict.fromkeys(line.text for line in self.lines if line.kind == kind))
+
+    @property
+    def newest(self) -> str:
+        """The last day whose packages count; "" for no limit."""
+        return next(iter(self.of(NEWEST)), "")
+
+    @property
+    def first_day_out(self) -> str:
+        """The day after the last one that counts. Raises BadInput for what is no date."""
+        try:
+            return (datetime.date.fromisoformat(self.newest) + datetime.timedelta(days=1)).isoformat()
+        except ValueError as error:
+            raise BadInput(Message("locking.no-date", {"date": self.newest})) from error
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the canonical text: equal for stacks with the same Python layer, without addresses or paths."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    def canonical(self) -> str:
+        """One statement a line. Not which source asks counts but what is asked, by the recipe or by a component."""
+        platform = self.platform
+        said = ["inputs 1", f"platform {platform.arch} {platform.python} {platform.glibc}"]
+        said += [f"any-age {name}" for name in sorted(self.any_age)]
+        said += [f"index {name} {label}" for name, label in sorted(self.labels)]
+        for kind in (NEWEST, REQUIRE, CONSTRAIN, REPLACE, EXCLUDE):
+            lines = [line for line in self.lines if line.kind == kind]
+            said += dict.fromkeys(f"{kind}{' built' if line.is_dependency else ''} {line.text}" for line in lines)
+        versions = dict(text.split("==", 1) for text in self.of(REQUIRE) if "==" in text)
+        for name, _ in sorted(self.labels):
+            requires = stand_in_requires(name, versions.get(name, ""))
+            said.append(f"stand-in {name} {'?' if requires is None else ', '.join(requires)}")
+        return "\n".join(said) + "\n"
+
+
+def inputs_of(stack: Stack) -> Inputs:
+    """What a stack asks. Raises BadInput where it replaces a requirement on numpy: numpy is bounded, never replaced.
+
+    As a replacement `numpy<2` would silently keep packages that need numpy 2 beside numpy 1.
+    """
+    for override in stack.overrides:
+        if override.does == REPLACE and _name(override.requirement) == "numpy":
+            args = {"stack": stack.name, "requirement": override.requirement}
+            raise BadInput(Message("locking.numpy-replaced", args), Message("locking.numpy-constrain"))
+    built: set[str] = {canonicalize_name(source.name) for source in stack.git_sources}
+    pins = [pin for pin in stack.pins if pin.is_python and pin.name not in built]
+    lines = (*_required(stack, pins, built), *_limits(stack, pins), *_overrides(stack, pins))
+    day = (Line(NEWEST, stack.date, stack.name),) if stack.date else ()
+    return Inputs(
+        lines=tuple(dict.fromkeys((*day, *lines))),
+        platform=stack.platform,
+        any_age=tuple(sorted(set(_chosen(stack, pins)))),
+        labels=tuple((pin.name, pin.index) for pin in pins if pin.index),
+    )
+
+
+def stand_in_requires(name: str, version: str) -> tuple[str, ...] | None:
+    """What an empty wheel in place of a package out of reach declares: what that version requires; None: not known."""
+    public = version.partition("+")[0]
+    for row in _table("stand_ins.toml")["stand_in"]:
+        if row["name"] == name and public and accepts(row["versions"], public):
+            return tuple(text.replace("{release}", Version(public).base_version) for text in row["requires"])
+    return None
+
+
+def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[Line]:
+    for pin in pins:
+        yield Line(REQUIRE, f"{pin.name}=={pin.version}", _origin(pin.because, stack))
+    recipe = f"{stack.name} ({stack.sources[0]})" if stack.sources else stack.name
+    for text in stack.requirements:
+        yield Line(REQUIRE, text, recipe)
+    pinned = {pin.name for pin in stack.pins if pin.is_python}
+    excluded = {_name(override.requirement) for override in stack.overrides if override.does == EXCLUDE}
+    for source in stack.git_sources:
+        for text in source.requires:
+            name = _name(text)
+            if name not in excluded | built:
+                yield _asked_by(source, text, is_pinned=name in pinned)
+
+
+def _asked_by(source: GitSource, text: str, *, is_pinned: bool) -> Line:
+    """A built component's own requirement; the stack's pin stands for its bound, extras still count."""
+    requirement = Requirement(text)
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    version = source.ref.removeprefix("v")
+    said = f"{requirement.name}{extras}" if is_pinned else text
+    return Line(REQUIRE, said, f"{source.name} {version} (Requires-Dist)", is_dependency=True)
+
+
+def _limits(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
+    """Bounds that no package declares. A floor for what the stack pins itself is left out."""
+    pinned = {pin.name for pin in pins}
+    # Floors are for sets without a day: with one, no such release is reached (measured on every published stack).
+    for row in () if stack.date else _table("floors.toml")["floor"]:
+        if _name(row["requirement"]) not in pinned:
+            yield Line(CONSTRAIN, row["requirement"], row["source"])
+    for override in stack.overrides:
+        if override.does == CONSTRAIN:
+            yield Line(CONSTRAIN, override.requirement, _override_origin(override, stack))
+
+
+def _overrides(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
+    for override in stack.overrides:
+        if override.does != CONSTRAIN:
+            yield Line(override.does, override.requirement, _override_origin(override, stack))
+    for pin in pins:
+        # A component's own list asks for other versions of what the stack pins (vllm-ascend: torch==2.8.0, not +cpu).
+        if "+" in pin.version:
+            yield Line(REPLACE, f"{pin.name}=={pin.version}", _origin(pin.because, stack))
+
+
+def _chosen(stack: Stack, pins: list[Pin]) -> Iterator[str]:
+    """Names whose exact version the stack itself states: age is no question for those."""
+    yield from (pin.name for pin in pins)
+    stated = [*stack.requirements, *(each.requirement for each in stack.overrides if each.does == REPLACE)]
+    yield from (_name(text) for text in stated if _is_exact(text))
+
+
+def _is_exact(text: str) -> bool:
+    specifiers = list(Requirement(text).specifier)
+    return any(each.operator in ("==", "===") and not each.version.endswith(".*") for each in specifiers)
+
+
+def _origin(reason: Reason, stack: Stack) -> str:
+    return "; ".join(reason.sources or reason.rules) or stack.name
+
+
+def _override_origin(override: Override, stack: Stack) -> str:
+    return f"{override.does} {override.package} ({_origin(override.because, stack)})"
+
+
+def _name(text: str) -> str:
+    try:
+        return canonicalize_name(Requirement(text).name)
+    except InvalidRequirement as error:
+        raise BadInput(Message("locking.no-requirement", {"text": text, "why": str(error)})) from error
+
+
+@functools.cache
+def _table(name: str) -> dict[str, Any]:
+    return load_file(Path(__file__).with_name(name))

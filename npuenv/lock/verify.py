@@ -1,0 +1,190 @@
+"""Whether what a lock names can still be had: its versions and hashes, asked of the indexes. Start from `verify_lock`.
+
+uv is asked once per index for all packages that come from it; only where it refuses is it asked again without the
+package it names. Nothing is downloaded but metadata.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
+
+from npuenv._toml import load_file
+from npuenv.facts.pip import local_folder, named_index
+from npuenv.host.base import PathState
+from npuenv.lock.ask import deciding_line, is_out_of_reach, platform_options
+from npuenv.resolve.types import Platform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npuenv.facts.pip import PipSettings
+    from npuenv.host.base import Ran
+    from npuenv.lock.ask import Resolver
+    from npuenv.lock.file import Lock, LockedPackage
+
+
+class Offer(enum.Enum):
+    """What became of a locked package."""
+
+    THERE = "there"
+    CHANGED = "changed"  # the version is there, a recorded hash is not among its files
+    YANKED = "yanked"  # still there for whoever names it, withdrawn by its authors
+    GONE = "gone"
+    UNASKED = "out-of-reach"  # its index did not answer, or uv could not say
+    BARE = "no-hash"  # the lock itself has no hash for it: nothing to compare, not asked
+
+
+LOST = (Offer.CHANGED, Offer.YANKED, Offer.GONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One package of a lock and what its index offers. `detail`: the missing hashes, or uv's words."""
+
+    name: str
+    version: str
+    offer: Offer
+    index: str | None = None
+    detail: tuple[str, ...] = ()
+
+
+def verify_lock(lock: Lock, resolver: Resolver) -> tuple[Verified, ...]:
+    """Every package of a lock with what is offered for it now, in the lock's order."""
+    with_hash = [package for package in lock.packages if package.sha256]
+    found = {p.name: Verified(p.name, p.version, Offer.BARE, p.index) for p in lock.packages if not p.sha256}
+    for label in sorted({package.index or "" for package in with_hash}):
+        group = [package for package in with_hash if (package.index or "") == label]
+        found |= _verify_group(group, label, lock.platform, resolver)
+    return tuple(found[package.name] for package in lock.packages)
+
+
+def _verify_group(group: Sequence[LockedPackage], label: str, platform: str, resolver: Resolver) -> dict[str, Verified]:
+    """The packages of one index; the label "" is the default index and what pip's settings set beside it."""
+    left = list(group)
+    found: dict[str, Verified] = {}
+    while left:
+        if not _is_there(label, resolver):
+            return found | _in_links(left, platform, resolver, "")
+        ran, offered = _ask(left, label, platform, resolver)
+        if ran.code == 0:
+            rows = {p.name: _compare(p, offered, ran.err) for p in left}
+            changed = [] if label else [p for p in left if rows[p.name].offer is Offer.CHANGED]
+            elsewhere = _ask_each_place(changed, platform, resolver)
+            return found | rows | {p.name: _compare(p, elsewhere, ran.err) for p in changed}
+        words = deciding_line(ran.err)
+        # The last one left is the one that is refused, whatever the words.
+        named = _named(words, left) or (left[0] if len(left) == 1 else None)
+        if ran.timed_out or is_out_of_reach(ran.err) or "No solution found" not in ran.err or named is None:
+            return found | _in_links(left, platform, resolver, words)
+        found[named.name] = _row(named, Offer.GONE, words)
+        left.remove(named)
+    return found
+
+
+def _is_there(label: str, resolver: Resolver) -> bool:
+    """False for a label that nobody knows an address for, or whose local folder does not exist.
+
+    uv takes an index in a folder that is not there for one without packages.
+    """
+    if not label:
+        return True
+    folder = local_folder(resolver.indexes.get(label, ""))
+    return label in resolver.indexes and (
+        folder is None or resolver.host.look(folder).state not in (PathState.ABSENT, PathState.UNREADABLE)
+    )
+
+
+def _in_links(group: Sequence[LockedPackage], platform: str, resolver: Resolver, words: str) -> dict[str, Verified]:
+    """Packages whose index does not answer: there where the find-links folders hold them, else not to be asked."""
+    links = replace(resolver.settings, extra_index_urls=(), is_no_index=True)
+    found = {}
+    for package in group:
+        found[package.name] = _row(package, Offer.UNASKED, *filter(None, (words,)))
+        if links.find_links:
+            ran, offered = _ask([package], "", platform, replace(resolver, settings=links))
+            if _compare(package, offered, ran.err).offer is Offer.THERE:
+                found[package.name] = _row(package, Offer.THERE)
+    return found
+
+
+def _ask_each_place(group: Sequence[LockedPackage], platform: str, resolver: Resolver) -> Mapping[str, frozenset[str]]:
+    """The hashes that all configured places offer together.
+
+    uv takes a version's files from one place; pip, and a machine with other settings, may take them from any.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for package in group:
+        for place in _places(resolver.settings):
+            _, offered = _ask([package], "", platform, replace(resolver, settings=place))
+            found[package.name] = found.get(package.name, frozenset()) | offered.get(package.name, frozenset())
+    return found
+
+
+def _places(settings: PipSettings) -> list[PipSettings]:
+    """The settings split into one for each place: the default index, each extra one, the find-links folders."""
+    bare = replace(settings, extra_index_urls=(), find_links=())
+    extras = [replace(bare, index_url=item, is_no_index=False) for item in settings.extra_index_urls]
+    links = [replace(bare, find_links=settings.find_links, is_no_index=True)] if settings.find_links else []
+    return [bare, *extras, *links]
+
+
+def _ask(
+    group: Sequence[LockedPackage], label: str, platform: str, resolver: Resolver
+) -> tuple[Ran, Mapping[str, frozenset[str]]]:
+    """uv's answer, and the hashes of every file it found for each package."""
+    secret: dict[str, str] = {}
+    env = {"UV_HTTP_RETRIES": "1"}
+    if label:
+        env["UV_DEFAULT_INDEX"] = named_index(label, resolver.indexes[label], secret)
+    with tempfile.TemporaryDirectory(prefix="npuenv-verify-") as name:
+        wanted, found = Path(name) / "wanted.in", Path(name) / "pylock.toml"
+        wanted.write_text("".join(f"{p.name}=={p.version}\n" for p in group), encoding="utf-8")
+        argv = ("pip", "compile", "--no-deps", "--no-header", "--format", "pylock.toml", "-o", str(found))
+        ran = resolver.run(
+            (*argv, *platform_options(_platform(platform)), str(wanted)), env={**env, **secret}, is_cut_off=bool(label)
+        )
+        rows = load_file(found).get("packages", ()) if ran.code == 0 else ()
+    return ran, {
+        canonicalize_name(row["name"]): frozenset(
+            file["hashes"]["sha256"]
+            for file in (*row.get("wheels", ()), *(row[kind] for kind in ("sdist", "archive") if kind in row))
+        )
+        for row in rows
+    }
+
+
+def _platform(tag: str) -> Platform:
+    """The platform that is meant by `aarch64-cp311-glibc2.28`."""
+    arch, python, glibc = tag.split("-")
+    return Platform(arch, f"{python[2]}.{python[3:]}", glibc=glibc.removeprefix("glibc"))
+
+
+def _compare(package: LockedPackage, offered: Mapping[str, frozenset[str]], said: str) -> Verified:
+    """A real line of what uv says beside a success (0.13.8): warning: `old==1.0` is yanked (reason: "bad")."""
+    lacking = tuple(digest for digest in package.sha256 if digest not in offered.get(package.name, ()))
+    if lacking:
+        return _row(package, Offer.CHANGED, *lacking)
+    if f"`{package.name}=={package.version}` is yanked" in said:
+        return _row(package, Offer.YANKED)
+    return _row(package, Offer.THERE)
+
+
+def _named(words: str, group: Sequence[LockedPackage]) -> LockedPackage | None:
+    """The package that uv's complaint is about: the first of the group that it names.
+
+    A real one (uv 0.13.8): "Because there is no version of upper==2.0 and you require upper==2.0, we can conclude ...".
+    """
+    by_name = {package.name: package for package in group}
+    spoken = (canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][A-Za-z0-9._-]*(?===|\b)", words))
+    return next((by_name[word] for word in spoken if word in by_name), None)
+
+
+def _row(package: LockedPackage, offer: Offer, *detail: str) -> Verified:
+    return Verified(package.name, package.version, offer, package.index, detail)

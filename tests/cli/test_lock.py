@@ -1,0 +1,265 @@
+"""`npuenv lock` as a user runs it; indexes are folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv._toml import loads
+from npuenv.cli import main
+from npuenv.cli.common import Ui
+from npuenv.cli.machine import Machine, lock_of
+from npuenv.facts.pip import pip_settings
+from npuenv.host.local import LocalHost
+from npuenv.lock import Lock, LockedPackage, Missing, parse_lock, read_lock
+from npuenv.lock.inputs import inputs_of
+from npuenv.lock.make import Resolver, find_uv
+from npuenv.lock.shelf import put_lock
+from npuenv.lock.wheels import write_wheel
+from npuenv.matrix import load_matrix
+from npuenv.messages import Message
+from npuenv.resolve import resolve
+from npuenv.resolve.types import Pin, Platform, Reason, Request, Stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("home")
+
+NOWHERE = "https://index.invalid/simple/"
+CPU = ("lock", "cpu", "--arch", "x86_64", "--python", "3.11")
+TAG = f"{platform.machine()}-cp3{sys.version_info[1]}-glibc2.28"
+
+
+def offer(folder: Path, name: str, version: str, *, requires: tuple[str, ...] = (), text: str = "") -> str:
+    """Puts a wheel on the static index in a folder; gives its hash."""
+    folder.mkdir(exist_ok=True)
+    wheel = write_wheel(folder, name, version, requires=requires, files={f"{name}.py": text})
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    page = folder / "simple" / name / "index.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(f'<a href="{wheel.as_uri()}#sha256={digest}">{wheel.name}</a>')
+    return digest
+
+
+@pytest.fixture
+def lock_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A complete lock in a file, and a default index that offers what it names."""
+    index = home / "index"
+    packages = tuple(LockedPackage(name, "1.0", (offer(index, name, "1.0"),)) for name in ("base", "upper"))
+    monkeypatch.setenv("PIP_INDEX_URL", (index / "simple").as_uri())
+    monkeypatch.setenv("UV_CACHE_DIR", str(home / "cache"))
+    return put_lock(Lock("tiny", TAG, "npuenv 1", packages), home / "some")
+
+
+def test_verify_ends_with_0_where_all_is_there(lock_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lock", "--verify", str(lock_file)]) == 0
+    captured = capsys.readouterr()
+    assert f"tiny.{TAG}.toml (complete): 2 of 2 packages are there as locked" in captured.out
+    assert captured.err == f"[1/1] tiny.{TAG}.toml\n"
+
+
+def test_verify_ends_with_1_where_a_hash_is_no_longer_offered(
+    home: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(home / "index", "upper", "1.0", text="other = True\n")
+    assert main(["lock", "--verify", str(lock_file), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "npuenv.verify/1" and document["exit"] == 1
+    assert [(p["name"], p["offer"]) for p in document["locks"][0]["packages"]] == [("upper", "changed")]
+
+
+def test_verify_ends_with_3_where_the_index_is_out_of_reach(lock_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
+    assert main(["lock", "--verify", str(lock_file), "--quiet"]) == 3
+
+
+def test_verify_takes_several_files_and_refuses_an_edited_one(
+    home: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = put_lock(replace(read_lock(lock_file), stack="other"), home / "some")
+    assert main(["lock", "--verify", str(lock_file), str(other), "--json"]) == 0
+    assert [row["stack"] for row in json.loads(capsys.readouterr().out)["locks"]] == ["tiny", "other"]
+    other.write_text(other.read_text().replace('version = "1.0"', 'version = "1.1"', 1))
+    assert main(["lock", "--verify", str(lock_file), str(other)]) == 2
+    said = capsys.readouterr().err
+    line = other.read_text().split("\n").index("[[package]]") + 1
+    assert f"line {line}: the table [[package]] base is not as it was written" in said and "--renew" in said
+
+
+def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
+    lock_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
+    monkeypatch.setattr("npuenv.lock.shelf.shipped_folder", lambda: lock_file.parent)
+    assert main(["lock", "--verify", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert [row["counts"]["out-of-reach"] for row in document["locks"]] == [2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cpu", "cpu-full"], "--verify only"),
+        (["cpu", "--format", "pylock"], "--bundle DIR"),
+        (["cpu", "--bundle", "x"], "--format pylock"),
+        (["--verify", "no-such-stack"], "no-such-stack"),
+        (["--all", "--pin", "numpy==1.26.4"], "--pin does not go with --all"),
+        (["--all", "--stack-that-is-none"], "--stack-that-is-none"),
+        (["cpuu", "--all"], "cpuu"),
+    ],
+)
+def test_words_that_do_not_go_together_are_wrong_usage(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lock", *words]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and "Traceback" not in captured.err and captured.out == ""
+
+
+def own_lock(home: Path, lock: Lock) -> None:
+    put_lock(lock, home / "data/npuenv/locks")
+
+
+def cpu_stack() -> Stack:
+    stack = resolve(Request(stack="cpu", arch="x86_64", python="3.11"), load_matrix())
+    assert isinstance(stack, Stack)
+    return stack
+
+
+def lock_by_hand(stack: Stack, files: dict[str, str]) -> Lock:
+    """A lock of exactly the stack's pins. `files`: name -> sha256."""
+    packages = [
+        LockedPackage(pin.name, pin.version, (files.get(pin.name, "a" * 64),), pin.index)
+        for pin in stack.pins
+        if pin.is_python
+    ]
+    return Lock(stack.name, stack.platform.tag, "npuenv 1", tuple(sorted(packages, key=lambda p: p.name)),
+                inputs=inputs_of(stack).digest)  # fmt: skip
+
+
+def test_a_list_with_hashes_is_written_for_pip(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = lock_by_hand(cpu_stack(), {})
+    own_lock(home, lock)
+    assert main([*CPU, "--format", "requirements", "-o", str(home / "out")]) == 0
+    assert str(home / "out") in capsys.readouterr().out
+    text = (home / "out" / f"cpu.{lock.platform}.txt").read_text()
+    assert all(f"{package.name}=={package.version} \\\n" in text for package in lock.packages)
+    assert text.count("--hash=sha256:") == len(lock.packages)
+
+
+def test_a_pylock_is_written_for_a_folder_of_files(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stack, folder = cpu_stack(), home / "bundle"
+    folder.mkdir()
+    wheels = {pin.name: write_wheel(folder, pin.name, pin.version) for pin in stack.pins if pin.is_python}
+    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in wheels.items()}
+    own_lock(home, lock_by_hand(stack, digests))
+    words = [*CPU, "--format", "pylock", "--bundle", str(folder)]
+    assert main(words) == 0
+    rows = loads(capsys.readouterr().out)["packages"]
+    assert {row["wheels"][0]["path"] for row in rows} == {path.name for path in wheels.values()}
+    assert main([*words, "-o", str(home)]) == 0
+    row = loads((home / "pylock.toml").read_text())["packages"][0]
+    assert row["wheels"][0]["path"] == f"bundle/{row['wheels'][0]['name']}"
+    wheels["torch"].unlink()
+    assert main(words) == 2
+    assert f"torch {stack.pin('torch').version}" in capsys.readouterr().err  # type: ignore[union-attr]
+
+
+def test_a_lock_made_from_other_inputs_is_passed_over(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
+    lock = lock_by_hand(cpu_stack(), {})
+    own_lock(home, lock)
+    main([*CPU])
+    assert parse_lock(capsys.readouterr().out) == lock
+    own_lock(home, replace(lock, inputs="b" * 64))
+    main([*CPU])
+    assert "b" * 64 not in capsys.readouterr().out
+
+
+def test_all_keeps_what_answers_and_proves_what_cannot_be(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = home / "locks"
+    put_lock(lock_by_hand(cpu_stack(), {}), folder)
+    words = ["lock", "cpu", "--all", "--arch", "x86_64", "--python", "3.11", "-o", str(folder)]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(row["stack"], row["status"]) for row in document["rows"]] == [("cpu", "complete")]
+    assert main(words) == 0
+    assert "1 in all: 1 complete" in capsys.readouterr().out
+    assert not (folder / "README.md").exists()  # the page is about all published stacks
+
+
+def test_all_without_an_index_says_how_far_it_came(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["lock", "cpu", "--all", "--arch", "x86_64", "--python", "3.11", "--offline", "-o", str(home / "locks")]
+    assert main(words) == 3
+    captured = capsys.readouterr()
+    assert "0 complete" in captured.out and "1 not locked" in captured.out
+    assert captured.err
+
+
+def test_a_stack_that_is_impossible_from_the_start_needs_no_index(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lock", "roll-950", "--all", "-o", str(home / "locks"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows and all(row["status"] == "impossible" and row["why"] for row in rows)
+
+
+def tiny_stack() -> Stack:
+    reason = Reason(Message("plan.why-rest"))
+    return Stack(
+        "tiny", "cpu", Platform(platform.machine(), f"3.{sys.version_info[1]}"),
+        (Pin("torx", "9.1", reason, reason, "wheel-exists", "special"),),
+        ("upper",), (), (), (), {}, None, None, None, (), "measured-here", (),
+    )  # fmt: skip
+
+
+def test_fill_completes_a_partial_lock_where_its_index_answers(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(home / "index", "base", "1.0")
+    offer(home / "index", "upper", "1.0", requires=("base",))
+    digest = offer(home / "special", "torx", "9.1", requires=("base",))
+    monkeypatch.setenv("PIP_INDEX_URL", (home / "index/simple").as_uri())
+    monkeypatch.setenv("UV_CACHE_DIR", str(home / "cache"))
+    stack, ui, host = tiny_stack(), Ui("en"), LocalHost()
+
+    def machine(url: str) -> Machine:
+        return Machine(Resolver(host, find_uv(), pip_settings(host), {"special": url}))
+
+    partial = lock_of(ui, stack, machine(NOWHERE), fill=False)
+    missing = partial.missing[0]
+    assert replace(missing, detail="") == Missing("torx", "9.1", "index-out-of-reach", "special")
+    put_lock(partial, machine(NOWHERE).own_locks)
+    assert lock_of(ui, stack, machine((home / "special/simple").as_uri()), fill=False) == partial
+    whole = lock_of(ui, stack, machine((home / "special/simple").as_uri()), fill=True)
+    filled = replace(partial.packages[1], sha256=(digest,))
+    assert filled.name == "torx" and whole.is_complete
+    assert whole.packages == (replace(partial.packages[0], why=whole.packages[0].why), filled, partial.packages[2])
+    assert lock_of(ui, stack, machine(NOWHERE), fill=True) == whole  # kept: nothing is asked any more
+    assert "locking tiny" in capsys.readouterr().out
+
+
+def test_a_folder_that_takes_no_lock_is_one_sentence(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_lock(home, lock_by_hand(cpu_stack(), {}))
+    (home / "file").write_text("")
+    assert main([*CPU, "-o", str(home / "file")]) == 2
+    captured = capsys.readouterr()
+    assert "cannot be written" in captured.err and len(captured.err.strip().splitlines()) == 2
+
+
+def test_the_json_of_a_lock_says_its_status(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = lock_by_hand(cpu_stack(), {})
+    own_lock(home, lock)
+    assert main([*CPU, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["status"], document["proof"]) == ("npuenv.lock/1", "complete", [])
+    assert len(document["packages"]) == len(lock.packages)
