@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from npuenv.lock import Lock
     from npuenv.resolve.types import Conflict, Request, Stack
 
+_MOST_WAYS_OUT = 3
 FORMS = ("toml", "requirements", "pylock")
 
 
@@ -69,7 +70,18 @@ def command(
         lock = make_lock(stack, machine.resolver)
     else:
         lock = lock_of(ui, stack, machine, fill=fill)
-    return _give(ui, machine, lock, form, bundle, out)
+    code = _give(ui, machine, lock, form, bundle, out)
+    if lock.proof and not ui.is_json:
+        _show_ways_out(ui, stack, lock, machine)
+    return code
+
+
+def _show_ways_out(ui: Ui, stack: Stack, lock: Lock, machine: Machine) -> None:
+    from npuenv.lock.make import ways_out
+
+    for requirement, overruled in ways_out(stack, lock, machine.resolver)[:_MOST_WAYS_OUT]:
+        args = {"requirement": requirement, "overruled": overruled or Message("locking.dependents")}
+        ui.say(Message("locking.way-out", args), err=True)
 
 
 def _give(ui: Ui, machine: Machine, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> int:

@@ -30,7 +30,7 @@ from npuenv.lock.ask import (
     undated,
     write_question,
 )
-from npuenv.lock.conflict import prove
+from npuenv.lock.conflict import prove, single_overrides
 from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.inputs import NEWEST, Inputs, inputs_of, stand_in_requires
 from npuenv.lock.unwanted import pulled_in_by, unwanted
@@ -53,6 +53,7 @@ __all__ = [
     "make_lock",
     "probe",
     "solve",
+    "ways_out",
 ]
 
 Known = dict[tuple[str, ...], str]  # what indexes were found to carry: (label, package, version, platform) -> reason
@@ -97,6 +98,16 @@ def solve(stack: Stack, inputs: Inputs, resolver: Resolver, known: Known) -> Sol
         missing = Missing("*", "", "does-not-resolve", detail=say(Message("locking.unwanted", {"what": what})))
         return Solved((), (missing, *supply.missing), pulled_in_by(bad, packages, inputs))
     return Solved(packages, supply.missing)
+
+
+def ways_out(stack: Stack, lock: Lock, resolver: Resolver) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Requirements of which each alone would let an impossible set resolve, and whose word it would overrule.
+
+    Each was resolved before it is given; empty for a lock without a proof.
+    """
+    if not lock.proof:
+        return ()
+    return single_overrides(inputs_of(stack), _supply(stack, resolver, {}), resolver, lock.proof)
 
 
 def as_lock(stack: Stack, inputs: Inputs, solved: Solved, tools: str) -> Lock:
