@@ -120,3 +120,49 @@ def test_unreadable_python_version_and_specifier_are_refused() -> None:
 )
 def test_requirement_name_is_normal(requirement: str, name: str) -> None:
     assert versions.requirement_name(requirement) == name
+
+
+@pytest.mark.parametrize(
+    ("requirement", "spec"),
+    [
+        ("ray[default]>=2.41.0", ">=2.41.0"),
+        ("numpy<2.0.0; python_version < '3.12'", "<2.0.0"),
+        ("torch (==2.8.0)", "==2.8.0"),
+        ("wheel", ""),
+        ("  a.b_c [x, y] ~= 1.2 ", "~= 1.2"),
+    ],
+)
+def test_requirement_spec_is_what_stands_behind_the_name(requirement: str, spec: str) -> None:
+    assert versions.requirement_spec(requirement) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "both"),
+    [
+        ("fastapi<0.124", "fastapi[standard]>=0.133", "fastapi[standard]<0.124"),
+        ("fastapi<0.124", "fastapi>=0.133", "fastapi<0.124"),
+        ("Ray_X[a]==1", "ray-x[b,c]", "ray-x[b,c]==1"),
+    ],
+)
+def test_extras_are_taken_from_the_other_requirement(text: str, other: str, both: str) -> None:
+    assert versions.with_extras_of(text, other) == both
+
+
+@pytest.mark.parametrize(
+    ("named", "version", "is_covered"),
+    [
+        ("8.5.X", "8.5.2", True),
+        ("8.5.X", "8.3.RC1", False),
+        ("8.5.0", "8.5.0.B160", True),
+        ("8.5.0", "8.5.1", False),
+    ],
+)
+def test_series_covers_its_releases_and_a_release_itself(named: str, version: str, is_covered: bool) -> None:
+    assert versions.covers_cann(named, version) is is_covered
+
+
+@pytest.mark.parametrize(
+    ("spec", "version"), [("==2.9.0", "2.9.0"), ("==2.*", ""), (">=2", ""), ("==2.9.0,!=2.9.1", ""), ("", "")]
+)
+def test_exact_gives_the_version_of_one_exact_pin(spec: str, version: str) -> None:
+    assert versions.exact(spec) == version

@@ -6,6 +6,7 @@ there is none, the objections say why.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,40 @@ class Candidate:
 
 def by_preference(request: Request, matrix: Matrix) -> tuple[list[Recipe], list[Recipe]]:
     """The recipes that are what was asked for, preferred ones first, and all the others."""
+    recipes = all_recipes(matrix)
+    wanted = next((each for each in recipes if each.id == request.stack), None)
     asked: list[Recipe] = []
     others: list[Recipe] = []
-    for recipe in all_recipes(matrix):
-        (asked if _is_asked_for(recipe, request) else others).append(recipe)
-    asked.sort(key=lambda each: _preference(each, request))
-    others.sort(key=lambda each: _preference(each, request))
+    for recipe in recipes:
+        if not recipe.lacks or _is_meant(recipe, request, recipes):
+            (asked if _is_asked_for(recipe, request) else others).append(recipe)
+    order = [versions.cann(row.version) for row in matrix.cann]
+    asked.sort(key=lambda each: _preference(each, request, order))
+    others.sort(key=lambda each: (_distance(each, request, wanted), _preference(each, request, order)))
     return asked, others
+
+
+def _is_meant(recipe: Recipe, request: Request, recipes: tuple[Recipe, ...]) -> bool:
+    """Whether a recipe that says too little to be a stack is worth an answer: it was named, or it is all that its
+    framework has for the hardware.
+    """
+    if recipe.id == request.stack or (request.release is not None and recipe.release == request.release):
+        return True
+    if request.hardware not in recipe.hardware:
+        return False
+    alike = [each for each in recipes if each.framework == recipe.framework and not each.lacks]
+    return not any(request.hardware in each.hardware for each in alike)
+
+
+def _distance(recipe: Recipe, request: Request, wanted: Recipe | None) -> tuple[object, ...]:
+    """How far a recipe is from what was named: how much of it differs, then whether it is of the framework and the
+    release of the stack that was named, then how late it came.
+    """
+    named = {"framework": recipe.framework, "release": recipe.release}
+    misses = sum(getattr(request, name) not in (None, value) for name, value in named.items())
+    is_other = (wanted.framework != recipe.framework, wanted.release != recipe.release) if wanted else ()
+    late = recipe.date if request.as_of is not None and recipe.date > request.as_of else ""
+    return misses, is_other, late
 
 
 def _is_asked_for(recipe: Recipe, request: Request) -> bool:
@@ -66,15 +94,18 @@ def _is_asked_for(recipe: Recipe, request: Request) -> bool:
     return is_named and (request.as_of is None or recipe.date <= request.as_of)
 
 
-def _preference(recipe: Recipe, request: Request) -> tuple[object, ...]:
-    """NPU stacks before CPU ones, the exact CANN before its series, and the newest where that was asked for; else the
-    tables' order, with releases before their candidates.
+def _preference(recipe: Recipe, request: Request, order: list[versions.Version]) -> tuple[object, ...]:
+    """NPU stacks before CPU ones, the CANN nearest to the one asked for, and the newest where that was asked for; else
+    the tables' order, with releases before their candidates. `order` is that of all CANN versions.
     """
-    exact = bool(request.cann and recipe.cann) and versions.cann(request.cann or "") == versions.cann(recipe.cann)
+    apart = 0
+    if request.cann and recipe.cann:
+        one, other = (bisect.bisect_left(order, versions.cann(text)) for text in (request.cann, recipe.cann))
+        apart = abs(one - other)
     if request.is_newest:
         age = tuple(-number for number in versions.cann(recipe.cann).key) if recipe.cann else ()
-        return not recipe.hardware, not exact, age, _days_old(recipe)
-    return not recipe.hardware, not exact, _is_candidate_release(recipe)
+        return not recipe.hardware, apart > 0, age, _days_old(recipe)
+    return not recipe.hardware, apart, _is_candidate_release(recipe)
 
 
 def _days_old(recipe: Recipe) -> int:

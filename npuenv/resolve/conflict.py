@@ -10,14 +10,13 @@ import itertools
 from typing import TYPE_CHECKING
 
 from npuenv.messages import Message
-from npuenv.resolve.derived import all_recipes
-from npuenv.resolve.rules import OF_ALL_STACKS, clash_key
+from npuenv.resolve.keys import OF_ALL_STACKS, broader, clash_key
 from npuenv.resolve.search import avoiding
 from npuenv.resolve.types import Clash, Conflict, Request
 from npuenv.resolve.ways_out import ways_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
@@ -27,6 +26,11 @@ if TYPE_CHECKING:
 # Up to this many rules the smallest set is searched for; beyond it a set that cannot be made smaller is good enough.
 _SEARCH_DEPTH = 5
 _MOST_SOURCES = 3
+_MOST_STACKS = 6
+# Among the smallest sets the most telling: the user's own words, then a pairing that somebody states, then a bound,
+# then what a stack was published for, then what is said of many stacks.
+_LESS_TELLING = {"resolve.requires": 2, "resolve.limit": 2, "resolve.stack-package": 3, "resolve.stack-lacks": 3}
+_LESS_TELLING |= dict.fromkeys(OF_ALL_STACKS, 4)
 
 
 def explain(
@@ -38,50 +42,65 @@ def explain(
     candidates are looked for that the reason found so far does not hit, until there is none.
     """
     clashes: dict[str, list[Clash]] = {}
-    sets = {_noted(objected, clashes) for _, objected in judged}
-    chosen = smallest_hitting_set(sets)
+    sets = {_noted(each, request, clashes) for each in judged}
+    chosen = _most_telling(sets, clashes)
     while (missed := avoiding(chosen, others, request, matrix)) is not None:
-        sets.add(_noted(missed[1], clashes))
-        chosen = smallest_hitting_set(sets)
+        sets.add(_noted(missed, request, clashes))
+        chosen = _most_telling(sets, clashes)
     ordered = sorted(chosen, key=lambda key: (clashes[key][0].rule != "request", key))
     ways = ways_out(judged, others, request, matrix, solve)
-    return Conflict(request, tuple(_as_one(clashes[key], request, matrix) for key in ordered), ways)
+    recipes = [*(candidate.recipe for candidate, _ in judged), *others]
+    return Conflict(request, tuple(_as_one(clashes[key], request, recipes) for key in ordered), ways)
 
 
-def _noted(objected: Sequence[Clash], clashes: dict[str, list[Clash]]) -> frozenset[str]:
+def _noted(judged: Judged, request: Request, clashes: dict[str, list[Clash]]) -> frozenset[str]:
     """The keys of a candidate's clashes, each clash noted under its key."""
-    keys = [clash_key(each) for each in objected]
-    for key, clash in zip(keys, objected, strict=True):
-        clashes.setdefault(key, []).append(clash)
+    candidate, objected = judged
+    more = (broader(each, candidate, request) for each in objected)
+    keys: list[str] = []
+    for clash in (*objected, *filter(None, more)):
+        keys.append(clash_key(clash))
+        clashes.setdefault(keys[-1], []).append(clash)
     return frozenset(keys)
 
 
-def _as_one(clashes: Sequence[Clash], request: Request, matrix: Matrix) -> Clash:
-    """The clashes of one key as a single one: that of the stack asked for, or of a whole framework where all its stacks
-    object alike.
-    """
+def _most_telling(sets: set[frozenset[str]], clashes: Mapping[str, Sequence[Clash]]) -> frozenset[str]:
+    return smallest_hitting_set(sets, {key: _rank(found[0]) for key, found in clashes.items()})
+
+
+def _rank(clash: Clash) -> int:
+    return 0 if clash.rule == "request" else _LESS_TELLING.get(clash.says.key, 1)
+
+
+def _as_one(clashes: Sequence[Clash], request: Request, recipes: Sequence[Recipe]) -> Clash:
+    """The clashes of one key as a single one: that of the stack asked for, or of the stacks that object alike."""
     first = next((clash for clash in clashes if clash.rule == request.stack), clashes[0])
     if first.says.key not in OF_ALL_STACKS or first.rule == request.stack:
         return first
     framework = str(first.says.args["framework"])
-    by_rule = {clash.rule: clash for clash in clashes}
-    if {recipe.id for recipe in all_recipes(matrix) if recipe.framework == framework} - by_rule.keys() or len(
-        by_rule
-    ) == 1:
+    objecting = tuple(dict.fromkeys(clash.rule for clash in clashes))
+    is_all = {recipe.id for recipe in recipes if recipe.framework == framework} <= set(objecting)
+    if len(objecting) == 1:
         return first
-    has = sorted({value for clash in clashes for value in _listed(clash.says.args["has"])})
-    says = Message(first.says.key.replace(".stack-", ".stacks-"), {**first.says.args, "has": tuple(has)})
-    sources = list(dict.fromkeys(clash.source for clash in clashes))
-    more = f"; … ({len(sources)})" if len(sources) > _MOST_SOURCES else ""
-    return Clash(f"frameworks.{framework}", says, "; ".join(sources[:_MOST_SOURCES]) + more)
+    has = sorted({value for clash in clashes for value in _listed(clash.says.args.get("has", ()))})
+    args = {**first.says.args, "has": tuple(has), "stacks": _shortened(objecting, _MOST_STACKS)}
+    says = Message(first.says.key.replace(".stack-", ".stacks-" if is_all else ".some-"), args)
+    sources = tuple(dict.fromkeys(clash.source for clash in clashes))
+    return Clash(f"frameworks.{framework}", says, "; ".join(_shortened(sources, _MOST_SOURCES)))
+
+
+def _shortened(texts: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """The first few of many, and how many there are."""
+    return texts if len(texts) <= most else (*texts[:most], f"… ({len(texts)})")
 
 
 def _listed(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
 
 
-def smallest_hitting_set(sets: set[frozenset[str]]) -> frozenset[str]:
-    """The smallest set of rules that has a member in each of the given sets; ties go to the alphabetically first.
+def smallest_hitting_set(sets: set[frozenset[str]], rank: Mapping[str, int] | None = None) -> frozenset[str]:
+    """The smallest set of rules that has a member in each of the given sets. Ties go to rules of a lower rank (not
+    given: all alike), then to the alphabetically first.
 
     Beyond five rules: a set from which none can be dropped, not necessarily the smallest.
     """
@@ -89,21 +108,32 @@ def smallest_hitting_set(sets: set[frozenset[str]]) -> frozenset[str]:
     for each in sorted(sets, key=lambda one: (len(one), sorted(one))):
         if not any(smaller <= each for smaller in needed):
             needed.append(each)
+    ranks = rank or {}
+    ordered = [sorted(each, key=lambda key: (ranks.get(key, 0), key)) for each in needed]
     for size in range(1, _SEARCH_DEPTH + 1):
-        found = _hit(needed, size, ())
+        found = _hit(list(zip(needed, ordered, strict=True)), size, ())
         if found is not None:
             return frozenset(found)
     return _greedy(needed)
 
 
-def _hit(needed: Sequence[frozenset[str]], size: int, so_far: tuple[str, ...]) -> tuple[str, ...] | None:
-    unhit = next((each for each in needed if not each.intersection(so_far)), None)
-    if unhit is None:
+def _hit(
+    needed: Sequence[tuple[frozenset[str], list[str]]], size: int, so_far: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """Rules that hit the given sets, with no more than `size` of them; each set comes with its rules in order."""
+    unhit = [each for each in needed if each[0].isdisjoint(so_far)]
+    if not unhit:
         return so_far
-    if len(so_far) == size:
+    left = size - len(so_far)
+    apart: set[str] = set()
+    for members, _ in unhit:  # sets that share no rule need one each
+        if apart.isdisjoint(members):
+            apart |= members
+            left -= 1
+    if left < 0:
         return None
-    for key in sorted(unhit):
-        found = _hit(needed, size, (*so_far, key))
+    for key in unhit[0][1]:
+        found = _hit(unhit, size, (*so_far, key))
         if found is not None:
             return found
     return None

@@ -174,6 +174,11 @@ def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> 
     forced = next((pin.version for pin in pins if pin.name == "torch-npu"), "")
     if versions.exact(row.requires_torch_npu) not in ("", forced):
         yield RecipeOverride("vllm-ascend", "replace", f"torch-npu=={forced}", "resolve.derived-image", row.source)
+    if row.requires_triton_ascend and not any(pin.name == "triton-ascend" for pin in pins):
+        source = (
+            "vllm-project/vllm-ascend docs/source/installation.md @182b75ea (310P: uninstall triton and triton-ascend)"
+        )
+        yield RecipeOverride("triton-ascend", "exclude", "triton-ascend", "resolve.derived-310p-triton", source)
     for name in ("xformers", "triton"):
         why = "stack.exclude-triton" if name == "triton" else "stack.exclude-cuda"
         yield RecipeOverride(name, "exclude", name, why, f"vllm {row.vllm} metadata")

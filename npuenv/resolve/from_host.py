@@ -13,7 +13,7 @@ from npuenv.errors import CannotTell
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from npuenv.facts.base import Evidence
     from npuenv.facts.collect import Facts
@@ -29,9 +29,10 @@ def filled(request: Request, facts: Facts, matrix: Matrix) -> tuple[Request, tup
     """
     is_for_cpu = (request.framework or "").startswith("cpu")
     notes: list[Message] = []
-    for field, value, evidence in _read(facts, matrix):
+    for field, read in _READ.items():
         if getattr(request, field) is not None or (is_for_cpu and field != "arch"):
             continue
+        value, evidence = read(facts, matrix)
         if value is None:
             notes.append(
                 Message("resolve.host-untold", {"what": Message(f"resolve.what-{field}"), "line": _line(evidence)})
@@ -42,23 +43,32 @@ def filled(request: Request, facts: Facts, matrix: Matrix) -> tuple[Request, tup
     return request, tuple(notes)
 
 
-def _read(facts: Facts, matrix: Matrix) -> Iterator[tuple[str, str | None, tuple[Evidence, ...]]]:
-    yield "arch", facts.arch.value, facts.arch.evidence
-    yield "hardware", _hardware(facts, matrix), facts.smi.evidence
+_Found = tuple["str | None", "tuple[Evidence, ...]"]  # a value, None where it is not told, and where it was read
+
+
+def _arch(facts: Facts, matrix: Matrix) -> _Found:
+    return facts.arch.value, facts.arch.evidence
+
+
+def _system(facts: Facts, matrix: Matrix) -> _Found:
     system = facts.system.value
     name = f"{system.id}{system.version.split()[0]}".lower() if system and system.version else ""
-    yield "os", name if matrix.system_row(name) else None, facts.system.evidence
-    driver = facts.driver.value.version if facts.driver.value else None
-    evidence = facts.driver.evidence
-    if driver is None and facts.smi.value and facts.smi.value.driver:
-        driver, evidence = facts.smi.value.driver, facts.smi.evidence
-    yield "driver", driver, evidence
+    return name if matrix.system_row(name) else None, facts.system.evidence
+
+
+def _driver(facts: Facts, matrix: Matrix) -> _Found:
+    if facts.driver.value is None and facts.smi.value and facts.smi.value.driver:
+        return facts.smi.value.driver, facts.smi.evidence
+    return facts.driver.value.version if facts.driver.value else None, facts.driver.evidence
+
+
+def _cann(facts: Facts, matrix: Matrix) -> _Found:
     cann = facts.cann.value.version if facts.cann.value else None
     is_listed = cann is not None and versions.is_cann(cann) and matrix.cann_row(cann) is not None
-    yield "cann", cann if is_listed else None, facts.cann.evidence
+    return cann if is_listed else None, facts.cann.evidence
 
 
-def _hardware(facts: Facts, matrix: Matrix) -> str | None:
+def _hardware(facts: Facts, matrix: Matrix) -> _Found:
     """The one generation of the host's cards; None where no card could be read."""
     names = {card.name for card in facts.smi.value.cards if card.name} if facts.smi.value else set()
     rows = {name: matrix.hardware_of_chip(name) for name in sorted(names)}
@@ -67,7 +77,16 @@ def _hardware(facts: Facts, matrix: Matrix) -> str | None:
         raise CannotTell(
             Message("resolve.host-mixed", {"names": tuple(sorted(names))}), Message("resolve.name-hardware")
         )
-    return found.pop() if found else None
+    return found.pop() if found else None, facts.smi.evidence
+
+
+_READ: dict[str, Callable[[Facts, Matrix], _Found]] = {
+    "arch": _arch,
+    "hardware": _hardware,
+    "os": _system,
+    "driver": _driver,
+    "cann": _cann,
+}
 
 
 def _line(evidence: tuple[Evidence, ...]) -> str:

@@ -32,8 +32,7 @@ _OWN_OPTION = {"cann": "--cann", "python": "--python", "driver": "--driver"}
 
 def checked(request: Request, matrix: Matrix) -> Request:
     """The request in normal form. Raises: BadInput for a name or version that does not exist, with the nearest one."""
-    said = (request.stack, request.framework, request.hardware, request.cann, request.pins)
-    if not any(said):
+    if not says_something(request):
         named = tuple(recipe.id for recipe in matrix.recipes)
         raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-accepted", {"has": named}))
     request = _with_release(request, matrix)
@@ -54,6 +53,11 @@ def checked(request: Request, matrix: Matrix) -> Request:
     _check_cann(request, matrix)
     _check_pins(request, matrix)
     return request
+
+
+def says_something(request: Request) -> bool:
+    """Whether a request has anything to go by: a machine's architecture or driver alone is not."""
+    return any((request.stack, request.framework, request.hardware, request.cann, request.pins))
 
 
 def _with_release(request: Request, matrix: Matrix) -> Request:

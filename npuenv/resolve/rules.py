@@ -165,7 +165,8 @@ def _platform(candidate: Candidate) -> Iterator[Clash]:
 def _belongs(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     """A package that only other stacks speak of; one that no stack speaks of is just one more."""
     recipe = candidate.recipe
-    for name in sorted(set(candidate.versions) - packages(recipe)):
+    more = candidate.versions.keys() - {pin.name for pin in recipe.pin}
+    for name in sorted(more - packages(recipe)) if more else ():
         if name in spoken_of(matrix) and not any(name in asks for _, asks in _asks(candidate, matrix)):
             args = {"stack": recipe.id, "package": name}
             yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)

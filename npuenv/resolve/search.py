@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
-from npuenv.resolve.rules import against_rows, clash_key, hangs_on, unmet
+from npuenv.resolve.keys import clash_key, keys_of
+from npuenv.resolve.rules import against_rows, hangs_on, unmet
 from npuenv.resolve.types import Clash
 
 if TYPE_CHECKING:
@@ -26,14 +27,19 @@ Judged = tuple[Candidate, list[Clash]]  # a candidate with everything that speak
 _Place = tuple[int, ...]  # for each of the choices, which value is taken
 
 
-def judged(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Iterator[Judged]:
-    """Candidates of the recipes with everything that speaks against them, the nearest to the wish first."""
-    enough: list[frozenset[str]] = []  # sets of wishes that are enough to give up: nothing in the matrix objects then
+def judged(
+    recipes: Iterable[Recipe], request: Request, matrix: Matrix, known: Iterable[frozenset[str]] = ()
+) -> Iterator[Judged]:
+    """Candidates of the recipes with everything that speaks against them, the nearest to the wish first.
+
+    `known` are sets of wishes of which it is known that giving them up is enough: then nothing in the matrix objects.
+    """
+    enough = list(known)
     for recipe in recipes:
         walk = _Walk(recipe, request, matrix)
         for place in walk.queue:  # grows while it is walked: breadth first
             given_up = walk.given_up(place)
-            if any(known <= given_up for known in enough):
+            if any(each <= given_up for each in enough):
                 continue
             candidate, wishes, rows = walk.look(place)
             yield candidate, [*wishes, *rows]
@@ -50,7 +56,7 @@ def avoiding(hit: frozenset[str], recipes: Iterable[Recipe], request: Request, m
             candidate, wishes, rows = walk.look(place)
             if any(clash_key(each) in hit for each in wishes):
                 continue  # moving on gives up only more
-            in_the_way = [each for each in rows if clash_key(each) in hit]
+            in_the_way = [each for each in rows if not hit.isdisjoint(keys_of(each, candidate, request))]
             if not in_the_way:
                 return candidate, [*wishes, *rows]
             walk.move(place, in_the_way)

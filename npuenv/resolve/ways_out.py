@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from npuenv.matrix import Matrix
 from npuenv.messages import Message
 from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.names import says_something
 from npuenv.resolve.rules import OPTIONS
 from npuenv.resolve.search import judged as judge
-from npuenv.resolve.types import Conflict, Request, Stack, WayOut
+from npuenv.resolve.types import Clash, Conflict, Request, Stack, WayOut
 
 if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
@@ -47,17 +48,20 @@ def ways_out(
     found = tuple(itertools.islice(_resolved(judged, request, matrix, solve), _MOST))
     if len(found) >= _ENOUGH:
         return found
-    everything = [*judged, *judge(others, request, matrix)]
+    known = [_given_up(objected) for candidate, objected in judged if _is_way(candidate, objected, request, matrix)]
+    everything = [*judged, *judge(others, request, matrix, known)]
     return tuple(itertools.islice(_resolved(everything, request, matrix, solve), _MOST))
 
 
 def _resolved(judged: Sequence[Judged], request: Request, matrix: Matrix, solve: Solve) -> Iterator[WayOut]:
     offers: dict[frozenset[str], tuple[int, int, Request]] = {}
     for place, (candidate, objected) in enumerate(judged):
-        if any(each.rule != "request" for each in objected) or not _is_of_the_kind(candidate, request, matrix):
+        if not _is_way(candidate, objected, request, matrix):
             continue
-        fields = frozenset(str(each.says.args["field"]) for each in objected)
+        fields = _given_up(objected)
         cost = sum(_cost(field) for field in fields) + (_STRANGER if _is_stranger(candidate, request, matrix) else 0)
+        if not says_something(_relaxed(request, candidate, fields, matrix)):
+            fields |= {"framework"}  # the pins were all there was to go by
         if fields not in offers or cost < offers[fields][0]:
             offers[fields] = (cost, place, _relaxed(request, candidate, fields, matrix))
     given: list[frozenset[str]] = []
@@ -68,6 +72,15 @@ def _resolved(judged: Sequence[Judged], request: Request, matrix: Matrix, solve:
         if isinstance(solved, Stack):
             given.append(fields)
             yield WayOut(_says(request, changed, fields, solved), changed, command(changed))
+
+
+def _is_way(candidate: Candidate, objected: Sequence[Clash], request: Request, matrix: Matrix) -> bool:
+    """Whether only the user's own wishes speak against a candidate."""
+    return all(each.rule == "request" for each in objected) and _is_of_the_kind(candidate, request, matrix)
+
+
+def _given_up(objected: Sequence[Clash]) -> frozenset[str]:
+    return frozenset(str(each.says.args["field"]) for each in objected)
 
 
 def _cost(field: str) -> int:
