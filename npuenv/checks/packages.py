@@ -231,7 +231,8 @@ def _limits(context: Context) -> Verdict:
     python = _python(context)
     if python is None:
         return skip("no-python")
-    rows = context.matrix.limits
+    minor = ".".join(python.version.split(".")[:2])
+    rows = [row for row in context.matrix.limits if not row.python or minor in row.python]
     broken = [row for row in rows if _holds(python, row.when) is True and _holds(python, row.needs) is False]
     if not broken:
         return ok("limits-ok", count=len(context.matrix.limits))

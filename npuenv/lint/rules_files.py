@@ -72,7 +72,7 @@ def undeclared_limits(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]
     """A file whose asks let in what no metadata forbids and an import refuses."""
     for file in checkout.files:
         if file.kind in ("requirements", "project"):
-            for limit in matrix.limits:
+            for limit in (row for row in matrix.limits if not row.python):
                 yield from _over_limit(file, limit)
 
 

@@ -217,6 +217,7 @@ class Limit(Row):
     needs: str
     why: str
     since: str = ""  # the day the first release that `when` names came out; a lock that ends before it cannot meet it
+    python: tuple[str, ...] = ()  # only on these Pythons; empty: on all
 
 
 @dataclass(frozen=True, slots=True)

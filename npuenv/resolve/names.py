@@ -36,6 +36,11 @@ def checked(request: Request, matrix: Matrix) -> Request:
         named = tuple(recipe.id for recipe in matrix.recipes)
         raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-accepted", {"has": named}))
     request = _with_release(request, matrix)
+    if request.stack in FRAMEWORKS and request.stack not in stack_names(matrix):
+        raise BadInput(
+            Message("resolve.stack-is-framework", {"name": request.stack}),
+            Message("resolve.hint-framework", {"name": request.stack}),
+        )
     request = replace(
         request,
         stack=_one_of(request.stack, stack_names(matrix), "stack"),
@@ -136,7 +141,7 @@ def _hardware(name: str | None, matrix: Matrix) -> str | None:
         raise _unknown(name, accepted, "hardware")
     if not row.accepted:
         message = Message("resolve.hardware-not-accepted", {"name": name, "title": row.title})
-        raise BadInput(message, Message("resolve.hint-accepted", {"has": accepted}))
+        raise BadInput(message, Message("resolve.hint-not-accepted", {"has": accepted}))
     return row.id
 
 
@@ -167,7 +172,9 @@ def _check_pins(request: Request, matrix: Matrix) -> None:
         if name in _OWN_OPTION:
             raise BadInput(Message("resolve.pin-has-option", {"name": name, "option": _OWN_OPTION[name]}))
         versions.python_version(version)
-        if name not in known and difflib.get_close_matches(name, sorted(known), n=1, cutoff=_MISSPELT):
+        if name in known or name in request.origins:  # a file's names were written by pip, not typed
+            continue
+        if difflib.get_close_matches(name, sorted(known), n=1, cutoff=_MISSPELT):
             raise _unknown(name, sorted(known), "package")
 
 

@@ -79,7 +79,7 @@ _HANGS_ON = {
     "resolve.vllm-ascend-python": ("python", "pin"),
     "resolve.requires": ("pin", "python"),
     "resolve.triton-hardware": ("hardware", "pin"),
-    "resolve.limit": ("pin",),
+    "resolve.limit": ("pin", "python"),
     "resolve.unsupported": ("pin",),
 }
 
@@ -163,11 +163,11 @@ def _platform(candidate: Candidate) -> Iterator[Clash]:
 
 
 def _belongs(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
-    """A package that only other stacks speak of; one that no stack speaks of is just one more."""
+    """A package that makes another stack of this one; any other is just one more, and the lock says whether it fits."""
     recipe = candidate.recipe
     more = candidate.versions.keys() - {pin.name for pin in recipe.pin}
     for name in sorted(more - packages(recipe)) if more else ():
-        if name in spoken_of(matrix) and not any(name in asks for _, asks in _asks(candidate, matrix)):
+        if name in telling(matrix, has_npu=bool(recipe.hardware)):
             args = {"stack": recipe.id, "package": name}
             yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)
 
@@ -339,10 +339,15 @@ def _holds_on(text: str, python: str) -> bool:
     return marker is None or marker.evaluate({"python_version": python, "extra": ""})
 
 
-@functools.lru_cache(maxsize=4)
-def spoken_of(matrix: Matrix) -> frozenset[str]:
-    """The distribution names that some stack of the tables speaks of."""
-    return frozenset(name for recipe in all_recipes(matrix) for name in packages(recipe))
+@functools.lru_cache(maxsize=8)
+def telling(matrix: Matrix, *, has_npu: bool) -> frozenset[str]:
+    """The distribution names that tell stacks apart: what is built from repositories and what speaks to the NPU; among
+    CPU stacks, which have neither, all that any of them asks for.
+    """
+    recipes = [recipe for recipe in all_recipes(matrix) if bool(recipe.hardware) is has_npu]
+    if not has_npu:
+        return frozenset(name for recipe in recipes for name in packages(recipe)) | telling(matrix, has_npu=True)
+    return frozenset(git.name for recipe in recipes for git in recipe.git) | {"torch-npu", "triton-ascend", "vllm"}
 
 
 def _triton_ascend(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
@@ -379,7 +384,7 @@ def _ranges(candidate: Candidate) -> Iterator[Clash]:
 
 def _limits(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     for row in matrix.limits:
-        if not _holds(row.when, candidate):
+        if not _holds(row.when, candidate) or (row.python and candidate.python not in row.python):
             continue
         name = versions.requirement_name(row.needs)
         version = candidate.versions.get(name)

@@ -144,7 +144,7 @@ def _overrides(candidate: Candidate, matrix: Matrix) -> Iterator[Override]:
         # A package the lock has yet to decide may reach an open range; it need not hit one exact version.
         is_reachable = package in named and ">=" in spec and limit.since <= candidate.recipe.date
         applies = versions.accepts(spec, version) if version is not None else is_reachable
-        if applies:
+        if applies and (not limit.python or candidate.python in limit.python):
             reason = Reason(Message(limit.why), (limit.id,), (limit.source,))
             yield Override(versions.requirement_name(limit.needs), "constrain", limit.needs, reason)
 

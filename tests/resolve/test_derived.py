@@ -7,11 +7,13 @@ import dataclasses
 import pytest
 
 from npuenv import versions
-from npuenv.matrix import load_matrix
+from npuenv.matrix import Matrix, load_matrix
+from npuenv.matrix.rows import RecipePin
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import candidate_of, choices
-from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.derived import all_recipes, of_torch_npu, partner_overrides
 from npuenv.resolve.keys import broader
+from npuenv.resolve.pairing import pairing
 from npuenv.resolve.rules import against_rows
 from npuenv.resolve.types import Conflict, Request, Stack
 
@@ -139,3 +141,57 @@ def test_what_is_said_of_a_framework_is_about_the_pin_that_was_taken() -> None:
     assert more.says.args["version"] == "2.13.0"
     assert broader(clash, taken.with_version("torch", "2.9.0"), request) is None
     assert broader(clash, taken, Request(stack=recipe.id, pins=request.pins)) is None
+
+
+def test_a_derived_stack_takes_nothing_younger_than_what_it_follows_from() -> None:
+    assert RECIPES["vllm-ascend-0.13.0"].date == RECIPES["vllm-ascend-0.13.0-310p"].date == "2026-02-06"
+    for row in MATRIX.vllm_ascend:
+        assert RECIPES[f"vllm-ascend-{row.version}"].date == row.released != ""
+    alone = {recipe.release: recipe.date for recipe in RECIPES.values() if recipe.framework == "torch-npu"}
+    assert alone == {row.version: row.published for row in MATRIX.torch_npu if row.version in alone}
+    assert "" not in alone.values()
+
+
+def test_what_drags_cuda_along_is_excluded_from_every_release() -> None:
+    for row in MATRIX.vllm_ascend:
+        overrides = RECIPES[f"vllm-ascend-{row.version}"].override
+        assert {each.requirement for each in overrides if each.does == "exclude"} >= {"xformers", "triton"}
+
+
+def test_numpy_stays_bounded_where_the_release_bounds_it() -> None:
+    bounded = [row for row in MATRIX.vllm_ascend if row.requires_numpy]
+    assert len(bounded) >= 10
+    for row in bounded:
+        overrides = RECIPES[f"vllm-ascend-{row.version}"].override
+        found = [(each.does, each.requirement) for each in overrides if each.package == "numpy"]
+        assert found == [("constrain", f"numpy{row.requires_numpy}")]
+
+
+def test_an_image_pairs_a_torch_npu_only_where_table_and_metadata_agree() -> None:
+    def how(version: str, cann: str) -> str | None:
+        row = MATRIX.torch_npu_row(version)
+        assert row is not None
+        return pairing(row, cann, MATRIX)
+
+    assert how("2.8.0", "8.3.RC2") == "image-practice"
+    # vllm-ascend 0.13.0rc2 is built on 8.5.0; its table has the one, its metadata the other.
+    assert (how("2.8.0.post1", "8.5.0"), how("2.8.0", "8.5.0")) == (None, None)
+
+
+def test_what_the_stack_pins_itself_is_not_overruled_for_a_partner() -> None:
+    recipe = RECIPES["vllm-ascend-0.30.0rc1"]
+    assert [each.requirement for each in partner_overrides(recipe, MATRIX)] == ["fastapi[standard]<0.124.0"]
+    fastapi = RecipePin("fastapi", "0.123.0", "identity", "made up")
+    assert partner_overrides(dataclasses.replace(recipe, pin=(*recipe.pin, fastapi)), MATRIX) == ()
+    assert partner_overrides(dataclasses.replace(recipe, framework="verl"), MATRIX) == ()
+
+
+@pytest.mark.parametrize("lacking", [{"published": ""}, {"index": "pytorch-cpu"}, {"cann": ""}, {"cann": "99.0.0"}])
+def test_a_torch_npu_without_a_day_wheels_or_a_cann_makes_no_stack(lacking: dict[str, str]) -> None:
+    row = MATRIX.torch_npu_row("2.9.0.post2")
+    assert row is not None
+    small = Matrix(MATRIX.folder)
+    vars(small)["torch_npu"] = (row,)
+    assert [recipe.id for recipe in of_torch_npu(small)] == ["torch-npu-2.9.0.post2"]
+    vars(small)["torch_npu"] = (dataclasses.replace(row, **lacking),)  # type: ignore[arg-type]
+    assert list(of_torch_npu(small)) == []

@@ -1,0 +1,63 @@
+"""The limits that no package declares, shown on the packages themselves: what breaks, and what the limit leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.cli.common import Ui
+from npuenv.cli.machine import this_machine
+from npuenv.matrix import load_matrix
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.registry, pytest.mark.slow]
+# Limit: what to run, what breaks it, what the limit leaves.
+SHOWN = {
+    "limit.pyarrow-numpy1": (
+        ("-c", "import pyarrow"),
+        ("numpy==1.26.4", "pyarrow==26.0.1"),
+        ("numpy==1.26.4", "pyarrow==25.0.0"),
+    ),
+    "limit.ray-click": (
+        ("-m", "ray.scripts.scripts", "--version"),
+        ("ray[default]==2.48.0", "click==8.3.1"),
+        ("ray[default]==2.48.0", "click==8.2.1"),
+    ),
+    "limit.datasets-pyarrow21": (
+        ("-c", "import datasets"),
+        ("datasets==2.14.4", "pyarrow==21.0.0", "fsspec==2023.6.0"),
+        ("datasets==2.16.1", "pyarrow==21.0.0", "fsspec==2023.6.0"),
+    ),
+}
+
+
+def runs(folder: Path, interpreter: str, what: tuple[str, ...], *requirements: str) -> subprocess.CompletedProcess[str]:
+    """The outcome of running something in a fresh environment with these packages and what they need."""
+    resolver = this_machine(Ui("en")).resolver
+    python = str(folder / "bin" / "python")
+    assert resolver.run(("venv", "-q", "--python", interpreter, str(folder))).code == 0
+    installed = resolver.run(("pip", "install", "--python", python, *requirements))
+    assert installed.code == 0, installed.err
+    return subprocess.run([python, "-I", *what], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_every_limit_is_shown() -> None:
+    assert set(SHOWN) == {row.id for row in load_matrix().limits}
+
+
+@pytest.mark.parametrize("limit", SHOWN)
+def test_the_limit_is_where_it_breaks(tmp_path: Path, limit: str) -> None:
+    what, broken, whole = SHOWN[limit]
+    row = next(row for row in load_matrix().limits if row.id == limit)
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    interpreter = sys.executable if not row.python or running in row.python else row.python[0]
+    if this_machine(Ui("en")).resolver.run(("python", "find", interpreter)).code != 0:
+        pytest.skip(f"the limit is about Python {interpreter}, and there is none here")
+    assert runs(tmp_path / "broken", interpreter, what, *broken).returncode != 0
+    good = runs(tmp_path / "whole", interpreter, what, *whole)
+    assert good.returncode == 0, good.stderr
