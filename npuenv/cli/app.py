@@ -10,7 +10,7 @@ import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -35,8 +35,18 @@ _COMMANDS = {
 }
 
 
+class _ReaderGone(Exception):
+    """A broken pipe. click would end the process with 1 for an OSError of that kind; here `run` decides."""
+
+
 class _Commands(click.Group):
     """Imports a command's module only when it is asked for, and suggests the nearest name for a misspelt one."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -85,7 +95,7 @@ def run(argv: list[str] | None) -> int:
         return code
     except (KeyboardInterrupt, click.Abort):
         return report_interrupt(argv)
-    except BrokenPipeError:
+    except (BrokenPipeError, _ReaderGone):
         # The reader went away (`| head`). Python would complain once more when it flushes stdout at exit.
         _silence(sys.stdout)
         return 128 + 13

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -97,10 +97,7 @@ def request_options(command: Command) -> Command:
         from npuenv.resolve.types import Request
 
         names = ("stack", "framework", "hardware", "os", "arch", "python", "cann", "driver", "as_of", "is_newest")
-        of_file = pins_of_file(constraint) if constraint else {}
-        pins = parse_pins((*of_file, *pin))
-        origins = {parse_pin(word)[0]: place for word, place in of_file.items()}
-        request = Request(pins=pins, origins=origins, **{name: options.pop(name) for name in names})
+        request = Request(**{name: options.pop(name) for name in names})
         if host is not None:
             from npuenv.cli.hosts import with_host
 
@@ -108,6 +105,9 @@ def request_options(command: Command) -> Command:
             lang = options.get("lang") or language_from_environment()
             for note in untold if not options.get("quiet") else ():
                 click.echo(say(note, lang), err=True)
+        of_file = pins_of_file(constraint) if constraint else {}
+        places = {parse_pin(word)[0]: place for word, place in of_file.items()}
+        request = replace(request, pins=parse_pins((*of_file, *pin)), origins={**request.origins, **places})
         return command(request=request, **options)
 
     decorated: Any = with_request
@@ -132,7 +132,7 @@ def request_options(command: Command) -> Command:
         click.option("--driver", metavar="VERSION", help="Driver (HDK) version of the host."),
         click.option("--cann", metavar="VERSION", help="CANN version."),
         click.option("--python", metavar="X.Y", help="Python of the environment."),
-        click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (default: this machine's)."),
+        click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (lock, install: this machine's)."),
         click.option("--os", metavar="NAME", help="Operating system, like ubuntu22.04."),
         click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950, or a chip name as npu-smi prints it."),
         click.option(
@@ -160,28 +160,26 @@ def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
 
 def parse_pin(word: str) -> tuple[str, str]:
     """`"Torch==2.8.0"` -> `("torch", "2.8.0")`. Raises BadInput for anything that is not NAME==VERSION."""
-    from packaging.utils import canonicalize_name
+    from packaging.utils import InvalidName, canonicalize_name
     from packaging.version import InvalidVersion, Version
 
-    name, separator, version = word.partition("==")
+    name, _, version = word.partition("==")
     try:
         Version(version)
-    except InvalidVersion:
-        separator = ""
-    if not separator or not name.strip():
-        raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint"))
-    return canonicalize_name(name.strip()), version.strip()
+        return canonicalize_name(name.strip(), validate=True), version.strip()
+    except (InvalidVersion, InvalidName):
+        raise BadInput(Message("cli.bad-pin", {"pin": word}), Message("cli.bad-pin-hint")) from None
 
 
 def pins_of_file(path: Path) -> dict[str, str]:
     """The `NAME==VERSION` pins of a requirements file, as pip reads it (includes, hashes and markers too).
 
-    Each with the place it stands at, like `constraints.txt:3`.
+    Each with the place it stands at, like `constraints.txt:3`. pip_api judges markers for the running interpreter.
 
     Raises BadInput for a file that cannot be read and for a line that is not an exact pin: left out in silence, it
     would be a wish that nobody hears.
     """
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise BadInput(Message("cli.no-constraints", {"path": str(path)}))
     # Importing it asks pip for its version, a process of its own: never before it is needed.
     import pip_api
@@ -189,19 +187,17 @@ def pins_of_file(path: Path) -> dict[str, str]:
     try:
         found = pip_api.parse_requirements(path)
     except (pip_api.exceptions.PipError, OSError, UnicodeDecodeError) as error:
-        raise BadInput(Message("cli.bad-constraints", {"path": str(path), "why": str(error).strip()})) from error
+        # Below its first line pip_api puts a traceback.
+        why = str(error).strip().partition("\n")[0]
+        raise BadInput(Message("cli.bad-constraints", {"path": str(path), "why": why})) from error
     pins = {}
     for requirement in found.values():
-        if isinstance(requirement, pip_api.UnparsedRequirement):
-            specifiers = []
-        elif requirement.marker and not requirement.marker.evaluate():
-            continue
-        else:
-            specifiers = list(requirement.specifier)
+        place = f"{requirement.filename}:{requirement.lineno}"
+        specifiers = [] if isinstance(requirement, pip_api.UnparsedRequirement) else list(requirement.specifier)
         if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
-            args = {"path": str(path), "line": str(requirement)}
-            raise BadInput(Message("cli.loose-constraint", args), Message("cli.bad-pin-hint"))
-        pins[f"{requirement.name}=={specifiers[0].version}"] = f"{requirement.filename}:{requirement.lineno}"
+            args = {"place": place, "line": str(requirement)}
+            raise BadInput(Message("cli.loose-constraint", args), Message("cli.loose-constraint-hint"))
+        pins[f"{requirement.name}=={specifiers[0].version}"] = place
     return pins
 
 

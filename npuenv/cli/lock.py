@@ -55,8 +55,13 @@ def command(
     """
     if more and not verify:
         raise BadInput(Message("lock.one-stack", {"words": more}))
-    if (form == "pylock") != (bundle is not None):
-        raise BadInput(Message("lock.only-with", {"option": "--format pylock", "other": "--bundle DIR"}))
+    _check_form(form, bundle)
+    whole = "--verify" if verify else "--all" if is_all else ""
+    if whole and form != "toml":
+        raise BadInput(Message("lock.not-with", {"option": "--format", "other": whole}))
+    if verify and (is_all or fill or renew or out):
+        option = "--all" if is_all else "--fill" if fill else "--renew" if renew else "--out"
+        raise BadInput(Message("lock.not-with", {"option": option, "other": "--verify"}))
     machine = this_machine(ui)
     machine = replace(machine, resolver=replace(machine.resolver, is_offline=offline))
     if verify:
@@ -74,6 +79,14 @@ def command(
     if lock.proof and not ui.is_json:
         _show_ways_out(ui, stack, lock, machine)
     return code
+
+
+def _check_form(form: str, bundle: Path | None) -> None:
+    """Raises BadInput where the form of a lock and the folder of its files do not come together."""
+    if form == "pylock" and bundle is None:
+        raise BadInput(Message("lock.only-with", {"option": "--format pylock", "other": "--bundle DIR"}))
+    if form != "pylock" and bundle is not None:
+        raise BadInput(Message("lock.only-with", {"option": "--bundle", "other": "--format pylock"}))
 
 
 def _show_ways_out(ui: Ui, stack: Stack, lock: Lock, machine: Machine) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from npuenv import versions
-from npuenv.lint.script import Reader
+from npuenv.lint.script import Reader, turns_tls_off
 from npuenv.lint.shell import UNKNOWN, Source, expand, source_of, tokens
 from npuenv.lint.values import Image, Place, Remark, Script, Setting
 
@@ -202,9 +202,12 @@ class _Reading:
             pairs = [(*each.text.split("=", 1), each.line) for each in words if "=" in each.text]  # type: ignore[misc]
         before = dict(self.reader.env)
         for name, value, line in pairs:
-            self.reader.env[name] = expand(value, before)
-            if UNKNOWN not in self.reader.env[name]:
-                self.reader.events.append(Setting(Place(self.path, line), name, self.reader.env[name], ""))
+            self.reader.env[name] = full = expand(value, before)
+            if UNKNOWN not in full:
+                place = Place(self.path, line)
+                self.reader.events.append(Setting(place, name, full, ""))
+                if turns_tls_off(name, full):
+                    self.reader.events.append(Remark(place, "tls", f"{name}={full}"))
 
     def _copy(self, text: str) -> None:
         words = [each for each in text.split() if not each.startswith("--")]

@@ -118,7 +118,7 @@ class Reader:
     def _setting(self, place: Place, name: str, value: str, command: Command) -> None:
         if UNKNOWN not in value:
             self.events.append(Setting(place, name, value, command.arch))
-        if name in _TLS_SETTINGS and value not in ("", "0", "false"):
+        if turns_tls_off(name, value):
             self._remark(place, "tls", f"{name}={value}", command)
 
     def _cann(self, place: Place, words: tuple[str, ...], command: Command) -> None:
@@ -231,6 +231,11 @@ class Reader:
         if at is not None and isinstance(event, Clone) and ref:
             certain = event.certain and command.certain
             self.events[at] = replace(event, place=place, ref=_decided(ref), certain=certain)
+
+
+def turns_tls_off(name: str, value: str) -> bool:
+    """Whether an environment variable switches the check of certificates off."""
+    return name in _TLS_SETTINGS and value not in ("", "0", "false")
 
 
 @dataclass(slots=True)

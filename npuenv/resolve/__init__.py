@@ -7,15 +7,18 @@ are the lock's business (`npuenv.lock`).
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.resolve.candidate import by_preference
 from npuenv.resolve.conflict import explain
 from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.many_pins import MOST, few_that_clash, most_that_fit
 from npuenv.resolve.names import checked, stack_names
-from npuenv.resolve.search import judged
+from npuenv.resolve.search import fitting, judged
 from npuenv.resolve.stack import build
 from npuenv.resolve.types import Request
+from npuenv.resolve.ways_out import without_pins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,12 +37,17 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
     """
     wanted = checked(request, matrix)
     asked, others = by_preference(wanted, matrix)
-    rejected = []
-    for candidate, against in judged(asked, wanted, matrix):
-        if not against:
-            return build(candidate, wanted, matrix)
-        rejected.append((candidate, against))
-    return explain(rejected, others, wanted, matrix, resolve)
+    candidate = fitting(asked, wanted, matrix)
+    if candidate is not None:
+        return build(candidate, wanted, matrix)
+    few = few_that_clash(asked, wanted, matrix) if len(wanted.pins) > MOST else wanted
+    conflict = explain(list(judged(asked, few, matrix)), others, few, matrix, resolve)
+    if few is wanted:
+        return conflict
+    enough = most_that_fit(asked, wanted, matrix)
+    return replace(
+        conflict, request=wanted, ways_out=() if enough is None else without_pins(wanted, enough, matrix, resolve)
+    )
 
 
 def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:

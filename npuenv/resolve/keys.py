@@ -23,6 +23,7 @@ OF_ALL_STACKS = {
     "resolve.stack-cann": ("cann",),
     "resolve.stack-no-python": ("python",),
     "resolve.stack-no-version": ("package", "version"),
+    "resolve.stack-package": ("package",),
 }
 # Objections to a Python, and to the version of a package, that each stack makes by a rule of its own.
 _TO_A_PYTHON = ("resolve.wheel-python", "resolve.vllm-ascend-python", "resolve.stack-python")

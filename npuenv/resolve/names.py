@@ -67,9 +67,11 @@ def says_something(request: Request) -> bool:
 
 def _with_release(request: Request, matrix: Matrix) -> Request:
     """`framework = "verl==0.7.1"` taken apart, and the release in the spelling of the tables. Raises: BadInput."""
-    framework, separator, version = (request.framework or "").partition("==")
+    framework, separator, version = (request.framework or "").replace("_", "-").partition("==")
     if separator:
         request = replace(request, framework=framework.strip(), release=version.strip())
+    elif request.framework is not None:
+        request = replace(request, framework=framework)
     if request.as_of is not None:
         request = replace(request, as_of=_day(request.as_of))
     if request.release is None:

@@ -84,10 +84,32 @@ _HANGS_ON = {
 }
 
 
+# Packages that an objection weighs without naming them as a requirement.
+_WEIGHED = {
+    "resolve.torch-npu-cann": ("torch-npu",),
+    "resolve.torch-npu-torch": ("torch-npu", "torch"),
+    "resolve.companion": ("torch",),
+    "resolve.vllm-pair": ("vllm", "vllm-ascend"),
+    "resolve.vllm-ascend-python": ("vllm-ascend",),
+    "resolve.triton-hardware": ("triton-ascend",),
+}
+
+
 def hangs_on(clash: Clash, names: tuple[str, ...]) -> list[str]:
-    """Which of the named choices could lift an objection."""
+    """Which of the named choices could lift an objection; of the pins, those of packages that it speaks of."""
     roots = _HANGS_ON[clash.says.key]
-    return [name for name in names if name.partition(".")[0] in roots]
+    pins = {f"pin.{name}" for name in _spoken_of(clash)} if "pin" in roots else set()
+    return [name for name in names if name in pins or (name in roots and not name.startswith("pin."))]
+
+
+def _spoken_of(clash: Clash) -> set[str]:
+    """The packages whose versions an objection weighs."""
+    args = clash.says.args
+    names = {str(args.get("who", "")).partition(" ")[0], *_WEIGHED.get(clash.says.key, ())}
+    names |= {
+        versions.requirement_name(str(args[each])) for each in ("package", "needs", "when", "asks") if each in args
+    }
+    return names | {"torch"} if names & {"torchvision", "torchaudio"} else names
 
 
 def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
@@ -168,7 +190,7 @@ def _belongs(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     more = candidate.versions.keys() - {pin.name for pin in recipe.pin}
     for name in sorted(more - packages(recipe)) if more else ():
         if name in telling(matrix, has_npu=bool(recipe.hardware)):
-            args = {"stack": recipe.id, "package": name}
+            args = {"stack": recipe.id, "package": name, "framework": recipe.framework}
             yield Clash(recipe.id, Message("resolve.stack-package", args), recipe.source)
 
 
@@ -405,5 +427,5 @@ def _unsupported(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:
     for row in matrix.unsupported:
         applies = not row.frameworks or candidate.recipe.framework in row.frameworks
         if applies and row.package in candidate.versions and row.believe and not row.until:
-            args = {"what": row.what, "instead": row.instead or "-"}
+            args = {"what": row.what, "instead": row.instead or "-", "package": row.package}
             yield Clash(row.id, Message("resolve.unsupported", args), row.source)

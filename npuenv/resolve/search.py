@@ -48,6 +48,30 @@ def judged(
             walk.move(place, rows)
 
 
+def fitting(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Candidate | None:
+    """The first candidate that nothing speaks against; None where there is none. Only what was not asked for moves."""
+    for recipe in recipes:
+        walk = _Walk(recipe, request, matrix)
+        for place in walk.queue:
+            if walk.given_up(place):
+                continue
+            candidate, _, rows = walk.look(place)
+            if not rows:
+                return candidate
+            walk.move(place, rows)
+    return None
+
+
+def pins_in_the_way(recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> frozenset[str]:
+    """The user's pins that objections to the first recipe weigh, as what was asked for stands; empty for none."""
+    for recipe in recipes:
+        walk = _Walk(recipe, request, matrix)
+        _, _, rows = walk.look(walk.queue[0])
+        names = (name for clash in rows for name in hangs_on(clash, walk.names))
+        return frozenset(name.removeprefix("pin.") for name in names if name.startswith("pin."))
+    return frozenset()
+
+
 def avoiding(hit: frozenset[str], recipes: Iterable[Recipe], request: Request, matrix: Matrix) -> Judged | None:
     """A candidate with none of the given clashes (by their keys) against it; None where there is none."""
     for recipe in recipes:

@@ -24,18 +24,19 @@ Solve = Callable[[Request, Matrix], "Stack | Conflict"]
 
 _MOST = 4
 _ENOUGH = 2  # with so many among the stacks that were asked for, other stacks are not looked at
-# How far a change is from what was asked: a dropped pin is nearest, another framework farthest.
+# How far a change is from what was asked: a dropped pin is nearest; what stands in the rack is not changed at all if
+# anything else helps.
 _COST = {
     "pin": 1,
     "python": 2,
     "cann": 3,
     "driver": 4,
-    "os": 4,
+    "os": 10,
     "stack": 5,
     "release": 6,
     "as_of": 6,
-    "hardware": 8,
-    "arch": 8,
+    "hardware": 20,
+    "arch": 20,
     "framework": 9,
 }
 _STRANGER = 3  # on top of another stack: of another framework
@@ -51,6 +52,15 @@ def ways_out(
     known = [_given_up(objected) for candidate, objected in judged if _is_way(candidate, objected, request, matrix)]
     everything = [*judged, *judge(others, request, matrix, known)]
     return tuple(itertools.islice(_resolved(everything, request, matrix, solve), _MOST))
+
+
+def without_pins(request: Request, changed: Request, matrix: Matrix, solve: Solve) -> tuple[WayOut, ...]:
+    """The way out that leaves out the pins which `changed` no longer has; none where nothing changed or fits."""
+    fields = frozenset(f"pin.{name}" for name in request.pins.keys() - changed.pins.keys())
+    solved = solve(changed, matrix)
+    if not fields or not isinstance(solved, Stack):
+        return ()
+    return (WayOut(_says(request, changed, fields, solved), changed, command(changed)),)
 
 
 def _resolved(judged: Sequence[Judged], request: Request, matrix: Matrix, solve: Solve) -> Iterator[WayOut]:

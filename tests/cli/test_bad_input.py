@@ -28,7 +28,11 @@ CASES = [
     (["resolve"], 2, []),
     (["resolve", "verl-0.7.1-cann8.5.O"], 2, ["verl-0.7.1-cann8.5.0"]),
     (["resolve", "--for", "vrl"], 2, ["vrl"]),
+    (["resolve", "verl"], 2, ["--for verl"]),
     (["resolve", "cpu", "--hardware", "a7"], 2, ["a7"]),
+    (["resolve", "--hardware", "910b"], 2, ["a2"]),
+    (["resolve", "--for", "verl==0.7.3"], 2, ["There is no release '0.7.3'.", "0.7.1"]),
+    (["resolve", "cpu", "--pin", "torch[opt]==2.8.0"], 2, ["torch[opt]==2.8.0"]),
     (["resolve", "cpu", "--pin", "torch=2.8"], 2, ["torch=2.8", "PACKAGE==VERSION"]),
     (["resolve", "cpu", "--pin", "torch==banana"], 2, ["torch==banana"]),
     (["resolve", "cpu", "--pin", "trch==2.13.0"], 2, ["trch", "torch"]),
@@ -123,11 +127,12 @@ def test_a_file_as_output_folder_is_refused(home: Path, capsys: pytest.CaptureFi
     assert str(home / "file") in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_causes_no_noise() -> None:
+@pytest.mark.parametrize("words", [["resolve", "verl-cann9.1.0"], ["lock", "verl-0.7.1-cann8.5.0"]], ids="-".join)
+def test_a_reader_that_goes_away_causes_no_noise(words: list[str]) -> None:
     """`npuenv resolve ... | head -1`: the pipe breaks while we write."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "npuenv", "resolve", "verl-cann9.1.0"]
+    command = [sys.executable, "-m", "npuenv", *words, "--arch", "aarch64"]
     ran = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(write)
     assert ran.stderr == ""

@@ -11,7 +11,7 @@ import pytest
 from npuenv._toml import load_file
 from npuenv.lock import Lock, parse_lock, write_lock
 from npuenv.lock.ask import Supply, ask
-from npuenv.lock.conflict import single_overrides, smallest
+from npuenv.lock.conflict import prove, single_overrides, smallest
 from npuenv.lock.inputs import REQUIRE, Inputs, Line, inputs_of
 from npuenv.lock.make import make_lock
 from npuenv.messages import Message
@@ -172,6 +172,14 @@ def test_what_a_dependency_asks_can_be_overruled_too(market: Any) -> None:
     lock = make_lock(stack, market.resolver())
     ways = single_overrides(inputs_of(stack), Supply(), market.resolver(), lock.proof)
     assert {text for text, _ in ways} == {"c<2", "c>=2"}
+
+
+def test_an_index_that_falls_silent_during_the_search_proves_nothing(
+    market: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
+    inputs = inputs_of(stack_of(CASES[0]))
+    assert prove(inputs, Supply(), market.resolver(), "Because one and two clash") == ()
 
 
 def lines(*texts: str) -> list[Line]:

@@ -109,6 +109,20 @@ def test_markers_are_those_of_the_locks_platform(folder: Path) -> None:
     assert keys(complaints(folder, a_stack(arch="x86_64"), lock)) == [("asks", "consistent.unmet", None)]
 
 
+def test_markers_are_those_of_the_locks_python(folder: Path) -> None:
+    put(folder, "asks", "1.0", "old; python_version < '3.11'", "new; python_full_version >= '3.12'")
+    assert complaints(folder, a_stack(), a_lock("asks==1.0")) == ()
+    put(folder, "more", "1.0", "lacking; python_version == '3.11'")
+    found = complaints(folder, a_stack(), a_lock("asks==1.0", "more==1.0"))
+    assert keys(found) == [("more", "consistent.unmet", None)]
+
+
+def test_a_pre_release_that_was_locked_meets_a_requirement(folder: Path) -> None:
+    put(folder, "asks", "1.0", "numpy>=1.26")
+    put(folder, "numpy", "2.0rc1")
+    assert complaints(folder, a_stack(), a_lock("asks==1.0", "numpy==2.0rc1")) == ()
+
+
 def test_a_package_without_a_hash_is_explained_by_the_partial_lock(folder: Path) -> None:
     put(folder, "asks", "1.0", "torchvision")
     found = complaints(folder, a_stack(), a_lock("asks==1.0", "torchvision==0.23.0", missing=("torchvision",)))

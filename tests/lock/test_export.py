@@ -133,6 +133,32 @@ def test_a_partial_lock_has_no_other_form(bundle: Bundle, form: str) -> None:
     assert "up-per 2.0+cpu" in say(caught.value.message)
 
 
+@pytest.mark.parametrize("form", ["pylock", "requirements"])
+def test_a_set_that_does_not_resolve_has_no_other_form(bundle: Bundle, form: str) -> None:
+    missing = (Missing("*", "", "does-not-resolve", detail="base<1 and base>=1"),)
+    bundle.lock = replace(bundle.lock, packages=(), missing=missing)
+    with pytest.raises(BadInput):
+        bundle.pylock() if form == "pylock" else requirements_txt(bundle.lock)
+
+
+def test_a_wheel_goes_before_a_source_archive_of_the_same_package(bundle: Bundle) -> None:
+    archive = bundle.folder / "base-1.0.tar.gz"
+    archive.write_bytes(b"an archive")
+    base = bundle.lock.packages[0]
+    both = replace(base, sha256=tuple(sorted((*base.sha256, digest(archive)))))
+    bundle.lock = replace(bundle.lock, packages=(both, bundle.lock.packages[1]))
+    row = loads(bundle.pylock())["packages"][0]
+    assert [wheel["name"] for wheel in row["wheels"]] == ["base-1.0-py3-none-any.whl"] and "sdist" not in row
+
+
+def test_of_two_equal_files_the_first_by_path_is_named(bundle: Bundle) -> None:
+    wheel = bundle.folder / "wheels" / "base-1.0-py3-none-any.whl"
+    for folder in ("a", "z"):
+        (bundle.folder / folder).mkdir()
+        (bundle.folder / folder / wheel.name).write_bytes(wheel.read_bytes())
+    assert files_by_hash(bundle.folder)[digest(wheel)] == f"a/{wheel.name}"
+
+
 def test_a_requirement_carries_all_hashes_of_its_files() -> None:
     package = LockedPackage("base", "1.0", ("a" * 64, "b" * 64))
     assert requirement_lines(package) == [

@@ -11,6 +11,7 @@ import pytest
 from npuenv.errors import BadInput, CannotTell
 from npuenv.lock import read_lock
 from npuenv.lock.grid import IMPOSSIBLE, GridRow, lock_all
+from npuenv.lock.make import Solved
 from npuenv.messages import Message, say
 from npuenv.resolve.types import GitSource, Pin, Platform, Reason, Stack
 
@@ -172,6 +173,32 @@ def test_without_the_registry_what_is_there_is_given_and_the_rest_counted(
     ]
     assert isinstance(error, CannotTell)
     assert say(error.message).startswith("1 of 3 stacks could not be locked")
+
+
+def solver(monkeypatch: pytest.MonkeyPatch, silent: set[str]) -> list[str]:
+    """A stand-in for uv that has no answer for some stacks, one at a time. Gives the list of those it is asked for."""
+    asked: list[str] = []
+
+    def solve(stack: Stack, *_: object) -> Solved:
+        asked.append(stack.name)
+        if stack.name in silent:
+            raise CannotTell(Message("lock.index-out-of-reach", {"why": stack.name}))
+        return Solved((), ())
+
+    monkeypatch.setattr("npuenv.lock.grid.solve", solve)
+    monkeypatch.setattr("npuenv.lock.grid._AT_ONCE", 1)
+    return asked
+
+
+def test_after_three_silent_answers_in_a_row_no_more_is_asked(
+    market: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = solver(monkeypatch, {"one", "two", "four", "five", "six"})
+    stacks = [stack(name, name) for name in ("one", "two", "three", "four", "five", "six", "seven", "eight")]
+    heard, _, error = lock(market, tmp_path, stacks)
+    assert asked == ["one", "two", "three", "four", "five", "six"]
+    assert [row.stack for row in heard] == ["three"]
+    assert isinstance(error, CannotTell) and say(error.message).startswith("7 of 8 stacks")
 
 
 def test_offline_asks_only_the_cache(shop: Any, tmp_path: Path) -> None:

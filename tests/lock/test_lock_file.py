@@ -19,6 +19,7 @@ from npuenv.lock import Lock, LockedPackage, LockedSource, Missing, Proof, parse
 from npuenv.lock.grid import lock_all
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.make import Resolver
+from npuenv.lock.seal import join_blocks, split_blocks
 from npuenv.lock.shelf import locks_named, put_lock, shelf_locks
 from npuenv.lock.wheels import fits, platform_tags
 from npuenv.matrix import load_matrix
@@ -60,6 +61,18 @@ def test_the_hash_changes_with_a_version_and_not_with_the_tool() -> None:
     assert replace(LOCK, packages=(other, LOCK.packages[1])).hash != LOCK.hash
     assert replace(LOCK, made_with="npuenv 9, uv 9").hash == LOCK.hash
     assert re.fullmatch("[0-9a-f]{12}", LOCK.hash)
+
+
+def test_the_hash_changes_with_a_hash_an_index_or_a_source() -> None:
+    numpy, torch = LOCK.packages
+    (source,) = LOCK.sources
+    others = [
+        replace(LOCK, packages=(replace(numpy, sha256=("b" * 64,)), torch)),
+        replace(LOCK, packages=(numpy, replace(torch, index="other"))),
+        replace(LOCK, sources=(replace(source, ref="v2"),)),
+        replace(LOCK, platform="aarch64-cp311-glibc2.28"),
+    ]
+    assert len({lock.hash for lock in (LOCK, *others)}) == 5
 
 
 @pytest.mark.parametrize(
@@ -166,6 +179,29 @@ def test_a_sealed_package_that_cannot_be_is_refused_with_its_line(change: dict[s
 )
 def test_other_sealed_values_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
     assert flaw(write_lock(replace(LOCK, **change)))[1] == "lock.bad-value"
+
+
+def resealed(old: str, new: str) -> str:
+    """The text of a lock with one change, sealed as if it had been written that way."""
+    head, *tables = split_blocks(write_lock(LOCK))
+    bare = [[line for line in block.lines if not line.startswith(("seal", "digest"))] for block in (head, *tables)]
+    assert sum(line == old for lines in bare for line in lines) >= 1
+    changed = [[new if line == old else line for line in lines] for lines in bare]
+    return join_blocks(changed[0], [[line for line in lines if line] for lines in changed[1:]])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('status = "partial"', 'status = "complete"', "lock.bad-value"),
+        ('status = "partial"', 'status = "impossible"', "lock.bad-value"),
+        ('version = "2.4"', "", "lock.no-key"),
+        ('reason = "index-out-of-reach"', 'reason = "index-out-of-reach"\nextra = "1"', "lock.bad-value"),
+    ],
+)
+def test_a_sealed_lock_whose_tables_contradict_each_other_is_refused(old: str, new: str, what: str) -> None:
+    assert parse_lock(resealed(old, old)) == LOCK
+    assert flaw(resealed(old, new))[1] == what
 
 
 def test_a_lock_without_seals_is_of_an_older_form_and_says_the_way_out() -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from npuenv.errors import BadInput, CannotTell, NothingFits
 from npuenv.facts.pip import pip_settings
+from npuenv.host.base import Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
-from npuenv.lock.make import Resolver, deciding_line, find_uv, make_lock
+from npuenv.lock.make import Known, Resolver, deciding_line, find_uv, make_lock, solve
 from npuenv.lock.refuse import require_agreement, require_complete, require_sources
 from npuenv.lock.shelf import shipped_folder
 from npuenv.lock.wheels import uv_platform, write_wheel
@@ -149,6 +150,47 @@ def test_a_version_its_index_does_not_carry_is_said_to_be_missing_there(shop: Sh
     assert [(m.name, m.reason) for m in shop.lock().missing] == [("torx", "not-on-index")]
 
 
+def test_a_labelled_version_is_not_taken_from_an_extra_index(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_wheel(shop.default, "torx", "9.2+cpu")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", simple_index(shop.default))
+    shop.stack = replace(shop.stack, pins=(pin("torx", "9.2+cpu", "special"),))
+    assert [(m.name, m.reason) for m in shop.lock().missing] == [("torx", "not-on-index")]
+
+
+def test_what_an_index_carries_is_remembered_by_version(shop: Shop) -> None:
+    resolver, known = shop.resolver(), Known()
+    other = replace(shop.stack, pins=(pin("torx", "9.2+cpu", "special"),))
+    solved = [solve(stack, inputs_of(stack), resolver, known) for stack in (shop.stack, other, shop.stack)]
+    assert [[missing.reason for missing in each.missing] for each in solved] == [[], ["not-on-index"], []]
+
+
+def test_a_stand_in_brings_along_what_the_real_package_needs(shop: Shop) -> None:
+    for name in ("filelock", "typing-extensions", "networkx", "jinja2", "fsspec", "sympy", "setuptools"):
+        write_wheel(shop.default, name, "70.0")
+    shop.stack = replace(shop.stack, pins=(pin("torch", "2.8.0+cpu", "special"),))
+    simple_index(shop.default)
+    lock = shop.lock("https://index.invalid/simple/")
+    assert [missing.name for missing in lock.missing] == ["torch"] and not lock.missing[0].detail
+    assert {"filelock", "sympy", "networkx"} < {each.name for each in lock.packages if each.why == ("torch",)}
+
+
+def test_a_uv_that_stopped_says_nothing_about_the_versions(shop: Shop) -> None:
+    class Stopped:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(LocalHost(), name)
+
+        def run(self, argv: tuple[str, ...], **options: Any) -> Ran:
+            if "compile" in argv:
+                return Ran(argv, 2, "", "error: Failed to build `upper==1.0`")
+            return LocalHost().run(argv, **options)
+
+    stack = replace(shop.stack, pins=())
+    with pytest.raises(CannotTell) as caught:
+        make_lock(stack, replace(shop.resolver(), host=Stopped()))
+    assert caught.value.message.key == "locking.uv-stopped"
+    assert "Failed to build" in say(caught.value.message)
+
+
 def test_a_partial_lock_is_refused_with_label_address_and_folders(shop: Shop) -> None:
     resolver = shop.resolver("https://me:pw@index.invalid/simple/")
     lock = make_lock(shop.stack, resolver)
@@ -255,6 +297,15 @@ def test_an_index_that_does_not_tell_ages_cannot_answer_for_a_day(dated: Any, sh
 def test_find_links_need_no_age(dated: Any, shop: Shop) -> None:
     write_wheel(shop.links, "base", "1")
     assert versions(make_lock(capped(shop.stack, "2025-06-30", "base"), dated.resolver())) == {"base": "1"}
+
+
+def test_a_source_archive_beside_a_fitting_wheel_is_not_locked(dated: Any, shop: Shop) -> None:
+    dated.put("base", "1")
+    (wheel,) = dated.files["base"]
+    archive = {"filename": "base-1.tar.gz", "url": "/files/base-1.tar.gz", "hashes": {"sha256": "f" * 64}}
+    dated.files["base"].append({**archive, "upload-time": wheel["upload-time"]})
+    package = make_lock(capped(shop.stack, "", "base"), dated.resolver()).package("base")
+    assert package is not None and package.sha256 == (wheel["hashes"]["sha256"],)
 
 
 def test_a_day_that_is_no_date_is_refused(shop: Shop) -> None:

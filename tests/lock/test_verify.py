@@ -119,6 +119,22 @@ def test_a_version_that_its_own_index_lost_is_not_taken_from_the_default_one(mar
     assert market.verify()["torx"] is Offer.GONE
 
 
+def test_a_version_that_its_own_index_lost_is_not_taken_from_an_extra_one(market: Market, tmp_path: Path) -> None:
+    extra = Index(tmp_path / "links")
+    extra.offer("torx", "9.1+cpu")
+    market.monkeypatch.setenv("PIP_EXTRA_INDEX_URL", extra.url)
+    market.special.withdraw("torx")
+    assert market.verify()["torx"] is Offer.GONE
+
+
+def test_one_lost_file_of_several_is_a_change(market: Market) -> None:
+    base = market.lock.packages[0]
+    both = replace(base, sha256=(*base.sha256, "f" * 64))
+    market.lock = replace(market.lock, packages=(both, *market.lock.packages[1:]))
+    row = market.rows()[0]
+    assert (row.offer, row.detail) == (Offer.CHANGED, ("f" * 64,))
+
+
 def test_a_yanked_version_is_told_from_one_that_is_gone(market: Market) -> None:
     market.default.withdraw("upper")
     market.default.offer("upper", "1.0", attribute=' data-yanked="broken"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from npuenv.errors import BadInput
 from npuenv.matrix import Matrix, check, load_matrix
 from npuenv.matrix.check import tables_of
-from npuenv.messages import LANGUAGES, say
+from npuenv.messages import LANGUAGES, Message, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +71,18 @@ def refused(tmp_path: Path, file: str, old: str, new: str) -> tuple[str, str, st
             ("matrix.not-in-order", "vllm-ascend.0.7.3.post1", "0.7.2"),
         ),
         (
+            "vllm_ascend.toml", 'version = "0.7.3.post1"', 'version = "0.7.3.0"',
+            ("matrix.not-in-order", "vllm-ascend.0.7.3.post1", "0.7.3.0"),
+        ),
+        (
+            "torch_npu.toml", 'index = "default"', 'index = "defualt"',
+            ("matrix.dangling", "torch-npu.2.12.0", "index defualt"),
+        ),
+        (
+            "triton_ascend.toml", 'index = "default"', 'index = "defualt"',
+            ("matrix.dangling", "triton-ascend.3.2.0rc2", "index defualt"),
+        ),
+        (
             "vllm_ascend.toml", 'os = ["ubuntu22.04", "openeuler22.03"]', 'os = ["ubuntu22.04", "openeuler22"]',
             ("matrix.dangling", "vllm-ascend.0.7.3", "openeuler22"),
         ),
@@ -97,6 +110,22 @@ def test_a_cann_version_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as error:
         check(Matrix(folder))
     assert error.value.message.key == "versions.not-cann"
+
+
+@pytest.mark.parametrize("lacking", LANGUAGES)
+def test_a_sentence_that_one_language_lacks_is_refused(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "contradiction.same-family"
+
+    def said(message: Message, lang: str) -> str:
+        if (message.key, lang) == (key, lacking):
+            raise KeyError(message.key)
+        return say(message, lang)
+
+    check(MATRIX)
+    monkeypatch.setattr(sys.modules[tables_of.__module__], "say", said)
+    with pytest.raises(BadInput) as error:
+        check(MATRIX)
+    assert (error.value.message.key, error.value.message.args["what"]) == ("matrix.no-sentence", key)
 
 
 def test_every_table_of_the_folder_is_checked() -> None:

@@ -158,6 +158,20 @@ def test_a_python_without_wheels_is_found_for_each_architecture(folder: Path) ->
     assert missing == [(package, arch) for package in packages for arch in ("aarch64", "x86_64")]
 
 
+def test_triton_wheels_of_one_architecture_are_found_to_lack_the_other(folder: Path) -> None:
+    path = folder / "triton_ascend.toml"
+    text = path.read_text(encoding="utf-8")
+    at = text.index('id = "triton-ascend.3.2.0"\n')
+    path.write_text(
+        text[:at] + text[at:].replace('arch = ["aarch64", "x86_64"]', 'arch = ["aarch64"]', 1), encoding="utf-8"
+    )
+    (found,) = find_contradictions(Matrix(folder))
+    assert (found.kind, found.rows) == ("no-wheel", ("vllm-ascend.0.13.0", "triton-ascend.3.2.0"))
+    assert found.says.args == {
+        "row": "vllm-ascend.0.13.0", "package": "triton-ascend 3.2.0", "python": "3.11", "arch": "x86_64",
+    }  # fmt: skip
+
+
 def test_a_310p_image_is_not_asked_for_triton_wheels(folder: Path) -> None:
     found = found_after(folder, RELEASES, 'python = "3.11" }', 'python = "3.13" }')
     assert {each.says.args["package"] for each in found if each.kind == "no-wheel"} == {"torch-npu 2.8.0.post2"}
@@ -200,6 +214,13 @@ def test_a_dispute_settles_unless_it_is_open(folder: Path, believe: str, standin
     assert found.standing == standing
 
 
+def test_a_dispute_about_something_else_settles_nothing(folder: Path) -> None:
+    sides = 'one = "a", one_source = "s", other = "b", other_source = "s", believe = "one", why = "w"'
+    found_after(folder, RECIPES, "override = []", f'override = []\ndispute = [{{ about = "numpy", {sides} }}]')
+    (found,) = found_after(folder, RECIPES, '"transformers", version = "4.57.6"', '"transformers", version = "4.57.1"')
+    assert (found.standing, found.by) == ("unsettled", ())
+
+
 WRITTEN = """
 [[row]]
 id = "contradiction.made-up"
@@ -234,6 +255,15 @@ def test_a_written_contradiction_settles_what_has_its_rows_and_its_subject(
     (found,) = found_after(folder, RELEASES, 'torch_npu = "2.8.0.post2"', 'torch_npu = "2.8.0.post1"')
     assert found.standing == standing
     assert found.by == (() if standing == "unsettled" else ("contradiction.made-up",))
+
+
+def test_of_two_written_contradictions_the_open_one_counts(folder: Path) -> None:
+    rows = '["vllm-ascend.0.13.0", "torch-npu.2.8.0.post2"]'
+    one, other = (WRITTEN.format(about="torch_npu", rows=rows, believe=believe) for believe in ("one", "open"))
+    text = one + other.replace("contradiction.made-up", "contradiction.other")
+    (folder / "contradictions.toml").write_text(text, encoding="utf-8")
+    (found,) = found_after(folder, RELEASES, 'torch_npu = "2.8.0.post2"', 'torch_npu = "2.8.0.post1"')
+    assert (found.standing, found.by) == ("open", ("contradiction.made-up", "contradiction.other"))
 
 
 def test_of_the_tables_that_come_with_npuenv_none_is_left_unsettled() -> None:

@@ -240,3 +240,10 @@ def test_disputes_keep_both_sides_with_sources() -> None:
     for each in disputes:
         assert all(getattr(each, field.name) for field in fields(each)), each
         assert each.one != each.other
+
+
+def test_the_companions_of_a_torch_are_those_of_its_number_whatever_its_build() -> None:
+    row = load_matrix().companion_row("2.8.0")
+    assert row is not None and row.torchvision == "0.23.0"
+    assert load_matrix().companion_row("2.8.0+cpu") == row
+    assert load_matrix().companion_row("2.8") is None

@@ -79,6 +79,8 @@ def test_ranges_that_never_meet(one: str, other: str) -> None:
         (">0.9", "<0.9.0.0.1"),
         ("===1.0", ">=1"),
         (">=0", "<1!0"),
+        (">=2", "!=2.*"),  # the release at which the prefix ends
+        (">=2", "!=2.*,!=3.*"),
     ],
 )
 def test_ranges_that_meet_give_a_version_that_both_take(one: str, other: str) -> None:

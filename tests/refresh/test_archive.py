@@ -73,6 +73,7 @@ def test_an_archive_that_unpacks_to_more_than_the_bound_is_refused() -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"not gzip", packed(member("p-1/PKG-INFO", "info")).getvalue()[:60], b"\x1f\x8b\x08\0\0\0\0\0\0\xff junk"],
+    ids=["empty", "no archive", "cut off", "junk"],  # the bytes hold the time, a name must not
 )
 def test_what_is_no_archive_or_a_cut_one_is_unreadable(content: bytes) -> None:
     with pytest.raises(Unreadable):

@@ -208,6 +208,68 @@ def test_files_older_than_their_row_are_read_again_only_when_asked(
     assert {"requires_aarch64", "requires_x86_64", "requires_torch", "requires"} <= {item.key for item in thorough}
 
 
+def test_a_file_of_the_day_on_which_its_row_was_read_is_read_again(
+    index: Served, matrix: Matrix, settings: PipSettings, steps: list[Message]
+) -> None:
+    index.clear("vllm-ascend")
+    index.uploaded = "2026-01-01"  # the `seen` of the row; the file may have come after the look
+    index.add_release("1.0.0", vllm="1.0.0", requires=["numpy"])
+    found = {item.key for item in refreshed(matrix, settings, "vllm-ascend", steps=steps)}
+    assert "requires_torch" in found and "refresh.reading" in keys(steps)
+
+
+def test_a_version_is_published_on_the_day_of_its_first_file(
+    index: Served, matrix: Matrix, settings: PipSettings
+) -> None:
+    for day, arch in (("2026-01-31", "aarch64"), ("2026-01-29", "x86_64"), ("2026-02-01", "aarch64")):
+        index.uploaded = day
+        python = "cp312" if day < "2026-02" else "cp313"
+        index.add_wheel("torch-npu", "2.11.0", f"{python}-{python}-manylinux_2_28_{arch}", ["torch==2.11.0"])
+    (found,) = refreshed(matrix, settings, "torch-npu")
+    (row,) = parse_table(found.text, TorchNpu, "torch_npu.toml")
+    assert row.published == "2026-01-29"
+
+
+def test_a_version_of_another_index_is_not_missed_on_the_default_one(
+    index: Served, matrix: Matrix, settings: PipSettings
+) -> None:
+    path = matrix.folder / "torch_npu.toml"
+    row = path.read_text(encoding="utf-8")
+    other = row.replace("2.10.0.post4", "2.10.0.post9").replace('index = "default"', 'index = "huawei-ascend"')
+    path.write_text(row + other, encoding="utf-8")
+    assert refreshed(matrix, settings, "torch-npu") == ()
+
+
+def test_what_a_policy_table_said_of_a_release_outlives_that_table(
+    index: Served, matrix: Matrix, settings: PipSettings
+) -> None:
+    index.clear("vllm-ascend")
+    index.add_release("1.0.0", vllm="1.0.0", policy="", cann="9.2.0")
+    found = {item.key: item.new for item in refreshed(matrix, settings, "vllm-ascend") if item.key != "image"}
+    assert found == {"cann_image": '"9.2.0"'}
+
+
+@pytest.mark.parametrize(
+    ("asked", "pinned"), [("==2.10.0.post4", "2.10.0.post4"), ("==2.10.*", ""), ("!=2.9,==2.10.0", ""), (">=2.10", "")]
+)
+def test_only_an_exact_requirement_is_taken_for_the_version_of_a_release(
+    index: Served, matrix: Matrix, settings: PipSettings, asked: str, pinned: str
+) -> None:
+    index.add_release("1.1.0rc1", vllm="1.0.0", requires=["numpy", f"torch-npu{asked}"])
+    (row,) = parse_table(refreshed(matrix, settings, "vllm-ascend")[0].text, VllmAscend, "vllm_ascend.toml")
+    assert (row.version, row.torch_npu) == ("1.1.0rc1", pinned)
+
+
+@pytest.mark.parametrize("asked", ["torch!=2.11.1,==2.11.0", "torch>=2,==2.11.0", "torch>=2.11", "numpy"])
+def test_a_torch_npu_without_an_exact_torch_goes_with_the_one_of_its_number(
+    index: Served, matrix: Matrix, settings: PipSettings, asked: str
+) -> None:
+    index.add_wheel("torch-npu", "2.11.0.post1", "cp312-cp312-manylinux_2_28_aarch64", [asked])
+    (found,) = refreshed(matrix, settings, "torch-npu")
+    (row,) = parse_table(found.text, TorchNpu, "torch_npu.toml")
+    assert row.torch == "2.11.0"
+
+
 def test_broken_metadata_is_skipped_and_said(
     index: Served, matrix: Matrix, settings: PipSettings, steps: list[Message]
 ) -> None:
