@@ -25,7 +25,7 @@ FORMS = ("toml", "requirements", "pylock")
 @click.command("lock")
 @request_options
 @click.argument("more", nargs=-1, metavar="")
-@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes.")
+@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes; with --all, all of them.")
 @click.option("--renew", is_flag=True, help="Resolve anew even where a lock exists.")
 @click.option("--offline", is_flag=True, help="Resolve from uv's cache alone.")
 @click.option("--all", "is_all", is_flag=True, help="Lock every published stack (those that the options leave).")
@@ -67,7 +67,7 @@ def command(
     if verify:
         return _verify(ui, machine, tuple(filter(None, (request.stack, *more))))
     if is_all:
-        return _lock_all(ui, machine, request, out or machine.own_locks, renew=renew)
+        return _lock_all(ui, machine, request, out or machine.own_locks, renew=renew, fill=fill)
     stack = resolve_or_stop(ui, for_this_machine(request))
     if renew:
         from npuenv.lock.make import make_lock
@@ -169,7 +169,7 @@ def _verify(ui: Ui, machine: Machine, words: tuple[str, ...]) -> int:
     return int(code)
 
 
-def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew: bool) -> int:
+def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew: bool, fill: bool) -> int:
     """Locks the published stacks that a request leaves; what is there and still answers the same inputs stays.
 
     The page beside the locks is about all published stacks: it is written when all were asked.
@@ -198,7 +198,7 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
             meter.tick(f"{row.stack} {row.platform}")
 
         try:
-            lock_all(stacks, machine.resolver, folder, on_done=tell, renew=renew)
+            lock_all(stacks, machine.resolver, folder, on_done=tell, renew=renew, fill=fill)
         except CannotTell as error:
             failed = error  # said after what is known
     locks = shelf_locks(folder)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.errors import BadInput, CannotTell
-from npuenv.lock.file import Lock, Proof, read_lock
+from npuenv.lock.file import PARTIAL, Lock, Proof, read_lock
 from npuenv.lock.inputs import Inputs, inputs_of
 from npuenv.lock.make import Known, Solved, as_lock, made_with, solve
 from npuenv.lock.shelf import put_lock, put_text
@@ -82,13 +82,15 @@ def lock_all(
     *,
     on_done: Callable[[GridRow], None],
     renew: bool = False,
+    fill: bool = False,
     offline: bool = False,
 ) -> tuple[GridRow, ...]:
     """One row a stack, in their order; `on_done` gets each as soon as it is known.
 
     Complete and partial locks are written to `folder`; an impossible one leaves no lock there. `renew` asks uv anew for
-    all, `offline` answers from what lies in the folder and in uv's cache. Raises CannotTell at the end where some
-    stacks could not be asked, BadInput where two stacks would share a file with different packages.
+    all, `fill` for those that are partial, `offline` answers from what lies in the folder and in uv's cache. Raises
+    CannotTell at the end where some stacks could not be asked, BadInput where two stacks would share a file with
+    different packages.
     """
     cells = [_Cell(stack, inputs_of(stack)) for stack in stacks]
     _require_own_files(cells)
@@ -97,7 +99,7 @@ def lock_all(
     proofs = {} if renew else _read_impossible(folder)
     for number, cell in enumerate(cells):
         row = None if renew else _kept(cell, folder, proofs)
-        if row is not None:
+        if row is not None and not (fill and row.status == PARTIAL):
             run.finish(number, row)
         else:
             waiting.setdefault(cell.inputs.digest, []).append(number)

@@ -223,7 +223,8 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
         raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
     if "No solution found" not in ran.err:
         # Interrupted, or a source distribution that does not build here: no statement about the versions.
-        raise CannotTell(Message("locking.uv-stopped", {"stack": stack.name, "why": why}), Message("locking.run-again"))
+        hint = Message("locking.look-at-disk" if _is_about_files(ran.err) else "locking.run-again")
+        raise CannotTell(Message("locking.uv-stopped", {"stack": stack.name, "why": why}), hint)
     proof = prove(inputs, supply, resolver, ran.err)
     names = undated(ran.err)
     if names and any(line.kind == NEWEST and line.proof in proof for line in inputs.lines):
@@ -231,6 +232,10 @@ def _failure(stack: Stack, inputs: Inputs, supply: Supply, resolver: Resolver, r
         raise CannotTell(Message("locking.no-upload-times", args), Message("locking.other-index"))
     detail = why.replace(PROJECT, stack.name)
     return Solved((), (Missing("*", "", "does-not-resolve", detail=detail), *supply.missing), proof)
+
+
+def _is_about_files(text: str) -> bool:
+    return any(words in text for words in ("os error 13", "os error 28", "os error 30"))  # EACCES, ENOSPC, EROFS
 
 
 def _who_needs(text: str) -> dict[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tempfile
 import time
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ class Fetch:
                 kind = str(response.headers.get("Content-Type", "text/html"))
                 return Answer(str(response.url), kind, _whole_size(response))
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise no_answer(url, f"{type(error).__name__}: {error}") from error
+            raise no_answer(url, _short(error)) from error
 
 
 class _Parts(io.RawIOBase):
@@ -176,6 +177,12 @@ def no_answer(url: str, why: str) -> CannotTell:
     )
 
 
+def _short(error: Exception) -> str:
+    """The innermost words of an error: of a chain of wrapped ones, "[Errno 111] Connection refused"."""
+    found = re.findall(r"\[Errno -?\d+\] [^'\")\]]+|[Tt]imed out", str(error))
+    return found[-1] if found else f"{type(error).__name__}: {error}"
+
+
 def _pieces(response: Any, url: str, limit_s: float) -> Iterator[bytes]:
     """The content as it arrives. `read1` waits for no full piece, so that a trickle cannot outlast the limit."""
     until = time.monotonic() + limit_s
@@ -192,7 +199,7 @@ def _copy_file(path: Path, url: str, target: IO[bytes], limit: Limit) -> Answer 
         with path.open("rb") as source:
             _pour(iter(lambda: source.read(_CHUNK), b""), url, target, limit)
     except OSError as error:
-        raise no_answer(url, f"{type(error).__name__}: {error}") from error
+        raise no_answer(url, _short(error)) from error
     return Answer(url)
 
 

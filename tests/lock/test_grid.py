@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.errors import BadInput, CannotTell
-from npuenv.lock import read_lock
+from npuenv.lock import Missing, read_lock
 from npuenv.lock.grid import IMPOSSIBLE, GridRow, lock_all
 from npuenv.lock.make import Solved
 from npuenv.messages import Message, say
@@ -221,3 +221,24 @@ def test_a_shared_proof_speaks_of_each_stack_by_its_own_sources(shop: Any, tmp_p
     _, _, rows = lock(shop, tmp_path, [BAD, other])
     assert [{proof.source for proof in row.proof} for row in rows] == [{"bad (page)"}, {"worse (other page)"}]
     assert "bad depends on" in rows[0].detail and "worse depends on" in rows[1].detail
+
+
+def test_fill_asks_again_for_what_is_partial_and_for_nothing_else(
+    market: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def solve(stack: Stack, *_: object) -> Solved:
+        asked.append(stack.name)
+        gap = (Missing("torch", "1", "index-out-of-reach", "pytorch-cpu"),) if stack.name == "part" else ()
+        return Solved((), gap)
+
+    monkeypatch.setattr("npuenv.lock.grid.solve", solve)
+    stacks = [stack("whole", "one"), stack("part", "two")]
+    lock(market, tmp_path, stacks)
+    asked.clear()
+    lock(market, tmp_path, stacks)
+    assert asked == []
+    heard, _, _ = lock(market, tmp_path, stacks, fill=True)
+    assert asked == ["part"]
+    assert {row.stack: row.status for row in heard} == {"whole": "complete", "part": "partial"}
