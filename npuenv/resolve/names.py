@@ -33,8 +33,7 @@ _OWN_OPTION = {"cann": "--cann", "python": "--python", "driver": "--driver"}
 def checked(request: Request, matrix: Matrix) -> Request:
     """The request in normal form. Raises: BadInput for a name or version that does not exist, with the nearest one."""
     if not says_something(request):
-        named = tuple(recipe.id for recipe in matrix.recipes)
-        raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-accepted", {"has": named}))
+        raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-ask", {"has": FRAMEWORKS}))
     request = _with_release(request, matrix)
     if request.stack in FRAMEWORKS and request.stack not in stack_names(matrix):
         raise BadInput(
@@ -122,12 +121,13 @@ def _one_of(name: str | None, accepted: Iterable[str], what: str) -> str | None:
 def _unknown(name: str, names: Iterable[str], what: str) -> BadInput:
     accepted = tuple(names)
     by_fold = {each.casefold(): each for each in accepted}
-    near = difflib.get_close_matches(name.casefold(), list(by_fold), n=1, cutoff=0.6)
+    begun = [each for each in by_fold if name and each.startswith(name.casefold())]
+    near = begun or difflib.get_close_matches(name.casefold(), list(by_fold), n=1, cutoff=0.6)
     message = Message("resolve.unknown", {"what": Message(f"resolve.what-{what}"), "name": name})
     if len(accepted) > _MOST_NAMED:
-        # More names than a person reads: the ones that look most like it.
-        alike = difflib.get_close_matches(name.casefold(), list(by_fold), n=_MOST_NAMED, cutoff=0.0)
-        accepted = tuple(by_fold[each] for each in alike)
+        # More names than a person reads: those that begin like it, then the ones that look most like it.
+        alike = [*begun, *difflib.get_close_matches(name.casefold(), list(by_fold), n=_MOST_NAMED, cutoff=0.0)]
+        accepted = (*(by_fold[each] for each in list(dict.fromkeys(alike))[:_MOST_NAMED]), "…")
     if near:
         return BadInput(message, Message("resolve.hint-near", {"near": by_fold[near[0]], "has": accepted}))
     return BadInput(message, Message("resolve.hint-accepted", {"has": accepted}))
