@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from npuenv.errors import BadInput
 from npuenv.facts.pip import PipSettings
@@ -367,13 +368,14 @@ def test_only_cpu_stacks_have_locks_beyond_their_published_python() -> None:
     assert {name for name, tag in map(names_of, PUBLISHED) if (name, tag) not in wanted} <= {"cpu"}
 
 
-def test_the_lock_of_the_old_verl_agrees_with_an_independent_resolution_on_most_versions() -> None:
+def test_the_lock_of_the_old_verl_has_the_packages_of_an_independent_resolution_and_nothing_younger() -> None:
     facts = FACTS / "verl071-va0130-aarch64-py311.txt"
     if not facts.is_file():
         pytest.skip("the recorded resolutions are not here")
     lock = read_lock(FOLDER / "verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28.toml")
     other = dict(line.split("==") for line in facts.read_text().splitlines() if "==" in line and line[0] != "#")
     both = [package for package in lock.packages if package.name in other]
-    same = [package for package in both if package.version == other[package.name]]
-    # Our pins (setuptools, tensordict) and limits (pyarrow<26, click<8.2) account for the rest.
-    assert len(both) > 200 and len(same) / len(both) > 0.9
+    younger = {package.name for package in both if Version(package.version) > Version(other[package.name])}
+    assert len(both) > 200
+    # That one had no day, and went back: to datasets 2.14 with dill and multiprocess, to numba of vllm's CUDA list.
+    assert younger <= {"datasets", "dill", "multiprocess", "llvmlite", "numba", "tensordict"}
