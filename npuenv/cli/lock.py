@@ -30,6 +30,12 @@ FORMS = ("toml", "requirements", "pylock")
 @click.option("--offline", is_flag=True, help="Resolve from uv's cache alone.")
 @click.option("--all", "is_all", is_flag=True, help="Lock every published stack (those that the options leave).")
 @click.option("--verify", is_flag=True, help="Ask whether all that locks name is still there: [FILE|STACK]...")
+@click.option(
+    "--installed",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Hold an environment, or a folder of packages, against the lock and what its packages require.",
+)
 @click.option("--format", "form", type=click.Choice(FORMS), default="toml", help="Form of the lock (default: toml).")
 @click.option("--bundle", type=click.Path(path_type=Path), metavar="DIR", help="For pylock: the folder of the files.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write it there (default: print it).")
@@ -44,6 +50,7 @@ def command(
     offline: bool,
     is_all: bool,
     verify: bool,
+    installed: Path | None,
     form: str,
     bundle: Path | None,
     out: Path | None,
@@ -75,6 +82,8 @@ def command(
         lock = make_lock(stack, machine.resolver)
     else:
         lock = lock_of(ui, stack, machine, fill=fill)
+    if installed is not None:
+        return _hold_against(ui, stack, lock, installed)
     code = _give(ui, machine, lock, form, bundle, out)
     if lock.proof and not ui.is_json:
         _show_ways_out(ui, stack, lock, machine)
@@ -87,6 +96,32 @@ def _check_form(form: str, bundle: Path | None) -> None:
         raise BadInput(Message("lock.only-with", {"option": "--format pylock", "other": "--bundle DIR"}))
     if form != "pylock" and bundle is not None:
         raise BadInput(Message("lock.only-with", {"option": "--bundle", "other": "--format pylock"}))
+
+
+def _hold_against(ui: Ui, stack: Stack, lock: Lock, folder: Path) -> int:
+    """Says what in a folder departs from the lock, or from what its packages require; 1 where nothing explains it."""
+    from npuenv.lock.consistent import complaints
+    from npuenv.messages import say
+
+    if not folder.is_dir():
+        raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
+    places = sorted(folder.glob("lib/python3.*/site-packages"))
+    found = complaints(places[0] if places else folder, stack, lock)
+    unexplained = [each for each in found if each.because is None]
+    code = ExitCode.PROBLEMS if unexplained else ExitCode.FINE
+    if ui.is_json:
+        rows = [
+            {"who": c.who, "says": say(c.says, ui.lang), "because": say(c.because, ui.lang) if c.because else None}
+            for c in found
+        ]
+        ui.print_json({"schema": "npuenv.installed/1", "exit": int(code), "complaints": rows})
+        return int(code)
+    for each in found:
+        because = each.because or Message("consistent.unexplained")
+        ui.say(Message("consistent.complaint", {"says": each.says, "because": because}))
+    args = {"count": len(found), "unexplained": len(unexplained), "packages": len(lock.packages)}
+    ui.say(Message("consistent.summary", args))
+    return int(code)
 
 
 def _show_ways_out(ui: Ui, stack: Stack, lock: Lock, machine: Machine) -> None:

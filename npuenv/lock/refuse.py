@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput, NothingFits
+from npuenv.errors import NothingFits
 from npuenv.facts.pip import without_secrets
 from npuenv.lock.ask import Resolver, is_out_of_reach
 from npuenv.lock.file import IMPOSSIBLE, Lock, Missing, Proof
@@ -16,23 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npuenv.resolve.types import Stack
-
-
-def require_agreement(stack: Stack, lock: Lock) -> None:
-    """Raises BadInput when a lock was made for another stack, platform or set of pins than this one."""
-    built = {source.name for source in stack.git_sources}
-    wanted = {pin.name: pin.version for pin in stack.pins if pin.is_python and pin.name not in built}
-    locked = {package.name: package.version for package in lock.packages}
-    other = [
-        f"{name} {locked.get(name, '-')} / {version}" for name, version in wanted.items() if locked.get(name) != version
-    ]
-    if lock.packages and other:
-        raise BadInput(
-            Message("lock.disagrees", {"stack": stack.name, "what": tuple(other)}), Message("lock.make-anew")
-        )
-    if (lock.stack, lock.platform) != (stack.name, stack.platform.tag):
-        said = {"stack": f"{stack.name} {stack.platform.tag}", "what": f"{lock.stack} {lock.platform}"}
-        raise BadInput(Message("lock.disagrees", said), Message("lock.make-anew"))
 
 
 def require_complete(lock: Lock, resolver: Resolver) -> None:

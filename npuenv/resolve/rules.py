@@ -52,11 +52,6 @@ _VLLM_ASCEND_FIELDS = {
 }
 
 
-def objections(candidate: Candidate, request: Request, matrix: Matrix) -> list[Clash]:
-    """Everything that speaks against a candidate: the request's wishes it does not meet, then the matrix."""
-    return [*unmet(candidate, request), *against_rows(candidate, matrix)]
-
-
 # What each objection hangs on: only another choice there can lift it. "pin" is any pin of the user's. Where a recipe
 # pins another version for another architecture, everything hangs on that too (`search`).
 _HANGS_ON = {

@@ -266,3 +266,20 @@ def test_the_json_of_a_lock_says_its_status(home: Path, capsys: pytest.CaptureFi
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["status"], document["proof"]) == ("npuenv.lock/1", "complete", [])
     assert len(document["packages"]) == len(lock.packages)
+
+
+def test_an_environment_is_held_against_its_lock(
+    home: Path, cpu_environment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lock", "cpu", "--installed", str(cpu_environment), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["complaints"]) == ("npuenv.installed/1", [])
+
+
+def test_a_folder_without_the_packages_is_not_as_locked(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lock", "cpu", "--arch", "x86_64", "--python", "3.11", "--installed", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "numpy is locked at" in said and "nothing in the stack explains it" in said
+    assert main(["lock", "cpu", "--installed", str(tmp_path / "none")]) == 2

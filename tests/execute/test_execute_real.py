@@ -18,7 +18,8 @@ from npuenv.facts.pip import for_uv, pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock import read_lock
 from npuenv.lock.make import Resolver, find_uv, make_lock
-from npuenv.lock.refuse import require_agreement, require_complete, require_sources
+from npuenv.lock.refuse import require_complete, require_sources
+from npuenv.lock.shelf import fits_stack
 from npuenv.matrix import load_matrix
 from npuenv.plan.install import Tools, plan_install
 from npuenv.plan.target import Target, check_target, find_python
@@ -45,7 +46,7 @@ def test_the_published_lock_installs_and_trains_one_step(
     target = Target(str(tmp_path / "env"))
     try:
         check_target(host, target, lock)
-        require_agreement(stack, lock)
+        assert fits_stack(lock, stack)
         require_complete(lock, resolver)
         tools = Tools(
             find_python(host, "3.11", stack.platform.arch), find_uv(), for_uv(settings, indexes), indexes,

@@ -19,7 +19,7 @@ from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
 from npuenv.lock.make import Known, Resolver, deciding_line, find_uv, make_lock, solve
-from npuenv.lock.refuse import require_agreement, require_complete, require_sources
+from npuenv.lock.refuse import require_complete, require_sources
 from npuenv.lock.shelf import shipped_folder
 from npuenv.lock.wheels import uv_platform, write_wheel
 from npuenv.matrix import load_matrix
@@ -229,16 +229,6 @@ def test_what_a_built_component_needs_is_locked_and_the_component_is_a_source(sh
     lock = shop.lock()
     assert versions(lock) == {"base": "1.5", "torx": "9.1+cpu", "upper": "1.0"}
     assert [(s.name, s.ref) for s in lock.sources] == [("Comp", "v1")]
-
-
-def test_a_lock_of_other_pins_or_another_platform_is_refused(shop: Shop) -> None:
-    lock = shop.lock()
-    require_agreement(shop.stack, lock)
-    with pytest.raises(BadInput) as caught:
-        require_agreement(replace(shop.stack, pins=(pin("torx", "9.2+cpu", "special"),)), lock)
-    assert "torx 9.1+cpu / 9.2+cpu" in say(caught.value.message)
-    with pytest.raises(BadInput):
-        require_agreement(replace(shop.stack, platform=Platform("riscv64", "3.11")), lock)
 
 
 def test_equal_rank_of_extra_indexes_takes_the_best_version(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
