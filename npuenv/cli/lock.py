@@ -66,6 +66,8 @@ def command(
     whole = "--verify" if verify else "--all" if is_all else ""
     if whole and form != "toml":
         raise BadInput(Message("lock.not-with", {"option": "--format", "other": whole}))
+    if whole and installed is not None:
+        raise BadInput(Message("lock.not-with", {"option": "--installed", "other": whole}))
     if verify and (is_all or fill or renew or out):
         option = "--all" if is_all else "--fill" if fill else "--renew" if renew else "--out"
         raise BadInput(Message("lock.not-with", {"option": option, "other": "--verify"}))

@@ -283,3 +283,5 @@ def test_a_folder_without_the_packages_is_not_as_locked(
     said = capsys.readouterr().out
     assert "numpy is locked at" in said and "nothing in the stack explains it" in said
     assert main(["lock", "cpu", "--installed", str(tmp_path / "none")]) == 2
+    assert main(["lock", "cpu", "--installed", str(tmp_path), "--all"]) == 2
+    assert main(["lock", "cpu", "--installed", str(tmp_path), "--verify"]) == 2

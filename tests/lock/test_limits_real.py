@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +11,10 @@ import pytest
 
 from npuenv.cli.common import Ui
 from npuenv.cli.machine import this_machine
+from npuenv.errors import NothingFits
+from npuenv.host.local import LocalHost
 from npuenv.matrix import load_matrix
+from npuenv.plan.target import find_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,10 +58,12 @@ def test_every_limit_is_shown() -> None:
 def test_the_limit_is_where_it_breaks(tmp_path: Path, limit: str) -> None:
     what, broken, whole = SHOWN[limit]
     row = next(row for row in load_matrix().limits if row.id == limit)
-    running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    interpreter = sys.executable if not row.python or running in row.python else row.python[0]
-    if this_machine(Ui("en")).resolver.run(("python", "find", interpreter)).code != 0:
-        pytest.skip(f"the limit is about Python {interpreter}, and there is none here")
+    interpreter = sys.executable
+    if row.python:
+        try:
+            interpreter = find_python(LocalHost(), row.python[0], platform.machine())
+        except NothingFits:
+            pytest.skip(f"the limit is about Python {row.python[0]}, and there is none here")
     assert runs(tmp_path / "broken", interpreter, what, *broken).returncode != 0
     good = runs(tmp_path / "whole", interpreter, what, *whole)
     assert good.returncode == 0, good.stderr
