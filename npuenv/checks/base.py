@@ -14,9 +14,26 @@ if TYPE_CHECKING:
     from npuenv.facts.base import Evidence
     from npuenv.facts.collect import Facts
     from npuenv.matrix import Matrix
+    from npuenv.plan.types import Want
+    from npuenv.resolve.types import Stack
 
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
+# First part of a check's id -> the catalogue `check_NAME` that holds its title.
+CATALOGUES = {
+    "machine": "machine",
+    "container": "machine",
+    "cards": "npu",
+    "devices": "npu",
+    "driver": "npu",
+    "network": "network",
+    "cann": "cann",
+    "nnal": "cann",
+    "session": "session",
+    "python": "python",
+    "ray": "ray",
+    "stack": "stack",
+}
 
 
 class Status(enum.Enum):
@@ -35,7 +52,11 @@ class Fix:
 
     says: Message
     commands: tuple[tuple[str, ...], ...] = ()
-    is_dangerous: bool = False  # touches other users, other processes or security: never run without its own question
+    is_dangerous: bool = False  # touches other users, other processes or security: shown with its cost, never run
+    is_automatic: bool = False  # `doctor --fix` may run the commands: programs, safe to run twice
+    needs_root: bool = False
+    undo: tuple[tuple[str, ...], ...] = ()  # what takes an automatic one back; empty: it cannot be taken back
+    done_when: tuple[Want, ...] = ()  # what holds once it is mended; empty: only the check itself can tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,7 @@ class Context:
     facts: Facts
     matrix: Matrix
     framework: str | None  # what the host is for; None: not said
+    stack: Stack | None = None  # the stack that it is judged against; None: not said
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +96,7 @@ class Check:
     """A declared check. `reads` names the facts without which it cannot judge: one of them unknown makes it unknown."""
 
     id: str  # area.what; never changes its meaning
-    reads: tuple[str, ...]
+    reads: tuple[str, ...]  # dotted paths into `Facts`: npu.smi
     source: str
     judge: Callable[[Context], Verdict]
     is_about_cards: bool = False  # skipped for cpu, and where nothing hints at a card
@@ -83,8 +105,9 @@ class Check:
 
 
 def message(name: str, /, **args: object) -> Message:
-    """A sentence of the catalogue `checks`."""
-    return Message(f"checks.{name}", args)
+    """`area.name` of the catalogue `check_area`; a name without an area is one of the runner's own, in `checks`."""
+    area, _, rest = name.rpartition(".")
+    return Message(f"check_{area}.{rest}" if area else f"checks.{name}", args)
 
 
 def ok(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
@@ -112,11 +135,23 @@ def skip(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
     return Verdict(Status.SKIP, message(name, **args), None, evidence)
 
 
-def fix(name: str, /, *commands: tuple[str, ...], is_dangerous: bool = False, **args: object) -> Fix:
-    """A cure; its sentence has the key `fix-NAME`."""
-    return Fix(message(f"fix-{name}", **args), commands, is_dangerous)
+def fix(
+    name: str,
+    /,
+    *commands: tuple[str, ...],
+    is_dangerous: bool = False,
+    is_automatic: bool = False,
+    needs_root: bool = False,
+    undo: tuple[tuple[str, ...], ...] = (),
+    done_when: tuple[Want, ...] = (),
+    **args: object,
+) -> Fix:
+    """A cure; the sentence of `fix("area.name")` has the key `fix-name` in the catalogue `check_area`."""
+    area, dot, rest = name.rpartition(".")
+    says = message(f"{area}{dot}fix-{rest}", **args)
+    return Fix(says, commands, is_dangerous, is_automatic, needs_root, undo, done_when)
 
 
 def title(check_id: str) -> Message:
     """The name of a check for people."""
-    return message(f"title-{check_id.replace('.', '-')}")
+    return message(f"{CATALOGUES[check_id.partition('.')[0]]}.title-{check_id.replace('.', '-')}")

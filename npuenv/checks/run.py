@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from npuenv.checks.automatic import declared
 from npuenv.checks.base import Check, Context, Finding, Status, Verdict, skip, unsure
 from npuenv.checks.registry import CHECKS
 from npuenv.errors import ExitCode
+from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npuenv.facts.base import Fact
     from npuenv.facts.collect import Facts
     from npuenv.matrix import Matrix
+    from npuenv.resolve.types import Stack
 
 _EVIDENCE_AT_MOST = 6
 _SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
@@ -27,11 +29,12 @@ def check_all(
     *,
     framework: str | None = None,
     level: int = 1,
+    stack: Stack | None = None,
     matrix: Matrix | None = None,
     checks: tuple[Check, ...] | None = None,
 ) -> tuple[Finding, ...]:
     """One finding per check, in the order of declaration. `matrix` and `checks` default to those of npuenv."""
-    context = Context(facts, matrix or load_matrix(), framework)
+    context = Context(facts, matrix or load_matrix(), framework, stack)
     return tuple(_finding(check, _judge(check, context, level), context) for check in checks or CHECKS)
 
 
@@ -53,14 +56,14 @@ def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> E
 
 def has_sign_of_cards(facts: Facts) -> bool:
     """Whether anything hints at an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
-    nodes, table = facts.nodes.value, facts.smi.value
+    nodes, table = facts.npu.nodes.value, facts.npu.smi.value
     return bool(
         (nodes and nodes.cards)
         or (table and table.cards)
-        or facts.pci_devices.value
-        or facts.driver.is_known
-        or facts.smi_trouble.is_known
-        or (facts.devices.value and facts.devices.value.count)
+        or facts.npu.pci_devices.value
+        or facts.npu.driver.is_known
+        or facts.npu.smi_trouble.is_known
+        or (facts.python.devices.value and facts.python.devices.value.count)
     )
 
 
@@ -71,7 +74,11 @@ def _judge(check: Check, context: Context, level: int) -> Verdict:
         return skip("skip-no-card")
     if level < check.level:
         return skip("skip-level", level=check.level)
-    blind = [name for name in check.reads if _fact(context.facts, name).state is State.UNKNOWN]
+    facts = [context.facts.at(name) for name in check.reads]
+    left_out = [fact for fact in facts if not was_asked(fact)]
+    if left_out:
+        return skip("skip-level", level=left_out[0].evidence[0].line.rpartition(" ")[2])
+    blind = [name for name, fact in zip(check.reads, facts) if fact.state is State.UNKNOWN]
     if blind:
         return unsure("unknown-input", *_evidence(context.facts, blind), facts=tuple(blind))
     try:
@@ -86,14 +93,10 @@ def _finding(check: Check, verdict: Verdict, context: Context) -> Finding:
     evidence = verdict.evidence or _evidence(context.facts, check.reads)
     if verdict.status is Status.SKIP:
         evidence = verdict.evidence
-    return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, verdict.fix)
+    fix = declared(verdict.fix, context, check.id)
+    return Finding(check.id, verdict.status, verdict.says, evidence[:_EVIDENCE_AT_MOST], check.source, fix)
 
 
 def _evidence(facts: Facts, names: Iterable[str]) -> tuple[Evidence, ...]:
-    lines = [item for name in names for item in _fact(facts, name).evidence if item.line]
+    lines = [item for name in names for item in facts.at(name).evidence if item.line]
     return tuple(dict.fromkeys(lines))
-
-
-def _fact(facts: Facts, name: str) -> Fact[Any]:
-    fact: Fact[Any] = getattr(facts, name)
-    return fact

@@ -24,6 +24,6 @@ def _interrupted_at_start() -> int:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from npuenv.cli.app import report_interrupt
+    from npuenv.front.ending import report_interrupt
 
     return report_interrupt(None)

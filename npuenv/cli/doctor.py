@@ -2,97 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.common import FRAMEWORKS, Ui, common_options
-from npuenv.errors import BadInput, ExitCode
+from npuenv.cli.common import Ui, common_options
+from npuenv.cli.judging import judge
+from npuenv.errors import BadInput
+from npuenv.front import doctor as front
+from npuenv.front.wish import FORMATS, FRAMEWORKS, HELP, Wish, form_of, require_sense
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from npuenv.host.base import Host
+    from npuenv.errors import ExitCode
 
 
 @click.command("doctor")
-@click.option("--for", "framework", type=click.Choice(FRAMEWORKS), help="Judge for this use; cpu skips the cards.")
+@click.option("--for", "framework", type=click.Choice(FRAMEWORKS), help=HELP["for"])
+@click.option("--stack", metavar="NAME", help="Judge against the versions and settings of a published stack.")
 @click.option(
-    "--level", type=click.IntRange(0, 2), default=1, show_default=True, help="0 reads files only; 2 computes."
+    "--level",
+    type=click.IntRange(0, 3),
+    default=1,
+    show_default=True,
+    help=HELP["level"],
 )
-@click.option("--python", metavar="EXE", help="The interpreter whose packages are judged (default: the session's).")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Also write what was seen, redacted.")
-@click.option("--from", "capture", type=click.Path(path_type=Path), metavar="FILE", help="Judge a saved capture.")
+@click.option("--python", metavar="EXE", help=HELP["python"])
+@click.option("--hash", "hashes", is_flag=True, help=HELP["hash"])
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help=HELP["save"])
+@click.option("--from", "capture", type=click.Path(path_type=Path), metavar="FILE", help=HELP["from"])
+@click.option("--from-report", "report", metavar="FILE|-", help=HELP["from-report"])
+@click.option("--fix", "is_fixing", is_flag=True, help="Show what can be mended, ask, do it, and look again.")
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="With --fix: show the plan only.")
+@click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help=HELP["format"],
+)
+@click.option("-o", "--output", "out", metavar="FILE", help=HELP["output"])
 @common_options
-def command(
-    ui: Ui, *, framework: str | None, level: int, python: str | None, save: Path | None, capture: Path | None
-) -> int:
+def command(ui: Ui, *, form: str | None, **options: Any) -> int:
     """Say what is wrong on this machine for training on Ascend NPUs, why, and which command mends it.
 
-    Nothing on the machine is changed. The report is complete even where torch cannot be imported. What could not be
-    looked at is "unknown", never "fine".
+    Nothing on the machine is changed, except with --fix, which asks first. The report is complete even where torch
+    cannot be imported. What could not be looked at is "unknown", never "fine".
     """
-    return int(run_doctor(ui, framework=framework, level=level, python=python, save=save, capture=capture))
+    is_json = ui.is_json
+    wish = Wish(format=form or ("json" if is_json else form_of(options["out"])), **options)
+    ui = replace(ui, is_json=wish.format == "json" and wish.out is None)
+    if is_json and wish.format != "json":
+        raise BadInput(Message("doctor.two-formats", {"format": wish.format}), Message("doctor.two-formats-hint"))
+    if wish.is_fixing:
+        from npuenv.cli.fix import run_fix
+
+        require_sense(wish)
+        return int(run_fix(ui, wish))
+    return int(front.run_doctor(ui, wish, lambda host: judge(wish, ui, host)))
 
 
-def run_doctor(
-    ui: Ui,
-    *,
-    framework: str | None,
-    level: int = 1,
-    python: str | None = None,
-    save: Path | None = None,
-    capture: Path | None = None,
-) -> ExitCode:
-    """Collects, checks and reports; the exit code of the findings."""
-    from npuenv.checks import check_all, exit_code
-    from npuenv.facts.collect import collect
-    from npuenv.report.doctor import document, print_report
-
-    if save and capture:
-        raise BadInput(Message("cli.save-and-from"), Message("cli.save-and-from-hint"))
-    host = _host(capture)
-    facts = collect(host, python=python, level=level)
-    findings = check_all(facts, framework=framework, level=level)
-    code = exit_code(findings, framework=framework)
-    if ui.is_json:
-        ui.print_json(document(findings, facts, lang=ui.lang, framework=framework))
-    elif not ui.is_quiet or code is not ExitCode.FINE:
-        print_report(ui.console(), findings, facts, lang=ui.lang, is_verbose=ui.is_verbose, restore=_restore(host))
-    if save:
-        _save(host, save)
-        ui.say(Message("cli.saved", {"path": str(save)}), err=True)
-    return code
-
-
-def _host(capture: Path | None) -> Host:
-    """This machine, redacted before anything else sees its answers; or the one in a capture."""
-    from npuenv.host.local import LocalHost
-    from npuenv.host.recorded import RecordingHost, load_capture
-
-    return load_capture(capture) if capture else RecordingHost(LocalHost())
-
-
-def _restore(host: Host) -> Callable[[str], str]:
-    """Puts the user's own names back into what is shown on this machine; a replayed capture has none to put back."""
-    from npuenv.host.recorded import RecordingHost
-
-    return host.restore if isinstance(host, RecordingHost) else str
-
-
-def _save(host: Host, path: Path) -> None:
-    from npuenv.host.recorded import RecordingHost
-
-    assert isinstance(host, RecordingHost)
-    from npuenv.host.writing import write_whole
-
-    try:
-        if path.exists() and not path.is_file():  # /dev/stdout: written through, never replaced
-            path.write_text(host.capture_text(), encoding="utf-8")
-        else:
-            write_whole(str(path), host.capture_text())
-    except OSError as error:
-        args = {"path": str(path), "reason": error.strerror or str(error)}
-        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+def run_doctor(ui: Ui, *, framework: str | None) -> ExitCode:
+    """A look at this machine, reported as text; the exit code of the findings."""
+    wish = Wish(framework=framework, format="json" if ui.is_json else "text")
+    return front.run_doctor(ui, wish, lambda host: judge(wish, ui, host))

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
+WANTED = frozenset({"machine", "npu", "cann"})  # the groups of facts that decide a stack
+
+
 def with_host(request: Request, host: str) -> tuple[Request, tuple[Message, ...]]:
     """The request with what a host decides, and what it does not tell. `this` machine, or a capture file."""
     from npuenv.facts.collect import collect
@@ -18,5 +21,5 @@ def with_host(request: Request, host: str) -> tuple[Request, tuple[Message, ...]
     from npuenv.matrix import load_matrix
     from npuenv.resolve.from_host import filled
 
-    facts = collect(LocalHost() if host == "this" else load_capture(Path(host)), level=0)
+    facts = collect(LocalHost() if host == "this" else load_capture(Path(host)), only=WANTED)
     return filled(request, facts, load_matrix())

@@ -9,6 +9,7 @@ does not count, so a question that depends on it needs an argv of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ class RecordingHost:
         environ = host.environ()
         self._redactor.see_environ(environ)
         self._redactor.learn_host(host.name)
+        # The account's name before anything else is seen: a session in a container often has no USER.
+        with contextlib.suppress(NotRecorded):
+            self._redactor.text(host.run(("id",)).out)
         self._environ = self._redactor.environ(environ)
         self._ran: dict[tuple[str, ...], Ran] = {}
         self._looked: dict[str, Looked] = {}

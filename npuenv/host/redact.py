@@ -1,7 +1,9 @@
-"""Stable stand-ins for what must not leave a machine: user names, the host's name, passwords, tokens, keys.
+"""Stable stand-ins for what must not leave a machine: user and host names, mail and public addresses, serial numbers.
 
 A `Redactor` belongs to one session. The same name always gets the same stand-in, and stand-ins for names can be turned
-back, so that a path seen with a stand-in can still be asked for. Secrets become `***` and cannot be turned back.
+back, so that a path seen with a stand-in can still be asked for. Secrets (`npuenv.host.secrets`) become `***` for good.
+Addresses of private networks stay: which node reaches which is what a diagnosis is about, and they mean nothing
+elsewhere. Start from `Redactor`, or from `redact_text` for a text that comes without a machine.
 """
 
 from __future__ import annotations
@@ -9,38 +11,50 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from npuenv.host.names import HOMES, hosts_in, owners_of_homes, servers_in, users_in
+from npuenv.host.secrets import SECRET, lines_of, on_lines, unlined, without_secrets
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-SECRET = "***"
-
 # Variables a diagnosis can need; all others stay on the machine.
 _KEPT_VARIABLE = re.compile(
-    r"(ASCEND|HCCL|ACL|ATB|ASDOPS|NPU|CANN|LCCL|TORCH|PYTORCH|VLLM|VERL|ROLL|RAY|HF|PIP|UV|CONDA|PYTHON|GLOO|NCCL|OMP|TOOLCHAIN|"
-    r"LD|LC|TASK_QUEUE|COMBINED|CPU_AFFINITY|MULTI_STREAM|USE_MODELSCOPE|KUBERNETES_SERVICE|MASTER|CUDA_VISIBLE|WANDB)(_\w*)?"
-    r"|PATH|HOME|LANG|VIRTUAL_ENV|CONTAINER|RANK|LOCAL_RANK|WORLD_SIZE|TMPDIR|SOC_VERSION|\w*PROXY",
+    r"(ASCEND|HCCL|ACL|ATB|ASDOPS|NPU|CANN|LCCL|TORCH|PYTORCH|VLLM|VERL|ROLL|RAY|HF|PIP|UV|CONDA|GLOO|NCCL|OMP|TOOLCHAIN|"
+    r"LD|LC|TASK_QUEUE|COMBINED|CPU_AFFINITY|MULTI_STREAM|PER_STREAM|STREAMS_PER|INF_NAN_MODE|OOM_SNAPSHOT|P2P_HCCL|"
+    r"USE_MODELSCOPE|KUBERNETES_SERVICE|MASTER|CUDA_VISIBLE|WANDB|TORCHINDUCTOR|TORCHDYNAMO|TRANSFORMERS|TRITON|MODELSCOPE|"
+    r"COMPILE_CUSTOM|XDG_CACHE|TE|MINDSPEED|OPENBLAS|MKL|SSL_CERT)(_\w*)?"
+    r"|PATH|HOME|LANG|VIRTUAL_ENV|CONTAINER|RANK|\w+_RANK|RANK_TABLE_FILE|WORLD_SIZE|DASHBOARD_PORT|TMPDIR|TZ|SOC_VERSION"
+    r"|PYTHON\w*|\w*PROXY|(?:REQUESTS|CURL)_CA_BUNDLE|(?:PET_|SLURM_)?NNODES|SLURM_JOB_NUM_NODES|TP_SOCKET_IFNAME",
     re.IGNORECASE,
 )
-_SECRET_VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|COOKIE", re.IGNORECASE)
-_URL_LOGIN = re.compile(r"(?<=://)[^\s/@'\"]+@")
-_SECRET_SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+_SECRET_VARIABLE = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASS|CREDENTIAL|COOKIE", re.IGNORECASE)
+_GECOS = re.compile(r"(?m)^([a-z_][\w.-]*:x:[0-9]{4,}:[0-9]+:)[^:\n]+(?=:/)")
+_MAIL = re.compile(
+    r"(?<![\w.+/-])(?!git@)[A-Za-z0-9][\w.+-]*@(?:[A-Za-z0-9-]+\.)+(?!service\b|slice\b|scope\b|mount\b)[A-Za-z]{2,}(?![\w.-]*\w)"
 )
-_BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9+/._~=-]{12,}")
-_ASSIGNED = re.compile(
-    r"""(?i)(\b[\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key)["']?\s*[=:]\s*["']?)([^\s"',;]{4,})"""
+_SERIAL = re.compile(
+    r"(?i)(\bserial[ _-]*(?:number|num|no)[\"']?\s*[:=]\s*[\"']?|[\"']sn[\"']\s*:\s*[\"'])([A-Za-z0-9][\w-]{3,})"
 )
-# Only at the start of a path: in /data/home/Ascend, `Ascend` is nobody.
-_HOMES = r"(?<![A-Za-z0-9_.~-])/(?:home|Users)/"
-_HOME_OF = re.compile(_HOMES + r"([^/\s:'\",;]+)")
+_SERIAL_STAND_IN = re.compile(r"serial[0-9]+|unavailable|none|null|unknown", re.IGNORECASE)
+_PART = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_ADDRESS = re.compile(rf"(?<![\w.-])({_PART}(?:\.{_PART}){{3}})(?!\.?[\w]|-[\w])")
+# Four small numbers with points are a version unless they stand where an address stands.
+_ADDRESS_BEFORE = re.compile(
+    r"(?i)(?:://|@|\b(?:inet|ip|ipaddr|ip_address|address|addr|host|server|gateway|from|to|via)"
+    r"[ \t]*[=:]?[ \t]*[\"'\[(]?)$"
+)
+_ADDRESS_AFTER = re.compile(r":[0-9]{2,5}\b|/[0-9]{1,2}\b")
+_VERSION_OCTETS_BELOW = 100  # no part of a version of these tools is as large
 _STAND_IN = re.compile(r"user[0-9]+|host[0-9]+")
+_STAND_IN_NETS = ("203.0.113", "198.51.100")  # RFC 5737: of documentation, nobody's
 # Names that say nothing about a person and would be replaced all over the place.
 _COMMON = frozenset({
     "root", "admin", "user", "users", "test", "ubuntu", "debian", "centos", "openeuler", "docker", "ascend", "npu",
     "hwhiaiuser", "hiai", "python", "torch", "conda", "data", "work", "home", "local", "localhost", "localdomain",
     "none", "any", "all", "default", "system", "node", "worker", "master", "main", "dev", "build", "runner", "ci",
-    "jenkins",
+    "jenkins", "nobody", "nogroup", "www-data", "machine", "base", "prod", "gpu", "server", "mail", "github", "gitlab",
+    "vllm", "verl", "roll", "ray", "numpy", "triton", "transformers", "mindie", "hccl", "qwen", "pypi", "model",
+    "token",
 })  # fmt: skip
 
 
@@ -51,16 +65,25 @@ class Redactor:
         self._stand_ins: dict[str, str] = {}  # real name -> stand-in
         self._anywhere: set[str] = set()  # names that are replaced wherever they stand as a word
         self._secrets: set[str] = set()
+        self._addresses: dict[str, str] = {}  # public address -> stand-in
+        self._serials: dict[str, str] = {}
+        self._own = ""  # the session's home where it is called home itself: what lies in it are no homes
 
     def see_environ(self, environ: Mapping[str, str]) -> None:
         """Learns the session's user names and the values of secret variables."""
         for name in ("USER", "LOGNAME", "SUDO_USER", "USERNAME"):
             self.learn_user(environ.get(name, ""))
         home = environ.get("HOME", "").rstrip("/")
-        if home.count("/") > 1:
+        if home.count("/") > 1 and home.endswith(("/home", "/Users")):
+            self._own = f"{home}/"
+        elif home.count("/") > 1:
             self.learn_user(home.rpartition("/")[2])
+        for name in ("HOSTNAME", "HOST", "NODE_NAME", "SLURMD_NODENAME", "MASTER_ADDR", "POD_NAME"):
+            if not _ADDRESS.fullmatch(environ.get(name, "")):
+                self.learn_host(environ.get(name, ""))
         for name, value in environ.items():
-            if _SECRET_VARIABLE.search(name) and len(value) >= 8:
+            # A path to a secret is none, and hiding it everywhere would hide the folder that it lies in.
+            if _SECRET_VARIABLE.search(name) and len(value) >= 6 and not value.startswith(("/", "~")):
                 self._secrets.add(value)
 
     def learn_user(self, name: str) -> None:
@@ -83,22 +106,61 @@ class Redactor:
         }
 
     def text(self, text: str) -> str:
-        """The text with stand-ins."""
+        """The text with stand-ins. It keeps its lines."""
+        text = lines_of(text)
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, SECRET)
-        text = _URL_LOGIN.sub(f"{SECRET}@", text)
-        text = _SECRET_SHAPES.sub(SECRET, text)
-        text = _BEARER.sub(rf"\1\2{SECRET}", text)
-        text = _ASSIGNED.sub(rf"\g<1>{SECRET}", text)
-        for found in _HOME_OF.findall(text):
-            self._learn(found, "user", anywhere=False)
-        return self._replace_names(text)
+        self._learn_from(text)
+        text = without_secrets(text)
+        if "@" in text:
+            text = on_lines(("@",), text, text, lambda line: _MAIL.sub(SECRET, line))
+        if ":x:" in text:
+            text = _GECOS.sub(r"\1", text)
+        text = self._without_serials(text)
+        text = _ADDRESS.sub(self._for_address, text)
+        return unlined(self._replace_names(text))
 
     def restore(self, text: str) -> str:
         """The text with stand-ins for names turned back."""
         for real, stand_in in self._by_length():
             text = _word(stand_in).sub(lambda _, real=real: real, text)  # type: ignore[misc]
+        for real, stand_in in self._addresses.items():
+            text = re.sub(rf"(?<![\w.]){re.escape(stand_in)}(?![\w]|\.[0-9])", real, text)
         return text
+
+    def _learn_from(self, text: str) -> None:
+        """Names that a text gives away: homes, prompts, `id`, `uname -a`, tables of users and mounts."""
+        for name in dict.fromkeys(owners_of_homes(text.replace(self._own, "/") if self._own else text)):
+            self._learn(name, "user", anywhere=False)
+        for name in users_in(text):
+            self.learn_user(name)
+        for name in hosts_in(text):
+            self.learn_host(name)
+        for name in servers_in(text):
+            self._learn(name, "host", anywhere=True)
+
+    def _without_serials(self, text: str) -> str:
+        if "erial" not in text and "ERIAL" not in text and "sn" not in text.lower():
+            return text
+
+        def stand_in(found: re.Match[str]) -> str:
+            number = found.group(2)
+            if _SERIAL_STAND_IN.fullmatch(number):
+                return found.group()
+            return found.group(1) + self._serials.setdefault(number, f"serial{len(self._serials) + 1}")
+
+        return _SERIAL.sub(stand_in, text)
+
+    def _for_address(self, found: re.Match[str]) -> str:
+        address = found.group(1)
+        if _is_private(address) or not _is_address(found):
+            return address
+        if address not in self._addresses:
+            number = len(self._addresses)
+            if number >= 254 * len(_STAND_IN_NETS):
+                return SECRET
+            self._addresses[address] = f"{_STAND_IN_NETS[number // 254]}.{number % 254 + 1}"
+        return self._addresses[address]
 
     def _learn(self, name: str, kind: str, *, anywhere: bool, stand_in: str | None = None) -> None:
         if not name or (name == "root"):
@@ -119,7 +181,7 @@ class Redactor:
     def _replace_names(self, text: str) -> str:
         for real, stand_in in self._by_length():
             if real in text:
-                text = re.sub(rf"({_HOMES}){re.escape(real)}(?![^/\s:'\",;])", rf"\g<1>{stand_in}", text)
+                text = re.sub(rf"({HOMES}){re.escape(real)}(?![^/\s:'\",;])", rf"\g<1>{stand_in}", text)
                 if real in self._anywhere:
                     text = _word(real).sub(stand_in, text)
         return text
@@ -130,3 +192,30 @@ class Redactor:
 
 def _word(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])")
+
+
+def _is_private(address: str) -> bool:
+    """True for addresses that name nobody: private, local, of documentation, for groups."""
+    first, second, third, _ = (int(part) for part in address.split("."))
+    return (
+        first in (0, 10, 127)
+        or first >= 224
+        or (first, second) in ((192, 168), (169, 254))
+        or (first == 172 and 16 <= second < 32)
+        or (first == 100 and 64 <= second < 128)
+        or (first, second, third) in ((192, 0, 2), (198, 51, 100), (203, 0, 113))
+    )
+
+
+def _is_address(found: re.Match[str]) -> bool:
+    """Whether four numbers are an address and not a version such as 22.0.4.1."""
+    if any(int(part) >= _VERSION_OCTETS_BELOW for part in found.group(1).split(".")):
+        return True
+    before = found.string[max(found.start() - 24, 0) : found.start()]
+    after = found.string[found.end() : found.end() + 7]
+    return bool(_ADDRESS_BEFORE.search(before) or _ADDRESS_AFTER.match(after))
+
+
+def redact_text(text: str) -> str:
+    """A text that somebody pasted, with stand-ins for what it gives away itself; it keeps its lines."""
+    return Redactor().text(text)

@@ -7,10 +7,14 @@ between them. What follows from the rows is decided in `npuenv.resolve`; nothing
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from npuenv._data import folder_of
 from npuenv.matrix.check import check
 from npuenv.matrix.tables import Matrix
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Matrix", "check", "load_matrix"]
 
@@ -18,4 +22,4 @@ __all__ = ["Matrix", "check", "load_matrix"]
 @functools.cache
 def load_matrix(folder: Path | None = None) -> Matrix:
     """The matrix that comes with npuenv, or one from a folder of the same tables. Tables are read when asked for."""
-    return Matrix(folder or Path(__file__).parent)
+    return Matrix(folder or folder_of(__file__))

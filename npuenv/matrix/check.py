@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROW_PINS = ("torch-npu", "vllm-ascend", "triton-ascend")
 _TABLES = (
     "hardware", "cann", "systems", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "images", "indexes",
-    "settings", "unsupported", "limits", "contradictions",
+    "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions",
 )  # fmt: skip
 # The fields that hold a day, beside `seen`.
 _DAYS = ("published", "released", "date")

@@ -33,6 +33,7 @@ class Hardware(Row):
     names: tuple[str, ...]  # chip names as `npu-smi` prints them, compared without case
     socs: tuple[str, ...]  # SOC_VERSION values that build for it, the aliases included
     image_chip: str  # the chip part of a CANN image tag; "" where no image is published
+    kernels: tuple[str, ...] = ()  # folders of its compiled operators below an opp, any of which will do
     accepted: bool = True  # False: known, so that it can be named, but no stack runs on it
 
 
@@ -191,6 +192,34 @@ class Setting(Row):
     why: str
     since: str = ""  # vllm-ascend version from which the variable is read; "": always
     until: str = ""  # first vllm-ascend version that no longer reads it
+
+
+@dataclass(frozen=True, slots=True)
+class NpuFault(Row):
+    """Event codes of a card's firmware that are handled alike."""
+
+    # none: does not disturb work | request: repeat the request | work: start the job again | free: reset the card when
+    # it is free | reset: reset the card | separate: a reset does not help, leave the card out
+    action: Literal["none", "request", "work", "free", "reset", "separate"]
+    codes: tuple[str, ...]  # eight hexadecimal digits, as npu-smi prints them
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Row):
+    """An environment variable: who reads it, and which values it takes."""
+
+    name: str
+    kind: Literal["number", "decimal", "choice", "ports", "address", "pattern", "any"]
+    reader: Literal["hccl", "torch_npu", "cann", "docker", "ray", "vllm", "vllm-ascend"]
+    least: int = 0
+    most: int = 0
+    multiple: int = 1  # values are multiples of it
+    unit: str = ""
+    values: tuple[str, ...] = ()  # of a choice; the case does not matter
+    pattern: str = ""  # a regular expression for the whole value
+    example: str = ""  # a value that matches the pattern
+    since: str = ""  # the reader's release from which on it is read; "": always
+    until: str = ""  # the first release of the reader that no longer reads it
 
 
 @dataclass(frozen=True, slots=True)

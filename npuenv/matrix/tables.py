@@ -17,6 +17,7 @@ from npuenv.matrix.rows import (
     Image,
     Index,
     Limit,
+    NpuFault,
     Recipe,
     Row,
     Setting,
@@ -24,6 +25,7 @@ from npuenv.matrix.rows import (
     TorchNpu,
     TritonAscend,
     Unsupported,
+    Variable,
     VllmAscend,
 )
 
@@ -71,8 +73,8 @@ class Matrix:
 
     @functools.cached_property
     def built(self) -> tuple[Built, ...]:
-        names = sorted(path.stem for path in (self.folder / "built").glob("*.toml"))
-        return tuple(itertools.chain.from_iterable(self._built_of(name) for name in names))
+        names = sorted(path.name for path in (self.folder / "built").iterdir() if path.name.endswith(".toml"))
+        return tuple(itertools.chain.from_iterable(self._built_of(name.removesuffix(".toml")) for name in names))
 
     @functools.cache  # noqa: B019 - a matrix lives as long as the process
     def _built_of(self, name: str) -> tuple[Built, ...]:
@@ -91,12 +93,26 @@ class Matrix:
         return self._table("settings", Setting)
 
     @functools.cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        return self._table("variables", Variable)
+
+    @functools.cached_property
     def unsupported(self) -> tuple[Unsupported, ...]:
         return self._table("unsupported", Unsupported)
 
     @functools.cached_property
     def limits(self) -> tuple[Limit, ...]:
         return self._table("limits", Limit)
+
+    @functools.cached_property
+    def clashes(self) -> tuple[Limit, ...]:
+        """As `limits`, for what is installed already: releases that no stack would choose any more."""
+        return self._table("clashes", Limit)
+
+    @functools.cached_property
+    def npu_faults(self) -> tuple[NpuFault, ...]:
+        """From harmless to hopeless."""
+        return self._table("npu_faults", NpuFault)
 
     @functools.cached_property
     def systems(self) -> tuple[System, ...]:
@@ -157,6 +173,10 @@ class Matrix:
 
     def hardware_row(self, generation: str) -> Hardware | None:
         return next((row for row in self.hardware if row.id == generation), None)
+
+    def npu_fault(self, code: str) -> NpuFault | None:
+        """How an event code of a card is handled; None where no row names it. Of two rows the graver one counts."""
+        return next((row for row in reversed(self.npu_faults) if code.upper() in row.codes), None)
 
     def hardware_of_chip(self, name: str) -> Hardware | None:
         """The generation of a chip by its name or SoC as `npu-smi` or CANN prints it; None where no row names it."""

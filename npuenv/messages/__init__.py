@@ -10,16 +10,15 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv._data import folder_of
 from npuenv._toml import load_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LANGUAGES = ("en", "zh")
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,6 @@ def _plain(value: object, lang: str) -> object:
 
 @functools.cache
 def _catalogue(lang: str, area: str) -> Mapping[str, str]:
-    table = load_file(_HERE / lang / f"{area}.toml")[area]
+    table = load_file(folder_of(__file__) / lang / f"{area}.toml")[area]
     assert all(isinstance(text, str) for text in table.values()), area
     return dict(table)

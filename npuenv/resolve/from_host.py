@@ -47,37 +47,37 @@ _Found = tuple["str | None", "tuple[Evidence, ...]"]  # a value, None where it i
 
 
 def _arch(facts: Facts, matrix: Matrix) -> _Found:
-    return facts.arch.value, facts.arch.evidence
+    return facts.machine.arch.value, facts.machine.arch.evidence
 
 
 def _system(facts: Facts, matrix: Matrix) -> _Found:
-    system = facts.system.value
+    system = facts.machine.system.value
     name = f"{system.id}{system.version.split()[0]}".lower() if system and system.version else ""
-    return name if matrix.system_row(name) else None, facts.system.evidence
+    return name if matrix.system_row(name) else None, facts.machine.system.evidence
 
 
 def _driver(facts: Facts, matrix: Matrix) -> _Found:
-    if facts.driver.value is None and facts.smi.value and facts.smi.value.driver:
-        return facts.smi.value.driver, facts.smi.evidence
-    return facts.driver.value.version if facts.driver.value else None, facts.driver.evidence
+    if facts.npu.driver.value is None and facts.npu.smi.value and facts.npu.smi.value.driver:
+        return facts.npu.smi.value.driver, facts.npu.smi.evidence
+    return facts.npu.driver.value.version if facts.npu.driver.value else None, facts.npu.driver.evidence
 
 
 def _cann(facts: Facts, matrix: Matrix) -> _Found:
-    cann = facts.cann.value.version if facts.cann.value else None
+    cann = facts.cann.toolkit.value.version if facts.cann.toolkit.value else None
     is_listed = cann is not None and versions.is_cann(cann) and matrix.cann_row(cann) is not None
-    return cann if is_listed else None, facts.cann.evidence
+    return cann if is_listed else None, facts.cann.toolkit.evidence
 
 
 def _hardware(facts: Facts, matrix: Matrix) -> _Found:
     """The one generation of the host's cards; None where no card could be read."""
-    names = {card.name for card in facts.smi.value.cards if card.name} if facts.smi.value else set()
+    names = {card.name for card in facts.npu.smi.value.cards if card.name} if facts.npu.smi.value else set()
     rows = {name: matrix.hardware_of_chip(name) for name in sorted(names)}
     found = {row.id for row in rows.values() if row is not None}
     if len(found) > 1:
         raise CannotTell(
             Message("resolve.host-mixed", {"names": tuple(sorted(names))}), Message("resolve.name-hardware")
         )
-    return found.pop() if found else None, facts.smi.evidence
+    return found.pop() if found else None, facts.npu.smi.evidence
 
 
 _READ: dict[str, Callable[[Facts, Matrix], _Found]] = {

@@ -3,100 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changes import (
+    HEALTHY,
+    HOSTS,
+    WHY,
+    Change,
+    both,
+    cards,
+    find,
+    gone,
+    lost,
+    nodes,
+    packages,
+    part,
+    put,
+    trouble,
+    variables,
+)
 
-from npuenv.checks import Finding, Status, check_all, exit_code
+from npuenv.checks import Status, check_all, exit_code
 from npuenv.checks.base import Check, Context, Verdict
 from npuenv.checks.registry import CHECKS
 from npuenv.errors import ExitCode
-from npuenv.facts import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.collect import Facts, collect
-from npuenv.facts.driver import Node, Nodes, VersionInfo
-from npuenv.facts.machine import Space
-from npuenv.facts.network import HccnConf, Proxy
-from npuenv.facts.python import SharedFiles
-from npuenv.facts.smi import Process, SmiTrouble, Trouble
+from npuenv.facts import Evidence, Fact, State
+from npuenv.facts.collect import collect
+from npuenv.facts.hccn.conf import HccnConf
+from npuenv.facts.machine.system import Space
+from npuenv.facts.network.proxies import Proxy
+from npuenv.facts.npu.driver import VersionInfo
+from npuenv.facts.npu.smi import Process, Trouble
+from npuenv.facts.python.interpreter import SharedFiles
 from npuenv.host.recorded import load_capture
 from npuenv.messages import say
-
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
-WHY = Evidence("question", "no answer")
-HEALTHY = collect(load_capture(HOSTS / "a2_healthy.json"), level=2)
-Change = Callable[[Facts], Facts]
-
-
-def put(**values: Any) -> Change:
-    """Known facts with these values; None stands for absent."""
-    facts = {name: absent(WHY) if value is None else known(value, WHY) for name, value in values.items()}
-    return lambda healthy: dataclasses.replace(healthy, **facts)
-
-
-def part(name: str, **values: Any) -> Change:
-    """A known fact with some parts of its value changed."""
-
-    def change(facts: Facts) -> Facts:
-        fact = getattr(facts, name)
-        return dataclasses.replace(facts, **{name: known(dataclasses.replace(fact.value, **values), *fact.evidence)})
-
-    return change
-
-
-def lost(*names: str) -> Change:
-    return lambda facts: dataclasses.replace(facts, **{name: unknown(WHY) for name in names})
-
-
-def variables(**values: str | None) -> Change:
-    def change(facts: Facts) -> Facts:
-        environment = {**(facts.environment.value or {}), **values}
-        left = {name: value for name, value in environment.items() if value is not None}
-        return dataclasses.replace(facts, environment=known(left, WHY))
-
-    return change
-
-
-def packages(**versions: str | None) -> Change:
-    """Other versions of distributions; None: not installed. Underscores stand for dashes."""
-
-    def change(facts: Facts) -> Facts:
-        assert facts.python.value is not None
-        have = {**facts.python.value.distributions, **{key.replace("_", "-"): value for key, value in versions.items()}}
-        return part("python", distributions={name: value for name, value in have.items() if value})(facts)
-
-    return change
-
-
-def cards(**values: Any) -> Change:
-    """The first card with other values."""
-
-    def change(facts: Facts) -> Facts:
-        assert facts.smi.value is not None
-        first, *rest = facts.smi.value.cards
-        return part("smi", cards=(dataclasses.replace(first, **values), *rest))(facts)
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    def change(facts: Facts) -> Facts:
-        for one in changes:
-            facts = one(facts)
-        return facts
-
-    return change
-
-
-def trouble(kind: Trouble, ret: int | None = None, library: str | None = None) -> Change:
-    return both(lost("smi"), put(smi_trouble=SmiTrouble(kind, "what it printed", ret, library)))
-
-
-def nodes(*numbers: int, shut: str = "", missing: tuple[str, ...] = ()) -> Change:
-    found = tuple(Node(f"/dev/davinci{number}", not shut, shut) for number in numbers)
-    return put(nodes=Nodes(found, (), missing))
-
 
 NO_CARDS = both(nodes(), put(smi=None, smi_trouble=None, driver=None, pci_devices=(), devices=None))
 CONTAINER = put(container="docker")
@@ -193,34 +136,37 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "container.mounts",
         both(
             CONTAINER,
-            lambda facts: dataclasses.replace(
-                facts, driver_libraries=absent(Evidence("/usr/local/Ascend/driver/lib64/common", "absent"))
-            ),
+            gone("driver_libraries", Evidence("/usr/local/Ascend/driver/lib64/common", "absent")),
         ),
         Status.FAIL,
         "lib64/common",
     ),
     ("container.mounts", both(CONTAINER, put(smi=None)), Status.WARN, "npu-smi"),
-    ("cann.found", put(cann=None), Status.FAIL, "no CANN"),
+    ("cann.found", put(toolkit=None), Status.FAIL, "no CANN"),
     ("cann.sourced", variables(ASCEND_HOME_PATH=None), Status.FAIL, "not set up"),
-    ("cann.sourced", both(variables(ASCEND_HOME_PATH="/gone"), part("cann", answered_by="/x")), Status.FAIL, "/gone"),
+    (
+        "cann.sourced",
+        both(variables(ASCEND_HOME_PATH="/gone"), part("toolkit", answered_by="/x")),
+        Status.FAIL,
+        "/gone",
+    ),
     ("cann.sourced", variables(ASCEND_OPP_PATH=None), Status.FAIL, "ASCEND_OPP_PATH is not set"),
     ("cann.sourced", put(opp=None), Status.FAIL, "no folder"),
-    ("cann.sourced", part("cann", missing_parts=("runtime",)), Status.FAIL, "lacks runtime"),
+    ("cann.sourced", part("toolkit", missing_parts=("runtime",)), Status.FAIL, "lacks runtime"),
     ("cann.sourced", variables(LD_LIBRARY_PATH="/usr/lib"), Status.FAIL, "LD_LIBRARY_PATH"),
     ("cann.arch", put(arch="x86_64"), Status.FAIL, "aarch64"),
-    ("cann.driver", both(part("smi", driver="24.1.0"), part("cann", version="9.1.0")), Status.FAIL, "too old"),
-    ("cann.driver", both(part("smi", driver="26.1.0"), part("cann", version="8.5.0")), Status.WARN, "newer"),
-    ("cann.driver", part("cann", version="7.9.9"), Status.UNKNOWN, "not in npuenv's tables"),
-    ("cann.driver", part("cann", version="weird.x"), Status.UNKNOWN, "cannot be read"),
-    ("cann.driver", part("cann", version="8.3.RC1"), Status.WARN, "no official line"),
+    ("cann.driver", both(part("smi", driver="24.1.0"), part("toolkit", version="9.1.0")), Status.FAIL, "too old"),
+    ("cann.driver", both(part("smi", driver="26.1.0"), part("toolkit", version="8.5.0")), Status.WARN, "newer"),
+    ("cann.driver", part("toolkit", version="7.9.9"), Status.UNKNOWN, "not in npuenv's tables"),
+    ("cann.driver", part("toolkit", version="weird.x"), Status.UNKNOWN, "cannot be read"),
+    ("cann.driver", part("toolkit", version="8.3.RC1"), Status.OK, "no official line"),
     ("nnal.present", put(nnal=None), Status.WARN, "NNAL"),
     ("nnal.present", part("nnal", version="8.3.RC1"), Status.WARN, "one release"),
     ("nnal.sourced", variables(ATB_HOME_PATH=None), Status.WARN, "ATB_HOME_PATH"),
     ("nnal.sourced", variables(LD_LIBRARY_PATH="/n/atb/cxx_abi_1/lib:/n/atb/cxx_abi_0/lib"), Status.WARN, "cxx_abi_1"),
-    ("python.found", put(python=None), Status.FAIL, "no Python"),
-    ("python.version", part("python", version="3.9.18"), Status.FAIL, "3.9"),
-    ("python.version", part("python", version="3.15.0"), Status.FAIL, "3.15"),
+    ("python.found", put(interpreter=None), Status.FAIL, "no Python"),
+    ("python.version", part("interpreter", version="3.9.18"), Status.FAIL, "3.9"),
+    ("python.version", part("interpreter", version="3.15.0"), Status.FAIL, "3.15"),
     ("python.torch-pair", packages(torch="2.9.0"), Status.FAIL, "2.8.0"),
     ("python.torch-pair", packages(torch=None), Status.FAIL, "without torch"),
     ("python.torch-npu-cann", packages(torch_npu="2.7.1"), Status.WARN, "8.3.RC1"),
@@ -234,30 +180,30 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "ImportError: x",
     ),
     ("python.numpy", packages(numpy="2.1.3"), Status.FAIL, "numpy<2"),
-    ("python.numpy", both(packages(numpy="2.1.3"), part("cann", version="9.1.0")), Status.OK, "no bound"),
+    ("python.numpy", both(packages(numpy="2.1.3"), part("toolkit", version="9.1.0")), Status.OK, "no bound"),
     ("python.limits", packages(pyarrow="26.0.1"), Status.FAIL, "pyarrow<26"),
-    ("python.triton", part("python", triton_backends=("amd", "nvidia")), Status.FAIL, "overwritten"),
+    ("python.triton", part("interpreter", triton_backends=("amd", "nvidia")), Status.FAIL, "overwritten"),
     ("python.triton", packages(**{"triton": "3.5.0", "triton-ascend": "3.2.1"}), Status.WARN, "the last one wins"),
     (
         "python.triton",
         both(
             packages(triton="3.4.0"),
-            part("python", shared_files=(SharedFiles(("triton", "triton-ascend"), 412, ("triton/a.py",)),)),
+            part("interpreter", shared_files=(SharedFiles(("triton", "triton-ascend"), 412, ("triton/a.py",)),)),
         ),
         Status.FAIL,
         "412",
     ),
     (
         "python.one-owner",
-        part("python", shared_files=(SharedFiles(("cv2-a", "cv2-b"), 2, ("cv2/a.so",)),)),
+        part("interpreter", shared_files=(SharedFiles(("cv2-a", "cv2-b"), 2, ("cv2/a.so",)),)),
         Status.WARN,
         "cv2-a",
     ),
-    ("python.one-owner", part("python", installed_twice={"numpy": ("1.26.4", "2.1.0")}), Status.WARN, "numpy"),
+    ("python.one-owner", part("interpreter", installed_twice={"numpy": ("1.26.4", "2.1.0")}), Status.WARN, "numpy"),
     ("python.torchvision", packages(torchvision="0.22.1"), Status.FAIL, "0.23.0"),
     ("python.vllm-pair", packages(vllm="0.11.0"), Status.FAIL, "0.13.0"),
     ("python.vllm-pair", packages(vllm_ascend="0.99.0"), Status.UNKNOWN, "0.99.0"),
-    ("python.ray-token", packages(ray="2.59.0"), Status.WARN, "2.59.0"),
+    ("python.ray-token", both(packages(ray="2.59.0"), put(spans=("NNODES=2",))), Status.WARN, "2.59.0"),
     ("session.proxy", put(proxies=(Proxy("http_proxy", "http://:x", "", None),)), Status.WARN, "http_proxy"),
     (
         "session.proxy",
@@ -283,29 +229,25 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("session.interface", variables(NCCL_SOCKET_IFNAME="eth0"), Status.WARN, "NCCL_SOCKET_IFNAME"),
     (
         "network.tls-agrees",
-        put(hccn_conf=HccnConf({0: {"tls_enable": "1"}, 1: {"tls_enable": "0"}}, ())),
+        put(conf=HccnConf({0: {"tls_enable": "1"}, 1: {"tls_enable": "0"}}, ())),
         Status.FAIL,
         "off for 1",
     ),
     (
         "network.tls-agrees",
-        put(hccn_conf=HccnConf({card: {"tls_enable": "0"} for card in range(8)}, ())),
+        put(conf=HccnConf({card: {"tls_enable": "0"} for card in range(8)}, ())),
         Status.OK,
         "off for all 8",
     ),
-    ("network.tls-agrees", put(hccn_conf=HccnConf({0: {"tls_enable": "0"}, 1: {}}, ())), Status.UNKNOWN, "devices 1"),
-    ("session.hccl", variables(HCCL_BUFFSIZE="2147483648"), Status.WARN, "outside of 1 to 65536 (MB)"),
-    ("session.hccl", variables(HCCL_CONNECT_TIMEOUT="ten"), Status.WARN, "outside of 120 to 7200 (s)"),
+    ("network.tls-agrees", put(conf=HccnConf({0: {"tls_enable": "0"}, 1: {}}, ())), Status.UNKNOWN, "devices 1"),
+    ("session.hccl", variables(HCCL_BUFFSIZE="2147483648"), Status.WARN, "1..65536 MB"),
+    ("session.hccl", variables(HCCL_CONNECT_TIMEOUT="ten"), Status.FAIL, "120..7200 s"),
     ("session.hccl", variables(HCCL_EXEC_TIMEOUT="3600", HCCL_BUFFSIZE=""), Status.OK, ""),
     ("session.task-queue", variables(TASK_QUEUE_ENABLE="2"), Status.WARN, "peak memory"),
     ("session.task-queue", variables(TASK_QUEUE_ENABLE="on"), Status.FAIL, "none of 0, 1, 2"),
     ("session.task-queue", variables(TASK_QUEUE_ENABLE="1"), Status.OK, "=1"),
-    ("network.tls-agrees", put(hccn_conf=HccnConf({0: {"tls_enable": "yes"}}, ())), Status.UNKNOWN, "cannot be read"),
+    ("network.tls-agrees", put(conf=HccnConf({0: {"tls_enable": "yes"}}, ())), Status.UNKNOWN, "cannot be read"),
 ]
-
-
-def find(facts: Facts, check: str, *, framework: str | None = None) -> Finding:
-    return next(item for item in check_all(facts, framework=framework, level=2) if item.check == check)
 
 
 @pytest.mark.parametrize(
@@ -334,26 +276,41 @@ def test_a_healthy_host_has_no_problem_and_nothing_unknown(name: str) -> None:
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.reads], ids=lambda check: check.id)
 def test_an_input_that_is_unknown_makes_the_finding_unknown_and_never_ok(check: Check) -> None:
     for name in check.reads:
-        finding = find(lost(name)(HEALTHY), check.id)
+        finding = find(lost(name)(HEALTHY), check.id, level=max(2, check.level))
         assert finding.status is Status.UNKNOWN
         assert name in say(finding.says) and WHY in finding.evidence
 
 
+def cases_of_all_areas() -> list[tuple[Any, ...]]:
+    """(check, change, status, words) of this file and of its neighbours, which have the same table for their areas."""
+    rows = []
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        names = runpy.run_path(str(path), run_name=path.stem)
+        rows += [row for name in ("CASES", "A3_CASES") for row in names.get(name, ()) if len(row) == 4]
+    return rows
+
+
 def test_every_check_has_a_case_that_is_not_ok_and_one_that_is() -> None:
-    tried = {case[0] for case in CASES if case[2] is not Status.OK}
-    assert tried == {check.id for check in CHECKS}
+    cases = cases_of_all_areas()
+    tried = {case[0] for case in cases if case[2] is not Status.OK}
     fine = {item.check for item in check_all(HEALTHY, level=2) if item.status is Status.OK}
-    fine |= {case[0] for case in CASES if case[2] is Status.OK}
-    assert fine == {check.id for check in CHECKS}
+    fine |= {case[0] for case in cases if case[2] is Status.OK}
+    # Judged in tests of their own, which give them what the table cannot: a level, a framework, a stack.
+    elsewhere = {"devices.burn-in", "devices.dmi", "stack.cann", "stack.python", "stack.settings", "python.stack"}
+    elsewhere |= {"cards.whole", "driver.topology-files"}
+    # One function judges every import; these two are not installed on the healthy host.
+    fine |= {"python.verl-imports", "python.torchaudio-imports"}
+    assert {check.id for check in CHECKS} - tried - elsewhere == set()
+    assert {check.id for check in CHECKS} - fine - elsewhere == set()
 
 
 def test_the_drivers_of_the_950_line_are_not_measured_against_the_range_of_the_others() -> None:
-    table = HEALTHY.smi.value
+    table = HEALTHY.npu.smi.value
     assert table is not None
     cards = tuple(dataclasses.replace(card, name="Ascend950PR") for card in table.cards)
-    change = both(part("smi", cards=cards, driver="25.1.rc1"), part("cann", version="9.1.0"))
+    change = both(part("smi", cards=cards, driver="25.1.rc1"), part("toolkit", version="9.1.0"))
     assert find(change(HEALTHY), "cann.driver").status is Status.SKIP
-    same_number = both(part("smi", driver="25.1.rc1"), part("cann", version="9.1.0"))
+    same_number = both(part("smi", driver="25.1.rc1"), part("toolkit", version="9.1.0"))
     assert find(same_number(HEALTHY), "cann.driver").status is Status.FAIL
 
 
@@ -410,11 +367,11 @@ def test_a_question_beyond_the_level_is_skipped_with_the_level() -> None:
 
 
 def test_exit_code_puts_problems_before_unknowns_and_unknowns_count_only_where_required() -> None:
-    blind = check_all(lost("cann")(HEALTHY), level=2)
+    blind = check_all(lost("toolkit")(HEALTHY), level=2)
     assert exit_code(blind) is ExitCode.FINE
     assert exit_code(blind, framework="verl") is ExitCode.UNKNOWN
     assert exit_code(blind, framework="cpu") is ExitCode.FINE
-    worse = check_all(both(lost("cann"), put(glibc="2.17"))(HEALTHY), level=2)
+    worse = check_all(both(lost("toolkit"), put(glibc="2.17"))(HEALTHY), level=2)
     assert exit_code(worse, framework="verl") is ExitCode.PROBLEMS
 
 
@@ -422,16 +379,16 @@ def test_a_library_of_the_driver_that_is_missing_is_not_blamed_on_cann() -> None
     errors = ("ImportError: libascend_hal.so: cannot open shared object file: No such file or directory",)
     broken = part("import_torch", is_ok=False, errors=errors)
     on_host, inside = (find(change(HEALTHY), "python.torch-imports") for change in (broken, both(broken, CONTAINER)))
-    assert on_host.fix is not None and on_host.fix.says.key == "checks.fix-driver-install"
-    assert inside.fix is not None and inside.fix.says.key == "checks.fix-driver-mount"
+    assert on_host.fix is not None and on_host.fix.says.key == "check_python.fix-driver-install"
+    assert inside.fix is not None and inside.fix.says.key == "check_python.fix-driver-mount"
 
 
 def test_a_missing_cann_library_leads_to_the_script_where_cann_is_and_to_an_installation_where_it_is_not() -> None:
     broken = part("import_torch", is_ok=False, errors=IMPORT_ERRORS)
     here = find(broken(HEALTHY), "python.torch-imports")
     assert here.fix is not None and here.fix.commands == (("source", "/usr/local/Ascend/cann-8.5.0/set_env.sh"),)
-    nowhere = find(both(broken, put(cann=None))(HEALTHY), "python.torch-imports")
-    assert nowhere.fix is not None and nowhere.fix.says.key == "checks.fix-cann-install"
+    nowhere = find(both(broken, put(toolkit=None))(HEALTHY), "python.torch-imports")
+    assert nowhere.fix is not None and nowhere.fix.says.key == "check_python.fix-cann-install"
 
 
 def test_a_fix_for_torch_never_fetches_a_plain_torch() -> None:
@@ -454,7 +411,7 @@ def test_an_environment_without_pip_gets_commands_for_uv() -> None:
 
 def test_turning_tls_off_and_joining_a_group_are_marked_as_decisions() -> None:
     mixed = find(
-        put(hccn_conf=HccnConf({0: {"tls_enable": "1"}, 1: {"tls_enable": "0"}}, ()))(HEALTHY), "network.tls-agrees"
+        put(conf=HccnConf({0: {"tls_enable": "1"}, 1: {"tls_enable": "0"}}, ()))(HEALTHY), "network.tls-agrees"
     )
     shut = find(nodes(0, shut="Permission denied")(HEALTHY), "devices.openable")
     assert mixed.fix is not None and mixed.fix.is_dangerous and mixed.fix.commands == ()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console
 from scripted_host import ScriptedHost, inventory, plain_machine, with_cann, with_cards
 
 from npuenv.checks import check_all
 from npuenv.facts.collect import collect
 from npuenv.host.local import LocalHost
 from npuenv.host.recorded import RecordingHost, load_capture, parse_capture
-from npuenv.report.doctor import document, print_report, shell_line
+from npuenv.host.shell import shell_line
+from npuenv.report.doctor import document
+from npuenv.report.terminal import Manner, Page, render_report
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
@@ -32,12 +31,8 @@ def _document(host: Host, *, lang: str = "en", level: int = 2, python: str | Non
 
 def _text(name: str, *, lang: str = "en", width: int = 100, is_terminal: bool = False, is_verbose: bool = False) -> str:
     facts = collect(load_capture(HOSTS / f"{name}.json"), level=2)
-    out = io.StringIO()
-    console = Console(
-        file=out, width=width, force_terminal=is_terminal, no_color=True, highlight=False, legacy_windows=False
-    )
-    print_report(console, check_all(facts, level=2), facts, lang=lang, is_verbose=is_verbose)
-    return out.getvalue()
+    page, manner = Page(width, is_terminal), Manner(lang, is_verbose=is_verbose)
+    return render_report(check_all(facts, level=2), facts, page, manner)
 
 
 def private_host() -> ScriptedHost:
@@ -85,7 +80,7 @@ def test_a_replay_at_a_higher_level_or_of_another_python_is_unknown_and_never_a_
     by_check = {item["check"]: item for item in found["findings"]}
     assert by_check["python.torch-imports"]["status"] == "unknown"
     assert "not in the capture" in by_check["python.torch-imports"]["evidence"][0]["line"]
-    other = json.loads(_document(replay, level=0, python="/other/python"))
+    other = json.loads(_document(replay, level=1, python="/other/python"))
     assert {item["status"] for item in other["findings"] if item["check"] == "python.found"} == {"unknown"}
 
 
@@ -98,10 +93,9 @@ def test_commands_can_be_typed_on_the_live_host_and_secrets_stay_hidden() -> Non
     host.file("/usr/local/Ascend/driver/version.info", "Version=25.5.1\n")
     recording = RecordingHost(host)
     facts = collect(recording, level=1)
-    out = io.StringIO()
-    print_report(Console(file=out, width=100), check_all(facts), facts, restore=recording.restore)
-    assert "$ source /home/marialuisa/Ascend/cann/set_env.sh" in out.getvalue()
-    assert "pa55word" not in out.getvalue() and "hf_abc" not in out.getvalue()
+    text = render_report(check_all(facts), facts, Page(), Manner(restore=recording.restore))
+    assert "$ source /home/marialuisa/Ascend/cann/set_env.sh" in text
+    assert "pa55word" not in text and "hf_abc" not in text
 
 
 def test_an_interpreter_named_by_its_real_path_is_not_given_away() -> None:
@@ -124,15 +118,15 @@ def test_a_capture_made_for_another_python_is_replayed_for_that_one() -> None:
     host = private_host()
     host.answers("/other/python inventory", inventory({"torch": "2.7.1"}, executable="/other/python"))
     recording = RecordingHost(host)
-    live = _document(recording, level=0, python="/other/python")
-    assert _document(parse_capture(recording.capture_text(), Path("x")), level=0) == live
+    live = _document(recording, level=1, python="/other/python")
+    assert _document(parse_capture(recording.capture_text(), Path("x")), level=1) == live
     assert '"executable": "/other/python"' in live
 
 
 def test_the_document_has_the_agreed_keys_and_does_not_change_with_the_language() -> None:
     host = load_capture(HOSTS / "container_8020.json")
     english, chinese = (json.loads(_document(host, lang=lang, level=1)) for lang in ("en", "zh"))
-    assert list(english) == ["schema", "npuenv", "exit", "summary", "facts", "findings"]
+    assert list(english) == ["schema", "npuenv", "exit", "asked", "summary", "facts", "findings"]
     assert english["schema"] == "npuenv.doctor/1" and english["exit"] == 1
     assert list(english["summary"]) == ["ok", "warn", "fail", "unknown", "skip"]
     assert sum(english["summary"].values()) == len(english["findings"])
@@ -140,8 +134,9 @@ def test_the_document_has_the_agreed_keys_and_does_not_change_with_the_language(
         ["check", "status", "says", "evidence", "source", "fix"]
     ] * len(english["findings"])
     bad = next(item for item in english["findings"] if item["status"] == "fail")
-    assert list(bad["fix"]) == ["says", "commands", "dangerous"] and list(bad["evidence"][0]) == ["command", "line"]
-    assert english["facts"]["smi"]["state"] == "unknown" and english["facts"]["smi"]["value"] is None
+    assert list(bad["fix"]) == ["says", "commands", "dangerous", "automatic", "needs_root"]
+    assert list(bad["evidence"][0]) == ["command", "line"]
+    assert english["facts"]["npu"]["smi"]["state"] == "unknown" and english["facts"]["npu"]["smi"]["value"] is None
     for one, other in zip(english["findings"], chinese["findings"], strict=True):
         assert {**one, "says": "", "fix": None} == {**other, "says": "", "fix": None}
     assert english["facts"] == chinese["facts"]
@@ -161,15 +156,15 @@ def test_the_worst_comes_first_with_its_evidence_and_its_command() -> None:
     assert lines[1].startswith("FAIL") and "cards:" in lines[1]
     assert any("npu-smi info ->" in line for line in lines[2:6])
     assert "$ npuenv up --for cpu" in "\n".join(lines[2:8])
-    assert lines[-1].startswith("Problems: 1")
+    assert lines[-2].startswith("Problems: 1") and lines[-1].startswith("next: mend the first one")
 
 
 def test_a_pipe_gets_plain_unfolded_lines_and_a_terminal_a_tree() -> None:
     plain = _text("no_card", width=40)
     assert max(map(len, plain.splitlines())) > 80 and "├" not in plain and "\x1b" not in plain
-    tree = re.sub(r"\x1b\[[0-9;]*m", "", _text("no_card", width=60, is_terminal=True))
-    assert "├──" in tree and "└──" in tree
-    assert max(len(line) for line in tree.splitlines()[1:]) <= 60
+    tree = _text("no_card", width=60, is_terminal=True)
+    assert "├─ " in tree and "└─ " in tree
+    assert max(len(line) for line in tree.splitlines()) <= 60
 
 
 def test_verbose_shows_every_check_with_its_id_and_source() -> None:
@@ -204,5 +199,5 @@ def test_commands_on_one_host_run_one_after_the_other_and_all_within_a_timeout()
     )
     host = with_cann(with_cards(plain_machine(Timed()), table, [0], "25.5.1"), INFO, "8.5.0")
     facts = collect(host, level=2)
-    assert facts.smi.value is not None and len(facts.smi.value.cards) == 1
+    assert facts.npu.smi.value is not None and len(facts.npu.smi.value.cards) == 1
     assert host.asked.count("npu-smi info") == 1

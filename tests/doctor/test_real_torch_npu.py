@@ -62,7 +62,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cann(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(_site_packages(python), tmp_path_factory.mktemp("cann"))
+    return build(_site_packages(python), tmp_path_factory.mktemp("Ascend") / "cann-9.1.0")
 
 
 def _site_packages(python: Path) -> Path:
@@ -106,24 +106,54 @@ def test_without_cann_the_report_is_complete_and_names_the_library(
 def test_with_a_cann_that_does_nothing_copies_are_exact_and_the_product_is_caught(
     python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _clean(monkeypatch, environment(cann))
+    _clean(monkeypatch, environment(cann, devices=2))
     facts, found = _diagnose(python, 2)
     assert found["python.torch-imports"].status is Status.OK
     assert found["python.torch-npu-imports"].status is Status.OK
-    devices = facts.devices.value
+    devices = facts.python.devices.value
     assert devices is not None and devices.error == ""
-    assert (devices.is_available, devices.count, devices.names[0]) == (True, 8, "Ascend910B1")
+    assert (devices.is_available, devices.count, devices.names[0]) == (True, 2, "Ascend910B1")
     assert devices.copies_exactly is True and devices.computes_correctly is False
     assert found["devices.computes"].status is Status.FAIL
-    assert facts.cann.value is not None
-    assert (facts.cann.value.version, facts.cann.value.answered_by) == ("9.1.0", "ASCEND_HOME_PATH")
+    assert facts.cann.toolkit.value is not None
+    assert (facts.cann.toolkit.value.version, facts.cann.toolkit.value.answered_by) == ("9.1.0", "ASCEND_HOME_PATH")
+    fine = {"cann.found", "cann.sourced", "cann.links", "cann.one-version", "cann.gone", "cann.arch"}
+    assert {name for name in fine if found[name].status is not Status.OK} == set()
+    without = found["cann.python-packages"]
+    assert without.status is Status.WARN and "attrs, decorator" in say(without.says)
+
+
+def test_a_cann_without_one_of_its_libraries_is_named_by_the_import(
+    python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torn = tmp_path / "cann-9.1.0"
+    shutil.copytree(cann, torn)
+    (torn / "lib64" / "libhccl.so").unlink()
+    _clean(monkeypatch, environment(torn, devices=1))
+    facts, found = _diagnose(python, 2)
+    assert found["python.torch-npu-imports"].status is Status.FAIL
+    assert "libhccl.so" in say(found["python.torch-npu-imports"].says)
+    assert facts.python.devices.value is not None and "torch_npu" in facts.python.devices.value.error
+    assert found["devices.computes"].status is not Status.OK
+
+
+def test_a_cann_that_shows_no_device_is_not_taken_for_one_that_computes(
+    python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _clean(monkeypatch, environment(cann, devices=0))
+    facts, found = _diagnose(python, 2)
+    devices = facts.python.devices.value
+    assert devices is not None and (devices.is_available, devices.count, devices.cards) == (False, 0, ())
+    assert found["python.torch-npu-imports"].status is Status.OK
+    assert found["cards.present"].status is Status.FAIL
+    assert found["devices.computes"].status is not Status.OK
 
 
 def test_the_number_of_devices_is_the_stubs(python: Path, cann: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _clean(monkeypatch, environment(cann, devices=3, soc="Ascend910B3"))
     facts, _ = _diagnose(python, 2)
-    assert facts.devices.value is not None
-    assert (facts.devices.value.count, facts.devices.value.names[0]) == (3, "Ascend910B3")
+    assert facts.python.devices.value is not None
+    assert (facts.python.devices.value.count, facts.python.devices.value.names[0]) == (3, "Ascend910B3")
 
 
 def test_another_torch_is_found_by_metadata_though_the_import_says_something_else(

@@ -48,7 +48,13 @@ class EditedHost:
 
 def _words(argv: list[str]) -> str:
     """The name of a command in the table: `python` stands for the target's interpreter and its program."""
-    return " ".join(["python", *argv[3:]] if argv[1:2] == ["-c"] else argv)
+    if argv[0] == "npuenv-elf":  # its words are the extension modules, too many to name
+        return argv[0]
+    return " ".join(["python", *argv[3:]] if _is_python(argv) else argv)
+
+
+def _is_python(argv: list[str]) -> bool:
+    return argv[1:2] == ["-c"] and argv[0].rpartition("/")[2].startswith("python")
 
 
 def _edit_text(document: dict[str, Any], place: str, old: str, new: str) -> None:
@@ -68,8 +74,10 @@ def _answer(document: dict[str, Any], place: str, answer: Mapping[str, Any]) -> 
         if _words(item["argv"]) == place:
             item.update(ran)
             return
-    head = next(item["argv"][:3] for item in document["commands"] if item["argv"][1:2] == ["-c"])
-    document["commands"].append({"argv": [*head, *place.split()[1:]], **ran})
+    words = place.split()
+    if words[0] == "python":
+        words[:1] = next(item["argv"][:3] for item in document["commands"] if _is_python(item["argv"]))
+    document["commands"].append({"argv": words, **ran})
 
 
 def faulty_host(fault: Mapping[str, Any]) -> EditedHost:
@@ -93,17 +101,19 @@ def faulty_host(fault: Mapping[str, Any]) -> EditedHost:
     return EditedHost(document)
 
 
-def statuses(host: Host) -> dict[str, str]:
-    """Check id -> status of everything that the doctor looks at on level 2."""
-    facts = collect(host, level=2)
-    return {finding.check: finding.status.value for finding in check_all(facts, level=2)}
+def statuses(host: Host, level: int = 2, framework: str | None = None) -> dict[str, str]:
+    """Check id -> status of everything that the doctor looks at."""
+    facts = collect(host, level=level, framework=framework)
+    found = check_all(facts, level=level, framework=framework)
+    return {finding.check: finding.status.value for finding in found}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["id"])
 def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]) -> None:
-    healthy = statuses(faulty_host({"host": fault["host"]}))
-    assert set(healthy.values()) == {"ok", "skip"}
-    found = statuses(faulty_host(fault))
+    level, framework = fault.get("level", 2), fault.get("framework")
+    healthy = statuses(faulty_host({"host": fault["host"]}), level, framework)
+    assert framework or set(healthy.values()) == {"ok", "skip"}  # a framework that is not installed is a fault itself
+    found = statuses(faulty_host(fault), level, framework)
     assert {check: found.get(check) for check, right in fault["must"].items() if found.get(check) not in right} == {}
     allowed = {*fault["must"], *fault.get("may", ())}
     moved = {
@@ -112,7 +122,12 @@ def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]
     assert {check: status for check, status in moved.items() if check not in allowed} == {}
 
 
+# Not to be seen on the hosts of the table, and shown at work elsewhere: these need a stack to be named
+# (tests/checks/test_stack.py, test_packages.py), or cards of the 950 line (tests/checks/test_hccn.py).
+ELSEWHERE = {"stack.cann", "stack.python", "stack.settings", "python.stack", "network.card-ports"}
+
+
 def test_each_check_has_a_fault_that_it_finds() -> None:
     """Keeps the table honest: a new check comes with a fault of its own."""
     spoken = {check for fault in FAULTS for check, right in fault["must"].items() if "ok" not in right}
-    assert {*statuses(faulty_host({"host": "a2_healthy"}))} - spoken == set()
+    assert {*statuses(faulty_host({"host": "a2_healthy"}))} - spoken == ELSEWHERE

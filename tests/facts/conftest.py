@@ -1,8 +1,9 @@
-"""Lets the tests of this folder import the scripted host and the stub CANN."""
+"""Lets the tests of this folder import the scripted host, the stub CANN and the families of facts."""
 
 import sys
 from pathlib import Path
 
-FIXTURES = str(Path(__file__).parent.parent / "fixtures")
-if FIXTURES not in sys.path:
-    sys.path.insert(0, FIXTURES)
+HERE = Path(__file__).parent
+for folder in (str(HERE.parent / "fixtures"), str(HERE)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -8,45 +8,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from families import cann, hccn, machine, network, npu, python, ray
 from scripted_host import ScriptedHost
 
 from npuenv._toml import load_file
-from npuenv.facts import Fact, State, cann, driver, machine, network, python
+from npuenv.facts import State
 from npuenv.facts.collect import plain
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from npuenv.host.base import Host
-
-FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
-    "system": machine.system,
-    "glibc": machine.glibc,
-    "container": machine.container,
-    "open_files": lambda host: machine.limit(host, "Max open files"),
-    "space": lambda host: machine.space(host, "/dev/shm"),
-    "memory": machine.memory_kib,
-    "cpus": machine.cpus,
-    "driver": driver.driver,
-    "firmware": driver.firmware,
-    "install_info": driver.install_info,
-    "smi_table": lambda host: driver.smi(host)[0],
-    "smi_trouble": lambda host: driver.smi(host)[1],
-    "nodes": driver.nodes,
-    "pci_devices": driver.pci_devices,
-    "modules": driver.modules,
-    "cann": lambda host: cann.cann(host, "aarch64"),
-    "nnal": cann.nnal,
-    "opp": cann.opp,
-    "hccn_conf": network.hccn_conf,
-    "proxies": network.proxies,
-    "interpreter": lambda host: python.interpreter(host, "/opt/env/bin/python"),
-    "imports": lambda host: python.imports(host, "/opt/env/bin/python", "torch"),
-    "devices": lambda host: python.devices(host, "/opt/env/bin/python"),
-}
+FACTS = {**machine.FACTS, **npu.FACTS, **hccn.FACTS, **network.FACTS, **cann.FACTS, **python.FACTS, **ray.FACTS}
 CASES = sorted(path for name in FACTS for path in (Path(__file__).parent / "cases" / name).glob("*.toml"))
 
 

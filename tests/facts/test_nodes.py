@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripted_host import ScriptedHost
 
-from npuenv.facts.driver import nodes
+from npuenv.facts.npu.driver import nodes
 
 
 def test_cards_are_in_the_order_of_their_numbers_and_not_of_their_names() -> None:

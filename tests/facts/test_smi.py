@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from npuenv._toml import load_file
-from npuenv.facts.smi import Layout, SmiTable, SmiTrouble, Trouble, parse_info
+from npuenv.facts.npu.smi import Layout, SmiTable, SmiTrouble, Trouble, parse_info
 
 CASES = sorted((Path(__file__).parent / "cases" / "smi").glob("*.toml"))
 TRANSCRIPTS = Path(__file__).parents[2].parent / "shared" / "transcripts" / "npu-smi"
@@ -25,6 +28,7 @@ EXPECTED_CHIPS = {
     "info_910B3_24.1.rc1.b030": 8,
     "info_910B3_25.0.rc1.b010_busy": 8,
     "info_910B3_25.2.0_one_proc": 8,
+    "info_910B3_26.0_process_table": 5,
     "info_910B4_23.0.rc3": 2,
     "info_910B4_25.5.2_npu5": 1,
     "info_910B4_26.0.rc1_wide": 1,
@@ -36,7 +40,7 @@ EXPECTED_CHIPS = {
     "info_A3_25.5.0": 1,
     "info_hugepages_23.0.rc3": 8,
 }
-NO_TABLE = {"info_910B3_26.0_process_table", "info_l_950_doc", "info_m_910A_23.0.5", "info_m_910B3_mcu"}
+NO_TABLE = {"info_l_950_doc", "info_m_910A_23.0.5", "info_m_910B3_mcu"}
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -60,6 +64,14 @@ def test_a_recorded_output_reads_as_expected(path: Path) -> None:
     rows = [[card.npu, card.chip, card.name or "", card.health or "", card.hbm_used_mib or 0] for card in read.cards]
     assert rows == expected["cards"]
     assert [[item.npu, item.pid] for item in read.processes] == expected.get("processes", [])
+    if "details" in expected:
+        details = [
+            [-1 if card.power_w is None else card.power_w, card.temperature_c, card.busy_percent, card.bus_id or ""]
+            for card in read.cards
+        ]
+        assert details == expected["details"]
+    if "listed" in expected:
+        assert list(read.listed) == expected["listed"]
 
 
 @pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the shared transcripts are not here")
@@ -75,7 +87,9 @@ def test_every_shared_transcript_of_info_reads(name: str) -> None:
 
 @pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the shared transcripts are not here")
 def test_no_shared_transcript_of_info_is_forgotten() -> None:
-    assert {path.stem for path in TRANSCRIPTS.glob("info*.txt")} == {*EXPECTED_CHIPS, *NO_TABLE}
+    names = {path.stem for path in TRANSCRIPTS.glob("info*.txt")}
+    assert names == {*EXPECTED_CHIPS, *NO_TABLE}
+    assert names - NO_TABLE <= {path.stem for path in CASES}
 
 
 def _outputs() -> list[str]:
@@ -159,3 +173,51 @@ def test_a_card_whose_lower_row_is_lost_makes_the_table_incomplete() -> None:
     assert isinstance(whole, SmiTable) and isinstance(cut, SmiTable)
     assert (whole.is_complete, len(whole.cards)) == (True, 8)
     assert (cut.is_complete, len(cut.cards)) == (False, 7)
+
+
+def test_a_process_of_a_container_has_its_number_there_in_26() -> None:
+    text = load_file(CASES[0].parent / "info_910B3_26.0_process_table.toml")["output"]
+    read = parse_info(text.replace("| NA                      |", "| 4711                    |"))
+    assert isinstance(read, SmiTable)
+    assert [(item.npu, item.pid, item.name, item.container_pid) for item in read.processes] == [
+        (0, 485946, "pytest", 4711)
+    ]
+    plain = parse_info(text)
+    assert isinstance(plain, SmiTable) and plain.processes[0].container_pid is None
+
+
+@pytest.mark.parametrize("name", ["info_A3_25.5.0", "info_910B4_25.5.2_npu5", "info_310P3_22.0.4_vm", "info_950_doc"])
+def test_a_table_without_its_head_is_still_read_and_said_to_be_cut(name: str) -> None:
+    lines = load_file(CASES[0].parent / f"{name}.toml")["output"].splitlines()
+    whole = parse_info("\n".join(lines))
+    first = next(number for number, line in enumerate(lines) if "Bus-Id" in line) + 1
+    cut = parse_info("\n".join(lines[first:]))
+    assert isinstance(whole, SmiTable) and isinstance(cut, SmiTable)
+    assert (cut.layout, cut.cards, cut.is_complete) == (whole.layout, whole.cards, False)
+
+
+NOISE = st.lists(st.text(alphabet="|+-=/. 0123456789OKAlarmNPUChipBus-Id()%:\t\x1b[mé中\r", max_size=60), max_size=12)
+
+
+@given(case=st.sampled_from(CASES), noise=NOISE, at=st.integers(0, 60), cut=st.integers(0, 6000), ends=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_noise_in_a_table_raises_or_invents(case: Path, noise: list[str], at: int, cut: int, ends: bool) -> None:
+    text = load_file(case)["output"]
+    lines = text.splitlines()
+    mixed = "\n".join([*lines[:at], *noise, *lines[at:]])[: cut if ends else None]
+    read = parse_info(mixed)
+    if isinstance(read, SmiTable):
+        for card in read.cards:
+            assert card.bus_id is None or card.bus_id in mixed
+            assert card.name is None or card.name in mixed
+            assert all(str(value) in mixed for value in (card.npu, card.chip, card.hbm_used_mib) if value is not None)
+        assert all(str(process.pid) in mixed for process in read.processes)
+
+
+def test_ten_megabytes_of_log_around_a_table_are_read_in_a_second() -> None:
+    text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
+    noise = "2026-03-04 05:06:07 INFO worker | step 17 | loss 0.031 | nothing to see |\n" * 70_000
+    started = time.monotonic()
+    read = parse_info(noise + text + noise)
+    assert isinstance(read, SmiTable) and len(read.cards) == 8
+    assert time.monotonic() - started < 8

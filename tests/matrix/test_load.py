@@ -194,6 +194,7 @@ def sentences() -> set[str]:
         found |= {step.why for step in recipe.step} | {each.why for each in recipe.override} | set(recipe.notes)
         found |= {pin.why for pin in recipe.pin} | {each.why for each in recipe.dispute}
     found |= {row.why for row in MATRIX.limits} | {row.why for row in MATRIX.settings}
+    found |= {row.why for row in MATRIX.clashes}
     return found - {""}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -14,8 +14,8 @@ from rich.console import Console
 from npuenv.errors import BadInput, CannotTell
 from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.collect import Facts, collect
-from npuenv.facts.driver import VersionInfo
-from npuenv.facts.machine import System
+from npuenv.facts.machine.system import System
+from npuenv.facts.npu.driver import VersionInfo
 from npuenv.host.recorded import load_capture
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
@@ -25,7 +25,7 @@ from npuenv.resolve.from_host import filled
 from npuenv.resolve.types import Conflict, Request, Stack
 
 if TYPE_CHECKING:
-    from npuenv.facts.smi import SmiTable
+    from npuenv.facts.npu.smi import SmiTable
 
 MATRIX = load_matrix()
 HOSTS = Path(__file__).resolve().parents[1] / "fixtures" / "hosts"
@@ -140,7 +140,7 @@ def what(note: Message) -> str:
 
 
 def host_facts(name: str) -> Facts:
-    return collect(load_capture(HOSTS / f"{name}.json"), level=0)
+    return collect(load_capture(HOSTS / f"{name}.json"))
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,24 @@ def test_cpu_stack_takes_only_the_architecture_from_a_host() -> None:
 _PLACE = Evidence("npu-smi info", "a line")
 
 
+def with_facts(**changed: Fact[Any]) -> Facts:
+    """The healthy host with other facts, named by their last word."""
+    facts = host_facts("a2_healthy")
+    for name, fact in changed.items():
+        group = next(field.name for field in dataclasses.fields(facts) if hasattr(getattr(facts, field.name), name))
+        facts = dataclasses.replace(facts, **{group: dataclasses.replace(getattr(facts, group), **{name: fact})})
+    return facts
+
+
 def with_cards(*names: str | None) -> Fact[SmiTable]:
-    table = host_facts("a2_healthy").smi.value
+    table = host_facts("a2_healthy").npu.smi.value
     assert table is not None
     cards = tuple(dataclasses.replace(table.cards[0], npu=at, name=name) for at, name in enumerate(names))
     return known(dataclasses.replace(table, cards=cards), _PLACE)
 
 
 def test_cards_of_several_generations_are_a_question_for_the_user() -> None:
-    facts = dataclasses.replace(host_facts("a2_healthy"), smi=with_cards("910B3", "310P3"))
+    facts = with_facts(smi=with_cards("910B3", "310P3"))
     with pytest.raises(CannotTell) as refused:
         filled(Request(framework="vllm-ascend"), facts, MATRIX)
     assert refused.value.message.args["names"] == ("310P3", "910B3")
@@ -197,21 +206,21 @@ def test_cards_of_several_generations_are_a_question_for_the_user() -> None:
 
 
 def test_cards_of_one_generation_may_differ_in_name() -> None:
-    facts = dataclasses.replace(host_facts("a2_healthy"), smi=with_cards("910B3", "910B2C", None))
+    facts = with_facts(smi=with_cards("910B3", "910B2C", None))
     request, _ = filled(Request(framework="verl"), facts, MATRIX)
     assert request.hardware == "a2"
 
 
 @pytest.mark.parametrize("smi", [unknown(_PLACE), absent(_PLACE), with_cards("Ascend999"), with_cards()])
 def test_card_that_cannot_be_told_is_left_open_and_said(smi: Fact[SmiTable]) -> None:
-    facts = dataclasses.replace(host_facts("a2_healthy"), smi=smi)
+    facts = with_facts(smi=smi)
     request, notes = filled(Request(framework="verl"), facts, MATRIX)
     assert request.hardware is None
     assert [note.args["line"] for note in notes] == ["npu-smi info: a line"]
 
 
 def test_driver_is_read_from_the_tool_where_its_file_is_missing() -> None:
-    facts = dataclasses.replace(host_facts("a2_healthy"), driver=absent(Evidence("version.info", "absent")))
+    facts = with_facts(driver=absent(Evidence("version.info", "absent")))
     request, _ = filled(Request(framework="verl"), facts, MATRIX)
     assert request.driver == "25.5.1"
     assert request.origins["driver"].startswith("npu-smi info")
@@ -220,9 +229,9 @@ def test_driver_is_read_from_the_tool_where_its_file_is_missing() -> None:
 @pytest.mark.parametrize("version", ["8.5.7", "main-build"])
 def test_cann_that_no_row_has_is_left_open_and_said(version: str) -> None:
     facts = host_facts("a2_healthy")
-    assert facts.cann.value is not None
-    cann = dataclasses.replace(facts.cann.value, version=version)
-    facts = dataclasses.replace(facts, cann=known(cann, Evidence("install.info", version)))
+    assert facts.cann.toolkit.value is not None
+    cann = dataclasses.replace(facts.cann.toolkit.value, version=version)
+    facts = with_facts(toolkit=known(cann, Evidence("install.info", version)))
     request, notes = filled(Request(framework="verl"), facts, MATRIX)
     assert request.cann is None
     assert [note.args["line"] for note in notes] == [f"install.info: {version}"]
@@ -230,7 +239,7 @@ def test_cann_that_no_row_has_is_left_open_and_said(version: str) -> None:
 
 @pytest.mark.parametrize("system", [System("arch", "", "Arch"), System("fedora", "41", "Fedora 41")])
 def test_system_that_no_row_has_is_left_open_and_said(system: System) -> None:
-    facts = dataclasses.replace(host_facts("a2_healthy"), system=known(system, Evidence("/etc/os-release", "x")))
+    facts = with_facts(system=known(system, Evidence("/etc/os-release", "x")))
     request, notes = filled(Request(framework="verl"), facts, MATRIX)
     assert request.os is None
     assert [what(note) for note in notes] == ["resolve.what-os"]
@@ -238,7 +247,7 @@ def test_system_that_no_row_has_is_left_open_and_said(system: System) -> None:
 
 def test_system_names_are_matched_without_case_and_service_pack() -> None:
     system = System("openEuler", "24.03 (LTS-SP2)", "openEuler 24.03")
-    facts = dataclasses.replace(host_facts("a2_healthy"), system=known(system))
+    facts = with_facts(system=known(system))
     request, _ = filled(Request(framework="verl"), facts, MATRIX)
     assert request.os == "openeuler24.03"
     assert request.origins["os"] == "-"
@@ -247,8 +256,8 @@ def test_system_names_are_matched_without_case_and_service_pack() -> None:
 def test_driver_that_is_too_old_for_the_hosts_cann_names_the_lines_it_was_read_from() -> None:
     driver = VersionInfo("24.1.rc3", "/usr/local/Ascend/driver/version.info", "")
     place = Evidence(driver.path, "Version=24.1.rc3")
-    facts = dataclasses.replace(host_facts("a2_healthy"), driver=known(driver, place))
-    assert facts.driver.state is State.KNOWN
+    facts = with_facts(driver=known(driver, place))
+    assert facts.npu.driver.state is State.KNOWN
     request, _ = filled(Request(framework="verl"), facts, MATRIX)
     conflict = resolve(request, MATRIX)
     assert isinstance(conflict, Conflict)

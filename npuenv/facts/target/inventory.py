@@ -1,58 +1,309 @@
-"""Prints one marked JSON line about the interpreter that runs it and the distributions on its path."""
+"""Prints one marked JSON line about the interpreter that runs it, the distributions on its path and their files."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
+import site
 import sys
-from importlib import metadata
-from typing import TYPE_CHECKING
+import sysconfig
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, normal, read
 
-EXAMPLES_AT_MOST = 5
+EXTENSIONS_AT_MOST = 24
 # Files that many packages put at the same place and that overwrite nothing of worth.
-HARMLESS = ("__pycache__/", "../", "tests/", "test/", "docs/", "examples/", "LICENSE", "README")
+HARMLESS = ("../", "tests/", "test/", "docs/", "examples/", "LICENSE", "README")
+# What images and packagers take out to save space; nothing imports it.
+SPARED = re.compile(
+    r"(^|/)(tests?|testing|docs?|examples?|benchmarks?|include|share)/|\.(pyi|h|hpp|a|md|rst|txt|c|pyx)$"
+)
+# Modules that a folder of the same name hides. Not those of which people run a checkout on purpose: verl, megatron.
+MODULES = {
+    "torch": "torch",
+    "torch_npu": "torch-npu",
+    "torchvision": "torchvision",
+    "torchaudio": "torchaudio",
+    "vllm": "vllm",
+    "vllm_ascend": "vllm-ascend",
+    "triton": "triton-ascend",
+    "ray": "ray",
+    "tensordict": "tensordict",
+    "transformers": "transformers",
+    "numpy": "numpy",
+    "pyarrow": "pyarrow",
+}
+# Those with native code that hangs on other packages and on CANN.
+NATIVE = ("torch", "torch_npu", "torchvision", "torchaudio", "vllm", "vllm_ascend", "triton", "tensordict")
+EXTENSION = re.compile(r"\.cpython-\d+\w*-[\w-]+\.so$")
+SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX") or "")
 
 
-def owned(distribution: metadata.Distribution) -> Iterator[str]:
-    """The files a distribution owns, as its RECORD names them; `distribution.files` would parse every hash."""
-    for line in (distribution.read_text("RECORD") or "").splitlines():
-        path = line.split(",", 1)[0].strip('"')
-        if "__pycache__/" not in path and ".dist-info/" not in path and not path.startswith(HARMLESS):
-            yield path
+class Sizes:
+    """Sizes of files, one listing per folder: a call per file costs twice as much."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, dict[str, int] | None] = {}
+
+    def of(self, path: str) -> int | None:
+        """Bytes; -1 where nothing is there; None where the folder cannot be read."""
+        folder, _, name = path.rpartition("/")
+        if folder not in self._folders:
+            self._folders[folder] = self._list(folder)
+        sizes = self._folders[folder]
+        return None if sizes is None else sizes.get(name, -1)
+
+    def _list(self, folder: str) -> dict[str, int] | None:
+        sizes: dict[str, int] = {}
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if not entry.is_symlink() or os.path.exists(entry.path):  # a dangling link is as good as gone
+                        sizes[entry.name] = entry.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError:
+            return None
+        return sizes
+
+
+class Tally:
+    """Counts per owner, with some examples; native files first, they matter most."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, list[str]] = {}
+
+    def add(self, owner: str, path: str) -> None:
+        self.paths.setdefault(owner, []).append(path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for owner, paths in sorted(self.paths.items()):
+            native = [path for path in paths if is_native(path)]
+            ordered = sorted(native) + sorted(set(paths) - set(native))
+            examples = ordered[:EXAMPLES_AT_MOST]
+            rows.append({"owner": owner, "count": len(paths), "native": len(native), "examples": examples})
+        return rows
+
+
+def is_native(path: str) -> bool:
+    return path.split(" (")[0].endswith(".so") or ".so." in path
 
 
 class Inventory:
     """Distributions by name: the first on the path counts, as it does for imports."""
 
-    def __init__(self) -> None:
-        self.versions: dict[str, str] = {}
-        self.twice: dict[str, list[str]] = {}
-        self.owners: dict[tuple[str, str], str] = {}
-        self.shared: dict[tuple[str, str], list[str]] = {}
+    def __init__(self, folders: list[Folder]) -> None:
+        self.first: dict[str, Distribution] = {}
+        self.others: dict[str, list[Distribution]] = {}
+        for folder in folders:
+            for distribution in folder.distributions():
+                key = normal(distribution.name)
+                if key in self.first:
+                    self.others.setdefault(key, []).append(distribution)
+                elif key:
+                    self.first[key] = distribution
+        self.sizes = Sizes()
+        self.looked = 0
+        self.missing, self.altered, self.emptied = Tally(), Tally(), Tally()
+        self.unread: set[str] = set()
+        self.foreign: dict[str, str] = {}
+        self.owners: dict[str, tuple[str, str]] = {}
+        self.shared: dict[tuple[str, str], dict[str, Any]] = {}
+        for key, distribution in self.first.items():
+            self._look(key, distribution)
 
-    def add(self, distribution: metadata.Distribution) -> None:
-        name = distribution.metadata["Name"]
-        if not name:
-            return
-        key = name.lower().replace("_", "-").replace(".", "-")
-        if key in self.versions:
-            self.twice.setdefault(key, [self.versions[key]]).append(distribution.version)
-            return
-        self.versions[key] = distribution.version
-        folder = str(distribution.locate_file(""))
-        for path in owned(distribution):
-            other = self.owners.setdefault((folder, path), key)
-            if other != key:
-                self.shared.setdefault((other, key), []).append(path)
+    def _look(self, key: str, distribution: Distribution) -> None:
+        tagged: list[str] = []
+        has_own = False
+        for path, said in distribution.files():
+            if EXTENSION.search(path):
+                tagged.append(path)
+                has_own = has_own or path.endswith(SUFFIX)
+            self._file(key, distribution, path, said)
+        if tagged and not has_own:
+            self.foreign[key] = tagged[0]
+
+    def _file(self, key: str, distribution: Distribution, path: str, said: str) -> None:
+        """One file; `said` is the digest and the size that RECORD gives."""
+        place = f"{distribution.folder}/{path}"
+        if path.startswith("../"):
+            place = os.path.normpath(place)
+        has = self.sizes.of(place)
+        self.looked += 1
+        size = said.rpartition(",")[2]
+        other = self.owners.setdefault(place, (key, said))
+        if other[0] != key and not path.startswith(HARMLESS):
+            if other[1] != said or len(said) <= len(size) + 1:  # of equal content it does not matter whose it is
+                self._share((other[0], other[1].rpartition(",")[2]), (key, size), path, has)
+        elif has is None:
+            self.unread.add(os.path.dirname(path))
+        elif has < 0:
+            if not SPARED.search(path):
+                self.missing.add(key, path)
+        elif size.isdigit() and has != int(size):
+            (self.emptied if has == 0 else self.altered).add(key, f"{path} ({has} bytes, {size} recorded)")
+
+    def _share(self, one: tuple[str, str], two: tuple[str, str], path: str, has: int | None) -> None:
+        row = self.shared.setdefault((one[0], two[0]), {"paths": [], "fits": [0, 0]})
+        row["paths"].append(path)
+        if one[1] != two[1]:  # of equal size both fit, which tells nothing
+            for at, (_, size) in enumerate((one, two)):
+                row["fits"][at] += str(has) == size
+
+    def twice(self) -> list[dict[str, Any]]:
+        rows = []
+        for name, others in sorted(self.others.items()):
+            all_ = [self.first[name], *others]
+            rows.append({"name": name, "versions": [o.version for o in all_], "folders": [o.folder for o in all_]})
+        return rows
+
+    def troubles(self) -> list[dict[str, str]]:
+        everything = [*self.first.values(), *(other for others in self.others.values() for other in others)]
+        bad = [each for each in everything if each.trouble]
+        return [
+            {"entry": one.entry, "name": normal(one.name), "what": "; ".join(dict.fromkeys(one.trouble))} for one in bad
+        ]
+
+    def requires(self) -> dict[str, list[str]]:
+        """Requirements without those of extras, which nobody said were wanted."""
+        found = {}
+        for name, each in sorted(self.first.items()):
+            lines = [text for text in each.requires if "extra" not in text.partition(";")[2]]
+            # An egg-info elsewhere is what a build leaves in a checkout that stands on PYTHONPATH.
+            is_installed = each.is_wheel or each.folder.endswith(("site-packages", "dist-packages"))
+            if lines and is_installed and not each.is_of_others:
+                found[name] = lines
+        return found
 
 
-def triton_backends() -> list[str]:
+class Modules:
+    """Where importing finds a module, without importing it."""
+
+    def __init__(self, path: list[str], inventory: Inventory) -> None:
+        self.path, self.inventory = path, inventory
+
+    def places(self, name: str) -> list[tuple[str, str]]:
+        """Each place of the path that has it, in order, with its kind: package, module, or bare folder."""
+        return [(entry, kind) for entry in self.path for kind in [kind_of(entry, name)] if kind]
+
+    def is_owned(self, entry: str, name: str) -> bool:
+        """Whether some distribution, whatever it is called, recorded the package: triton comes under several names."""
+        return f"{entry}/{name}/__init__.py" in self.inventory.owners
+
+    def home(self, name: str) -> str:
+        """The folder of a package that an import would take; "" where there is none."""
+        found = [entry for entry, kind in self.places(name) if kind == "package"]
+        if found:
+            return os.path.join(found[0], name)
+        distribution = self.inventory.first.get(MODULES.get(name, name))
+        url = str(distribution.origin().get("url", "")) if distribution is not None else ""
+        folder = os.path.join(url[len("file://") :], name) if url.startswith("file:///") else ""
+        return folder if folder and os.path.isfile(os.path.join(folder, "__init__.py")) else ""
+
+    def extensions(self, name: str) -> list[str]:
+        """The shared libraries of a package: beside its modules and in its lib folder, largest part of it first."""
+        home, found = self.home(name), []
+        for folder in (home, os.path.join(home, "lib"), os.path.join(home, "_C")) if home else ():
+            found += [os.path.join(folder, each) for each in listed(folder)]
+        return [path for path in found if is_native(os.path.basename(path))][:EXTENSIONS_AT_MOST]
+
+
+def listed(folder: str) -> list[str]:
+    """The names in a folder; [] where it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def kind_of(folder: str, name: str) -> str:
+    place = os.path.join(folder, name)
+    if os.path.isfile(os.path.join(place, "__init__.py")):
+        return "package"
+    if os.path.isfile(place + ".py"):
+        return "module"
+    has_code = any(each.endswith((".py", ".so")) for each in listed(place))
+    return "folder" if has_code else ""
+
+
+def shadows(modules: Modules) -> list[dict[str, str]]:
+    """Modules found elsewhere than where their distribution lies, and those that lie in the session's own folder."""
+    rows: list[dict[str, str]] = []
+    for name, owner in MODULES.items():
+        distribution = modules.inventory.first.get(owner) or modules.inventory.first.get(name)
+        places = [(entry, kind) for entry, kind in modules.places(name) if kind != "folder"]
+        if distribution is not None:
+            rows += shadow(name, distribution, places, modules.path)
+        elif places and places[0][1] == "package" and not modules.is_owned(places[0][0], name):
+            rows.append({"module": name, "place": places[0][0], "kind": "package", "over": ""})
+    return rows
+
+
+def shadow(name: str, owner: Distribution, places: list[tuple[str, str]], path: list[str]) -> list[dict[str, str]]:
+    origin = owner.origin()
+    source = str(origin["url"])[len("file://") :] if origin.get("is_editable") else ""
+    rows = []
+    if places and not source and not same(places[0][0], owner.folder) and owner.record:
+        rows.append({"module": name, "place": places[0][0], "kind": places[0][1], "over": owner.folder})
+    cwd = current_folder()
+    kind = kind_of(cwd, name) if cwd else ""
+    # A bare folder hides nothing that the path finds; an editable install is found only after it.
+    is_hidden = kind in ("package", "module") or (kind == "folder" and bool(source) and not places)
+    if is_hidden and not any(same(cwd, place) for place in (owner.folder, source, *path) if place):
+        rows.append({"module": name, "place": cwd, "kind": f"cwd-{kind}", "over": source or owner.folder})
+    return rows
+
+
+def same(one: str, two: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(two)
+
+
+def current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed under the session
+        return ""
+
+
+def gone_sources(inventory: Inventory) -> list[dict[str, str]]:
+    """Editable installations whose source folder is no longer there."""
+    rows = []
+    for name, distribution in sorted(inventory.first.items()):
+        origin = distribution.origin()
+        folder = str(origin.get("url", ""))[len("file://") :]
+        if origin.get("is_editable") and not os.path.isdir(folder):
+            rows.append({"name": name, "folder": folder})
+    return rows
+
+
+def built(modules: Modules) -> dict[str, dict[str, str]]:
+    """What packages say of their own build, read from their source: torch for CUDA, vllm-ascend for a chip."""
+    wanted = {
+        "torch": ("version.py", ("cuda", "hip")),
+        "vllm_ascend": ("_build_info.py", ("__device_type__", "__soc_version__")),
+    }
+    found: dict[str, dict[str, str]] = {}
+    for name, (file, keys) in wanted.items():
+        home = modules.home(name)
+        try:
+            text = read(os.path.join(home, file)) if home else None
+        except OSError:
+            text = None
+        if text is None:
+            continue
+        for key in keys:
+            match = re.search(rf"^{key}\s*(?::[^=\n]*)?=\s*['\"]?([\w.-]+)", text, re.MULTILINE)
+            if match:
+                found.setdefault(name, {})[key.strip("_")] = match.group(1)
+    return found
+
+
+def triton_backends(path: list[str]) -> list[str]:
     """The backend folders of the triton that an import would find."""
-    for entry in sys.path:
+    for entry in path:
         folder = os.path.join(entry, "triton", "backends")
         if os.path.isdir(folder):
             names = [name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name))]
@@ -60,10 +311,61 @@ def triton_backends() -> list[str]:
     return []
 
 
-def answer() -> dict[str, object]:
-    inventory = Inventory()
-    for distribution in metadata.distributions():
-        inventory.add(distribution)
+def unique(path: list[str]) -> list[str]:
+    """The folders of a path, each once: lib64 is often a link to lib."""
+    found: dict[str, str] = {}
+    for entry in path:
+        if entry and os.path.isdir(entry):
+            found.setdefault(os.path.realpath(entry), entry)
+    return list(found.values())
+
+
+def shared(inventory: Inventory) -> list[dict[str, Any]]:
+    rows = []
+    for pair, row in sorted(inventory.shared.items()):
+        examples = sorted(row["paths"])[:EXAMPLES_AT_MOST]
+        rows.append({"owners": list(pair), "count": len(row["paths"]), "examples": examples, "fits": row["fits"]})
+    return rows
+
+
+def packages(path: list[str], folders: list[Folder], inventory: Inventory, modules: Modules) -> dict[str, Any]:
+    first = inventory.first
+    user = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+    return {
+        "path": path,
+        "unreadable": [{"place": each.place, "why": each.error} for each in folders if each.error],
+        "user_site": user if any(same(user, entry) for entry in path) else "",
+        "in_user_site": sorted(name for name, each in first.items() if user and same(each.folder, user)),
+        "twice": inventory.twice(),
+        "leftovers": [os.path.join(each.place, name) for each in folders for name in each.names if name[0] == "~"],
+        "requires": inventory.requires(),
+        "requires_python": {name: each.requires_python for name, each in first.items() if each.requires_python},
+        "origins": {name: origin for name, each in first.items() for origin in [each.origin()] if origin},
+        "gone_sources": gone_sources(inventory),
+        "links": [link for each in folders for link in each.links()],
+        "shadows": shadows(modules),
+        "foreign_wheels": {name: tag for name, each in first.items() for tag in [each.foreign_tag()] if tag},
+        "foreign_extensions": inventory.foreign,
+        "built": built(modules),
+        "extensions": {name: found for name in NATIVE for found in [modules.extensions(name)] if found},
+        "trouble": inventory.troubles(),  # last: reading the rest can add to it
+    }
+
+
+def files(inventory: Inventory) -> dict[str, Any]:
+    return {
+        "looked": inventory.looked,
+        "missing": inventory.missing.rows(),
+        "altered": inventory.altered.rows(),
+        "emptied": inventory.emptied.rows(),
+        "unreadable": sorted(inventory.unread)[:EXAMPLES_AT_MOST],
+    }
+
+
+def answer(path: list[str]) -> dict[str, object]:
+    folders = [Folder(entry) for entry in path]
+    inventory = Inventory(folders)
+    modules = Modules(path, inventory)
     return {
         "version": platform.python_version(),
         "executable": sys.executable,
@@ -71,16 +373,15 @@ def answer() -> dict[str, object]:
         "base_prefix": sys.base_prefix,
         "is_conda": os.path.isdir(os.path.join(sys.prefix, "conda-meta")),
         "libc": " ".join(platform.libc_ver()),
-        "distributions": dict(sorted(inventory.versions.items())),
-        "installed_twice": dict(sorted(inventory.twice.items())),
-        "shared_files": [
-            {"owners": list(pair), "count": len(paths), "examples": sorted(paths)[:EXAMPLES_AT_MOST]}
-            for pair, paths in sorted(inventory.shared.items())
-        ],
-        "triton_backends": triton_backends(),
+        "machine": platform.machine(),
+        "distributions": {name: each.version for name, each in inventory.first.items()},
+        "installed_twice": {row["name"]: row["versions"] for row in inventory.twice()},
+        "shared_files": shared(inventory),
+        "triton_backends": triton_backends(path),
+        "packages": packages(path, folders, inventory, modules),
+        "files": files(inventory),
     }
 
 
 # "" on the path is the working folder: what lies there is not installed.
-sys.path[:] = [entry for entry in sys.path if entry and os.path.isdir(entry)]
-print("NPUENV-ANSWER " + json.dumps(answer(), sort_keys=True))
+print("NPUENV-ANSWER " + json.dumps(answer(unique(sys.path)), sort_keys=True))

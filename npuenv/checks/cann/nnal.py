@@ -1,0 +1,117 @@
+"""NNAL (ATB): there, of CANN's release, sourced once, and built for the C++ ABI of torch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.cann.session import source
+from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.errors import BadInput
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from npuenv.facts.cann.toolkit import Cann, Nnal
+
+_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
+
+
+def _nnal(context: Context) -> Verdict:
+    nnal, cann = context.facts.cann.nnal.value, context.facts.cann.toolkit.value
+    if nnal is not None:
+        if cann is not None and not _same_series(nnal.version, cann):
+            return warn(
+                "cann.nnal-other",
+                fix=fix("cann.nnal-install", version=cann.version),
+                nnal=nnal.version,
+                cann=cann.version,
+            )
+        return ok("cann.nnal-ok", version=nnal.version)
+    if cann is None:
+        return skip("no-cann")
+    cure = fix("cann.nnal-install", version=cann.version)
+    return fail("cann.nnal-fail", fix=cure) if context.framework in NPU_FRAMEWORKS else warn("cann.nnal-fail", fix=cure)
+
+
+def _same_series(version: str, cann: Cann) -> bool:
+    try:
+        return versions.cann(version).series == versions.cann(cann.version).series
+    except BadInput:
+        return True  # an unreadable number proves no disagreement
+
+
+def _script(nnal: Nnal) -> str:
+    """The script to source: nnal/atb/set_env.sh, beside the folder `latest`."""
+    return f"{re.sub('/latest$', '', nnal.root)}/set_env.sh"
+
+
+def _sourced(context: Context) -> Verdict:
+    nnal, atb = context.facts.cann.nnal.value, context.facts.cann.atb.value
+    if nnal is None:
+        return skip("cann.nnal-sourced-skip")
+    cure = source(_script(nnal))
+    if not setting(context, "ATB_HOME_PATH"):
+        return warn("cann.nnal-sourced-unset", line(context, "ATB_HOME_PATH"), fix=cure)
+    if atb is not None and not atb.is_there:
+        return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=cure, home=atb.home)
+    path = environment(context).get("LD_LIBRARY_PATH", "")
+    kinds = re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", path)
+    if len(set(kinds)) > 1:
+        return warn(
+            "cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix("cann.nnal-mixed"), first=kinds[0]
+        )
+    if path and not kinds and f"{setting(context, 'ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
+        return warn("cann.nnal-sourced-half", line(context, "LD_LIBRARY_PATH"), fix=cure)
+    return ok("cann.nnal-sourced-ok", line(context, "ATB_HOME_PATH"))
+
+
+def _library(context: Context) -> Verdict:
+    """The library itself: a folder without it is a half-removed or half-copied NNAL."""
+    atb = context.facts.cann.atb.value
+    if atb is None or not atb.is_there:
+        return skip("cann.nnal-sourced-skip")
+    if atb.has_library:
+        return ok("cann.nnal-library-ok")
+    cann = context.facts.cann.toolkit.value
+    cure = fix("cann.nnal-install", version=cann.version if cann else "")
+    return fail("cann.nnal-library-fail", *context.facts.cann.atb.evidence, fix=cure, home=atb.home)
+
+
+def _abi(context: Context) -> Verdict:
+    """ATB_HOME_PATH ends in the ABI that was chosen when it was sourced; torch was built with one of the two."""
+    atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
+    lines = context.facts.cann.torch_abi.evidence
+    if torch is None and _is_of_one_abi(version := installed(context).get("torch", "")):
+        torch, lines = "1", (Evidence("python (inventory)", f"torch {version}"),)
+    if atb is None or not atb.abi or torch is None:
+        return skip("cann.nnal-abi-skip")
+    if atb.abi == torch:
+        return ok("cann.nnal-abi-ok", abi=torch)
+    nnal = context.facts.cann.nnal.value
+    script = _script(nnal) if nnal else "nnal/atb/set_env.sh"
+    cure = fix("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
+    return fail("cann.nnal-abi-fail", line(context, "ATB_HOME_PATH"), *lines, fix=cure, atb=atb.abi, torch=torch)
+
+
+def _is_of_one_abi(torch: str) -> bool:
+    """Whether all wheels of this torch have the new ABI: so it is from 2.7 on."""
+    try:
+        return versions.python_version(torch) >= versions.python_version("2.7.0")
+    except BadInput:
+        return False
+
+
+CHECKS = (
+    Check("nnal.present", ("cann.nnal",), _INSTALL, _nnal, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    Check("nnal.sourced", ("cann.nnal",), "vllm-project/vllm-ascend#6299, #152", _sourced, is_about_cards=True),
+    Check("nnal.library", ("cann.atb",), "vllm-project/vllm-ascend#152: libatb.so", _library, is_about_cards=True),
+    Check(
+        "nnal.abi",
+        ("cann.atb", "cann.torch_abi"),
+        "vllm-project/vllm-ascend#1144; nnal set_env.sh --cxx_abi; PyTorch 2.6 release notes: CXX11_ABI=1 from 2.7 on",
+        _abi,
+        is_about_cards=True,
+    ),
+)

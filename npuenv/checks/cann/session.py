@@ -1,0 +1,182 @@
+"""The session's paths to CANN: one install throughout, none that is gone, no stand-in libraries, its Python parts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import Check, Fix, fail, fix, ok, skip, warn
+from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from npuenv.checks.base import Context, Verdict
+    from npuenv.facts.cann.installs import Entry
+
+_LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
+# Libraries for linking and for simulation: libascend_hal.so in there answers nothing, libascendcl.so refuses to run.
+_STAND_INS = re.compile(r"/(?:devlib|stub|simulator|camodel)(?:/|$)")
+_REAL = re.compile(r"/driver/lib64(?:/|$)")
+# What CANN's operator compiler imports; CANN's documents name more, most of which only its tools want.
+_IMPORTS = ("attrs", "decorator", "psutil", "scipy")
+_OLDEST_GCC = 8  # vllm-ascend's operators are C++17
+
+
+def source(path: str) -> Fix:
+    """The cure that sources an environment script."""
+    return fix("cann.source", ("source", path or "CANN/set_env.sh"))
+
+
+def _own_script(context: Context) -> Fix:
+    cann = context.facts.cann.toolkit.value
+    return source(cann.set_env if cann else "")
+
+
+def _entries(context: Context) -> tuple[Entry, ...]:
+    return context.facts.cann.entries.value or ()
+
+
+def _links(context: Context) -> Verdict:
+    """What is installed side by side, and whether the links lead to one of them each."""
+    found = context.facts.cann.installs.value
+    if found is None:
+        return skip("no-cann")
+    if found.mixed:
+        link, homes = next(iter(sorted(found.mixed.items())))
+        lines = (Evidence(link, home) for home in homes)
+        return warn("cann.links-mixed", *lines, fix=fix("cann.links"), link=link, homes=homes)
+    if found.dangling:
+        lines = (Evidence(link, "leads nowhere") for link in found.dangling)
+        return warn("cann.links-dangling", *lines, fix=fix("cann.links"), links=found.dangling)
+    if not found.found:
+        return skip("no-cann")
+    return ok("cann.links-ok", installs=tuple(item.root for item in found.found))
+
+
+def _one_version(context: Context) -> Verdict:
+    """Each path that belongs to a CANN belongs to that of ASCEND_HOME_PATH; links followed where they can be."""
+    entries = _entries(context)
+    own = next((item.real for item in entries if item.variable == "ASCEND_HOME_PATH"), "")
+    if not own:
+        return skip("cann.one-version-skip")
+    others = [item for item in entries if item.real and item.real != own and item.is_there]
+    if not others:
+        return ok("cann.one-version-ok", root=own)
+    cure, shown = fix("cann.fresh", *_own_script(context).commands), others[0]
+    lines = tuple(Evidence("environment", f"{item.variable}: {item.path}") for item in others)
+    says = {"variable": shown.variable, "other": shown.real, "own": own}
+    if any(item.variable not in _LISTS or _comes_first(item, entries, own) for item in others):
+        return fail("cann.one-version-first", *lines, fix=cure, **says)
+    return warn("cann.one-version-behind", *lines, fix=cure, **says)
+
+
+def _comes_first(entry: Entry, entries: tuple[Entry, ...], own: str) -> bool:
+    """Whether a foreign folder is searched before any folder of the session's own CANN."""
+    if entry.variable == "PATH":
+        return False  # tools of another release beside the own ones are a nuisance, not a mixture of libraries
+    mine = [item.position for item in entries if item.variable == entry.variable and item.real == own]
+    return not mine or entry.position < min(mine)
+
+
+def _gone(context: Context) -> Verdict:
+    """Search paths into a CANN that is no longer there. The session's own home being gone is told by cann.sourced."""
+    entries = _entries(context)
+    if context.facts.cann.toolkit.value is None:
+        return skip("no-cann")
+    home = {item.home for item in entries if item.variable == "ASCEND_HOME_PATH"}
+    gone = [item for item in entries if item.is_there is False and item.variable in _LISTS and item.home not in home]
+    if not gone:
+        return ok("cann.gone-ok")
+    homes = tuple(dict.fromkeys(item.home for item in gone))
+    lines = (Evidence("environment", f"{item.variable}: {item.path}") for item in gone)
+    return warn("cann.gone-warn", *lines, fix=fix("cann.fresh", *_own_script(context).commands), homes=homes)
+
+
+def _stand_ins(context: Context) -> Verdict:
+    """Folders of stand-in libraries before those of the driver, or without them."""
+    folders = environment(context).get("LD_LIBRARY_PATH", "").split(":")
+    stand_ins = [at for at, folder in enumerate(folders) if _STAND_INS.search(folder)]
+    real = [at for at, folder in enumerate(folders) if _REAL.search(folder)]
+    if not stand_ins or (real and min(real) < min(stand_ins)):
+        return ok("cann.stand-ins-ok")
+    folder = folders[stand_ins[0]]
+    evidence = Evidence("environment", f"LD_LIBRARY_PATH: {folder}")
+    return fail(
+        "cann.stand-ins-fail", evidence, fix=fix("cann.stand-ins", *_own_script(context).commands), folder=folder
+    )
+
+
+def _python_path(context: Context) -> Verdict:
+    """PYTHONPATH was written anew or dropped after set_env.sh, so that CANN's own packages (te, tbe, acl) are lost."""
+    if not setting(context, "ASCEND_HOME_PATH"):
+        return skip("cann.python-path-skip")
+    if any(item.variable == "PYTHONPATH" for item in _entries(context)):
+        return ok("cann.python-path-ok")
+    return warn("cann.python-path-lost", line(context, "PYTHONPATH"), fix=_own_script(context))
+
+
+def _python_packages(context: Context) -> Verdict:
+    """What CANN's operator compiler imports from the target: without it, the first compiled operator gives 500001."""
+    have = installed(context)
+    python = context.facts.python.interpreter.value
+    if "torch-npu" not in have or python is None:
+        return skip("no-torch-npu")
+    missing = tuple(name for name in _IMPORTS if name not in have)
+    if not missing:
+        return ok("cann.packages-ok")
+    where = f"{python.executable} (inventory)"
+    cure = fix("cann.packages", (python.executable, "-m", "pip", "install", *missing))
+    lines = (Evidence(where, f"{name} not installed") for name in missing)
+    return warn("cann.packages-missing", *lines, fix=cure, names=missing)
+
+
+def _gcc(context: Context) -> Verdict:
+    """The compiler that vllm-ascend's and other operators are built with."""
+    version = (context.facts.cann.compilers.value or {}).get("gcc", "")
+    if not version:
+        return skip("cann.gcc-skip")
+    if int(version.split(".")[0]) >= _OLDEST_GCC:
+        return ok("cann.gcc-ok", version=version)
+    return warn("cann.gcc-old", fix=fix("cann.gcc"), version=version, least=_OLDEST_GCC)
+
+
+def _writable(context: Context) -> Verdict:
+    """CANN's log and cache folders of an earlier run as another user (sudo, a container's root) stop the next one."""
+    folders = context.facts.cann.writes.value or ()
+    shut = next((item for item in folders if item.state != "writable"), None)
+    if shut is None:
+        return ok("cann.writable-ok")
+    evidence = Evidence(f"{shut.named_by} ({shut.path})", shut.state)
+    return warn(
+        "cann.writable-shut", evidence, fix=fix("cann.writable", path=shut.path), path=shut.path, state=shut.state
+    )
+
+
+CHECKS = (
+    Check("cann.links", ("cann.installs",), "sgl-project/sgl-kernel-npu#460; hiyouga/LlamaFactory#5189", _links, True),
+    Check("cann.one-version", ("cann.entries",), "CANN set_env.sh; hw-native-sys/PTOAS#837", _one_version, True),
+    Check("cann.gone", ("cann.entries",), "CANN set_env.sh (9.1 removes older entries for this)", _gone, True),
+    Check(
+        "cann.stand-ins",
+        (),
+        "vllm-project/vllm-ascend#661: devlib is for builds; libascendcl of devlib: stub library cannot be used",
+        _stand_ins,
+        True,
+    ),
+    Check("cann.python-path", ("cann.entries",), "CANN 8.0 set_env.sh: PYTHONPATH", _python_path, True),
+    Check(
+        "cann.python-packages",
+        ("python.interpreter",),
+        "Ascend/pytorch#7; CANN installation guide, Python dependencies",
+        _python_packages,
+        True,
+    ),
+    Check("cann.gcc", ("cann.compilers",), "vllm-project/vllm-ascend docs/source/installation.md", _gcc, True, level=1),
+    Check(
+        "cann.writable",
+        ("cann.writes",),
+        "hiascend environment variables ASCEND_CACHE_PATH, ASCEND_PROCESS_LOG_PATH; vllm-project/vllm-ascend#433",
+        _writable,
+        True,
+    ),
+)

@@ -1,0 +1,171 @@
+"""CANN: found, sourced, of this machine, and at one with the driver.
+
+What lies in a toolkit is judged in `cann_contents`, the session's paths to it in `cann_session`, NNAL in `nnal`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.cann import contents as cann_contents
+from npuenv.checks.cann import nnal
+from npuenv.checks.cann import session as cann_session
+from npuenv.checks.cann.session import source
+from npuenv.errors import BadInput
+from npuenv.facts.base import Evidence, State
+
+if TYPE_CHECKING:
+    from npuenv.matrix.rows import Cann as CannRow
+
+_SET_ENV = "CANN set_env.sh and torch_npu 2.13.0 _init/registry/registry_manager.py"
+_HDK = "CANN 9.1.0 and 9.1.1 release notes (hiascend); cann/release-management"
+_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
+
+
+def _found(context: Context) -> Verdict:
+    cann = context.facts.cann.toolkit.value
+    if cann is None:
+        return fail("cann.cann-found-fail", fix=fix("cann.cann-install", ("npuenv", "resolve")))
+    says = {"version": cann.version, "root": cann.root}
+    if cann.torn:
+        lines = (Evidence(cann.torn, "names no version"), *context.facts.cann.toolkit.evidence)
+        return warn("cann.cann-found-torn", *lines, fix=fix("cann.cann-reinstall"), file=cann.torn, **says)
+    if not cann.set_env:
+        line = Evidence(cann.root, "no set_env.sh, here or in the folder above")
+        return warn("cann.cann-found-no-script", line, fix=fix("cann.cann-reinstall"), **says)
+    return ok("cann.cann-found-ok", answered_by=cann.answered_by, **says)
+
+
+def _sourced(context: Context) -> Verdict:
+    """The five things that torch_npu looks for, in its order; then the libraries on the loader's path."""
+    cann, environment = context.facts.cann.toolkit.value, context.facts.environment.value or {}
+    if cann is None:
+        return skip("no-cann")
+    home = environment.get("ASCEND_HOME_PATH", "").rstrip("/")
+    if not home:
+        return fail("cann.cann-sourced-unset", *_variable(environment, "ASCEND_HOME_PATH"), fix=source(cann.set_env))
+    if cann.answered_by != "ASCEND_HOME_PATH":
+        return fail(
+            "cann.cann-sourced-nowhere",
+            *_variable(environment, "ASCEND_HOME_PATH"),
+            fix=source(cann.set_env),
+            home=home,
+        )
+    if not environment.get("ASCEND_OPP_PATH"):
+        return fail("cann.cann-sourced-opp-unset", *_variable(environment, "ASCEND_OPP_PATH"), fix=source(cann.set_env))
+    if context.facts.cann.opp.value != "folder":
+        lines = _variable(environment, "ASCEND_OPP_PATH")
+        return fail(
+            "cann.cann-sourced-opp-nowhere", *lines, fix=source(cann.set_env), path=environment["ASCEND_OPP_PATH"]
+        )
+    if cann.missing_parts:
+        return fail("cann.cann-sourced-parts", fix=fix("cann.cann-reinstall"), root=cann.root, parts=cann.missing_parts)
+    if not _has_libraries(context, cann.root):
+        lines = _variable(environment, "LD_LIBRARY_PATH")
+        return fail("cann.cann-sourced-libraries", *lines, fix=source(cann.set_env), root=cann.root)
+    return ok("cann.cann-sourced-ok", *_variable(environment, "ASCEND_HOME_PATH"))
+
+
+def _has_libraries(context: Context, root: str) -> bool:
+    """Whether LD_LIBRARY_PATH holds a folder of this toolkit, under this name or, links followed, under another."""
+    folders = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
+    if any(f"{folder.rstrip('/')}/".startswith(f"{root}/") for folder in folders):
+        return True
+    entries = context.facts.cann.entries.value or ()
+    own = {item.real or item.home for item in entries if item.variable == "ASCEND_HOME_PATH"}
+    return any(item.path in folders and (item.real or item.home) in own for item in entries)
+
+
+def _variable(environment: object, name: str) -> tuple[Evidence, ...]:
+    value = environment.get(name) if isinstance(environment, dict) else None
+    return (Evidence("environment", f"{name}={value}" if value is not None else f"{name} is not set"),)
+
+
+def _arch(context: Context) -> Verdict:
+    cann, arch = context.facts.cann.toolkit.value, context.facts.machine.arch.value
+    if cann is None or not cann.arch or arch is None:
+        return skip("no-cann")
+    if cann.arch == arch:
+        return ok("cann.cann-arch-ok", arch=arch)
+    return fail("cann.cann-arch-fail", fix=fix("cann.cann-reinstall"), cann=cann.arch, machine=arch)
+
+
+def _driver(context: Context) -> Verdict:
+    """CANN against the driver's HDK number. The official line gives a range; older ones only name a match."""
+    cann, driver = context.facts.cann.toolkit.value, _driver_version(context)
+    if driver is None and context.facts.npu.driver.state is State.UNKNOWN:
+        return unsure("unknown-input", *context.facts.npu.driver.evidence, facts=("driver",))
+    if cann is None or driver is None:
+        return skip("cann.cann-driver-skip")
+    if _is_950(context):
+        return skip("cann.cann-driver-950", driver=driver)
+    try:
+        row, have = context.matrix.cann_row(cann.version), versions.driver(driver)
+    except BadInput:
+        return unsure("cann.cann-driver-unreadable", cann=cann.version, driver=driver)
+    if row is None:
+        return unsure("cann.cann-driver-no-row", cann=cann.version)
+    if row.driver_since and have.series < versions.driver(row.driver_since).series:
+        cure = fix("cann.driver-update", since=row.driver_since)
+        return fail("cann.cann-driver-old", fix=cure, cann=cann.version, driver=driver, since=row.driver_since)
+    if row.driver_until and have.series > versions.driver(row.driver_until).series:
+        return warn("cann.cann-driver-new", cann=cann.version, driver=driver, until=row.driver_until)
+    if row.driver_since:
+        return ok("cann.cann-driver-ok", cann=cann.version, driver=driver, since=row.driver_since)
+    if any(versions.driver(name) == have for name in row.driver_named):
+        return ok("cann.cann-driver-named", cann=cann.version, driver=driver)
+    return _without_line(row, have, driver)
+
+
+def _without_line(row: CannRow, have: versions.Version, driver: str) -> Verdict:
+    """A CANN without an official list. Threads show drivers running that are a year older than the named one (23.0.3
+    with 8.1.RC1, 24.1.RC3 with 8.2.RC1), so only one from before that is worth a word."""
+    named = row.driver_named or ("-",)
+    years = [versions.driver(name).series[0] for name in row.driver_named]
+    if years and have.series[0] < min(years) - 1:
+        return warn("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
+    return ok("cann.cann-driver-no-line", cann=row.version, driver=driver, named=named)
+
+
+def _is_950(context: Context) -> bool:
+    """Whether the cards are of the line that numbers its drivers by itself: 25.1.RC1 goes with CANN 9.1.0 there."""
+    table = context.facts.npu.smi.value
+    names = {card.name for card in table.cards if card.name} if table else set()
+    return any((row := context.matrix.hardware_of_chip(name)) is not None and row.id == "950" for name in names)
+
+
+def _driver_version(context: Context) -> str | None:
+    """What runs (npu-smi) before what a file says: a file mounted into a container can be stale."""
+    table, driver = context.facts.npu.smi.value, context.facts.npu.driver.value
+    if table is not None and table.driver:
+        return table.driver
+    return driver.version if driver is not None else None
+
+
+CHECKS = (
+    Check(
+        "cann.found",
+        ("cann.toolkit",),
+        f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version",
+        _found,
+        is_about_cards=True,
+        required_for=NPU_FRAMEWORKS,
+    ),
+    Check(
+        "cann.sourced",
+        ("cann.toolkit", "cann.opp"),
+        _SET_ENV,
+        _sourced,
+        is_about_cards=True,
+        required_for=NPU_FRAMEWORKS,
+    ),
+    *cann_session.CHECKS,
+    Check(
+        "cann.arch", ("cann.toolkit", "machine.arch"), "ascend_toolkit_install.info, arch=", _arch, is_about_cards=True
+    ),
+    Check("cann.driver", ("cann.toolkit",), _HDK, _driver, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    *cann_contents.CHECKS,
+    *nnal.CHECKS,
+)

@@ -1,0 +1,130 @@
+"""Folders that training writes to: may it, is there room, can files be locked there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from npuenv.facts.machine.mounts import Folder
+
+_GIB_KIB = 1 << 20
+# Ray's session folders, pip's builds and the compilers' scratch lie there. Thresholds are ours.
+_TMP_LEAST_KIB, _TMP_GOOD_KIB = 256 << 10, 2 * _GIB_KIB
+_CACHE_GOOD_KIB = 1 * _GIB_KIB
+_FILES_LEAST, _FILES_GOOD = 5_000, 50_000  # an environment has 20,000 to 60,000 files
+_FILES_OF_TMP = 10  # temporary files are a tenth of those at most
+_MODELS = ("HF_HOME", "HF_HUB_CACHE", "MODELSCOPE_CACHE")  # these are read from as well: read-only may be meant so
+_LUSTRE_LOCKS = ("flock", "localflock")
+
+
+def _size(kib: int) -> str:
+    return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
+
+
+def _home(context: Context) -> Verdict:
+    home = context.facts.machine.home.value
+    if home is None:
+        path = (context.facts.environment.value or {}).get("HOME") or "/"
+        return fail("machine.home-absent", fix=fix("machine.home"), path=path)
+    if home.is_writable is None:
+        return unsure("machine.writable-unknown", path=home.path)
+    if home.is_writable:
+        return ok("machine.home-ok", path=home.path)
+    cure = fix("machine.home")
+    return fail("machine.home-fail", *_why_closed(home), fix=cure, path=home.path)
+
+
+def _why_closed(folder: Folder) -> tuple[Evidence, ...]:
+    line = Evidence(f"test -w {folder.path}", "not writable")
+    if folder.mount is None:
+        return (line,)
+    return (line, Evidence("/proc/self/mountinfo", f"{folder.mount.place} {folder.mount.kind} {_flags(folder)}"))
+
+
+def _flags(folder: Folder) -> str:
+    return ",".join((folder.mount.options if folder.mount else ())[:6])
+
+
+def _tmp(context: Context) -> Verdict:
+    """Its space counts only where it has a disk of its own; else the check of the home folder's disk speaks."""
+    tmp, home = context.facts.machine.tmp.value, context.facts.machine.home.value
+    if tmp is None:
+        path = (context.facts.environment.value or {}).get("TMPDIR") or "/tmp"
+        return fail("machine.tmp-absent", fix=fix("machine.tmp-absent", ("mkdir", "-p", path)), path=path)
+    if tmp.is_writable is False:
+        return fail("machine.tmp-closed", *_why_closed(tmp), fix=fix("machine.tmp-closed"), path=tmp.path)
+    if not _is_same_disk(tmp, home) and tmp.free_kib < _TMP_GOOD_KIB:
+        verdict = fail if tmp.free_kib < _TMP_LEAST_KIB else warn
+        return verdict("machine.tmp-small", fix=fix("machine.tmp-small"), path=tmp.path, size=_size(tmp.free_kib))
+    if tmp.mount is not None and tmp.mount.is_noexec:
+        line = Evidence("/proc/self/mountinfo", f"{tmp.mount.place} {tmp.mount.kind} {_flags(tmp)}")
+        return warn("machine.tmp-noexec", line, fix=fix("machine.tmp-noexec"), path=tmp.path)
+    return ok("machine.tmp-ok", path=tmp.path, size=_size(tmp.free_kib))
+
+
+def _is_same_disk(one: Folder, other: Folder | None) -> bool:
+    return other is not None and one.place == other.place
+
+
+def _files(context: Context) -> Verdict:
+    """Room for files runs out before the room for bytes on disks full of small files."""
+    machine = context.facts.machine
+    kept = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
+    counted = [(folder, 1) for folder in kept if folder is not None]
+    counted += [(machine.tmp.value, _FILES_OF_TMP)] if machine.tmp.value is not None else []
+    rooms = [(folder.files_free * factor, folder) for folder, factor in counted if folder.files_free is not None]
+    if not rooms:
+        return skip("no-limit")
+    weighed, folder = min(rooms, key=lambda item: item[0])
+    left = folder.files_free
+    if weighed >= _FILES_GOOD:
+        return ok("machine.files-room-ok", left=left)
+    verdict = fail if weighed < _FILES_LEAST else warn
+    line = Evidence(f"df -iP {folder.path}", f"{left} of {folder.files} free")
+    cure = fix("machine.files-room", ("df", "-i", folder.path))
+    return verdict("machine.files-room-small", line, fix=cure, path=folder.path, left=left)
+
+
+def _caches(context: Context) -> Verdict:
+    found, home = context.facts.machine.caches.value, context.facts.machine.home.value
+    if not found:
+        return skip("machine.no-caches")
+    is_offline = (context.facts.environment.value or {}).get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    for cache in found:
+        if cache.nearest.is_writable is False and not (is_offline and cache.variable in _MODELS):
+            verdict = warn if cache.variable in _MODELS else fail
+            cure = fix("machine.cache-closed", ("unset", cache.variable), variable=cache.variable)
+            lines = (Evidence("environment", f"{cache.variable}={cache.path}"), *_why_closed(cache.nearest))
+            return verdict("machine.cache-closed", *lines, fix=cure, variable=cache.variable, path=cache.path)
+    for cache in found:
+        if cache.nearest.free_kib < _CACHE_GOOD_KIB and not _is_same_disk(cache.nearest, home):
+            size, cure = _size(cache.nearest.free_kib), fix("machine.cache-small", variable=cache.variable)
+            return warn("machine.cache-small", fix=cure, variable=cache.variable, path=cache.path, size=size)
+    return ok("machine.caches-ok", variables=tuple(cache.variable for cache in found))
+
+
+def _locks(context: Context) -> Verdict:
+    """Lustre refuses flock() unless it was mounted with it; the downloaders of models lock every file."""
+    machine = context.facts.machine
+    folders = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
+    for folder in filter(None, folders):
+        mount = folder.mount
+        if mount is not None and mount.kind == "lustre" and not any(word in mount.options for word in _LUSTRE_LOCKS):
+            line = Evidence("/proc/self/mountinfo", f"{mount.place} {mount.kind} {','.join(mount.options)}")
+            cure = fix("machine.locks", ("export", "HF_HOME=/tmp/hf"))
+            return warn("machine.locks-warn", line, fix=cure, path=folder.path, place=mount.place)
+    return ok("machine.locks-ok")
+
+
+_WRITES = "torch, triton, pip and Hugging Face keep caches and logs below HOME"
+_LUSTRE = "huggingface/huggingface_hub#2399: OSError 38 on Lustre mounted without flock"
+CHECKS = (
+    Check("machine.home", ("machine.home",), _WRITES, _home),
+    Check("machine.tmp", ("machine.tmp",), "Ray's temp-dir, torch inductor's cache and tempfile default to it", _tmp),
+    Check("machine.inodes", ("machine.home", "machine.tmp"), "df -i; files of measured installations", _files),
+    Check("machine.caches", ("machine.caches",), "cache variables of the libraries that are installed", _caches),
+    Check("machine.file-locks", ("machine.mounts",), _LUSTRE, _locks),
+)

@@ -1,0 +1,288 @@
+"""The machine: architecture, libraries, memory, limits, clock, account, what an earlier run left behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.facts.base import State
+from npuenv.facts.machine.account import DRIVER_GROUP
+from npuenv.facts.machine.processes import line_of
+from npuenv.facts.machine.system import UNLIMITED
+
+if TYPE_CHECKING:
+    from npuenv.facts.machine.processes import Process, Processes
+
+_GIB_KIB = 1 << 20
+_ARCHES = ("x86_64", "aarch64")
+_GLIBC = (2, 28)  # the floor of torch_npu's and most other wheels: manylinux_2_28
+# Docker gives 64 MiB unless told otherwise; torch and Ray exchange tensors there. Thresholds are ours.
+_SHM_LEAST_KIB, _SHM_GOOD_KIB = 512 << 10, 8 * _GIB_KIB
+_FILES_GOOD = 65536  # what ROLL's Ascend samples give the container
+_LOCKED_OLD_DEFAULT = 64 << 10  # bytes; what kernels before 5.16 allow unless told otherwise
+_FILES_CPU = 1024  # a trial without cards opens few
+_CXX_LEVEL = 24  # the newest GLIBCXX_3.4.N that a manylinux_2_28 wheel may ask for
+_TASKS_GOOD = 4096  # every rank, worker and compiler starts dozens of threads; the threshold is ours
+_FREE_MEMORY_LEAST_KIB = 2 * _GIB_KIB
+_SHM_LEFT = "raylet: System memory request exceeds memory available in /dev/shm"
+_USER = "vllm-ascend documentation: ra init fails for a uid without entry; torch: getpwuid(): uid not found"
+_LEFT = "vllm-project/vllm-ascend: the engine outlives its server and keeps its memory"
+_YEARS = range(2024, 2038)  # certificates of no index are valid outside
+_INITS = (
+    "systemd",
+    "init",
+    "tini",
+    "docker-init",
+    "dumb-init",
+    "catatonit",
+    "s6-svscan",
+    "bash",
+    "sh",
+    "sleep",
+    "tail",
+)
+_ZOMBIES_MANY = 8
+_RAY_SERVERS = ("raylet", "gcs_server")
+# Python programs that `ray start` leaves beside its servers; with those killed they stay (seen with Ray 2.60.0).
+_PARTS_OF_RAY = ("/ray/_private/log_monitor", "/ray/autoscaler/_private/monitor", "/ray/dashboard/")
+_DISK_LEAST_KIB, _DISK_GOOD_KIB = 5 * _GIB_KIB, 20 * _GIB_KIB  # a stack takes 2 to 10 GiB, its caches as much again
+
+
+def _arch(context: Context) -> Verdict:
+    arch = context.facts.machine.arch.value
+    if arch in _ARCHES:
+        return ok("machine.arch-ok", arch=arch)
+    return fail("machine.arch-fail", arch=arch or "-", offered=_ARCHES)
+
+
+def _glibc(context: Context) -> Verdict:
+    glibc = context.facts.machine.glibc.value
+    if glibc is None:
+        return fail("machine.glibc-other", fix=fix("machine.glibc"))
+    if tuple(int(word) for word in glibc.split(".")[:2]) < _GLIBC:
+        return fail("machine.glibc-fail", fix=fix("machine.glibc"), glibc=glibc)
+    return ok("machine.glibc-ok", glibc=glibc)
+
+
+def _shm(context: Context) -> Verdict:
+    space = context.facts.machine.shared_memory.value
+    if space is None:
+        return warn("machine.shm-absent", fix=fix("machine.shm"))
+    size = _size(space.size_kib)
+    if space.size_kib < _SHM_LEAST_KIB and context.framework != "cpu":
+        return fail("machine.shm-small", fix=fix("machine.shm"), size=size)
+    if space.size_kib < _SHM_GOOD_KIB:
+        return warn("machine.shm-small", fix=fix("machine.shm"), size=size)
+    return ok("machine.shm-ok", size=size)
+
+
+def _shm_free(context: Context) -> Verdict:
+    """Files that dead processes left in /dev/shm take from what the next run may use."""
+    space = context.facts.machine.shared_memory.value
+    if space is None or space.size_kib < _SHM_GOOD_KIB:
+        return skip("machine.because-shm")
+    free, size = _size(space.free_kib), _size(space.size_kib)
+    cure = fix("machine.shm-free", ("ls", "-l", "/dev/shm"))
+    if space.free_kib < _SHM_LEAST_KIB:
+        return fail("machine.shm-full", fix=cure, free=free, size=size)
+    if space.free_kib * 10 < space.size_kib:
+        return warn("machine.shm-full", fix=cure, free=free, size=size)
+    return ok("machine.shm-free-ok", free=free)
+
+
+def _size(kib: int) -> str:
+    return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
+
+
+def _files(context: Context) -> Verdict:
+    limit = context.facts.machine.open_files.value
+    if limit is None:
+        return skip("no-limit")
+    good = _FILES_CPU if context.framework == "cpu" else _FILES_GOOD
+    if limit == UNLIMITED or limit >= good:
+        return ok("machine.files-ok")
+    return warn("machine.files-warn", fix=fix("machine.files", ("ulimit", "-n", str(good))), limit=limit, good=good)
+
+
+def _locked(context: Context) -> Verdict:
+    limit = context.facts.machine.locked_memory.value
+    if limit is None:
+        return skip("no-limit")
+    if limit == UNLIMITED or limit > _LOCKED_OLD_DEFAULT:
+        return ok("machine.locked-ok")
+    return warn("machine.locked-warn", fix=fix("machine.locked", ("ulimit", "-l", "unlimited")), limit=limit >> 10)
+
+
+def _disk(context: Context) -> Verdict:
+    space = context.facts.machine.disk.value
+    if space is None:
+        return unsure("machine.disk-absent")
+    size = _size(space.free_kib)
+    if space.free_kib < _DISK_LEAST_KIB:
+        return fail("machine.disk-small", fix=fix("machine.disk"), size=size)
+    if space.free_kib < _DISK_GOOD_KIB:
+        return warn("machine.disk-small", fix=fix("machine.disk"), size=size)
+    return ok("machine.disk-ok", size=size)
+
+
+def _libstdcxx(context: Context) -> Verdict:
+    machine = context.facts.machine
+    library, glibc = machine.libstdcxx.value, machine.glibc.value
+    if library is None:
+        return skip("machine.cxx-absent")
+    if library.level >= _CXX_LEVEL:
+        return ok("machine.cxx-ok", level=library.level)
+    if not library.is_from_path and glibc and tuple(int(word) for word in glibc.split(".")[:2]) < _GLIBC:
+        return skip("machine.because-glibc")
+    name = "machine.cxx-path" if library.is_from_path else "machine.cxx-system"
+    folder = library.path.rpartition("/")[0]
+    return fail("machine.cxx-fail", fix=fix(name, folder=folder), path=library.path, level=library.level)
+
+
+def _tasks(context: Context) -> Verdict:
+    """The kernel does not hold the superuser to this limit."""
+    limit = (context.facts.machine.limits.value or {}).get("Max processes")
+    account = context.facts.machine.account.value
+    if limit is None:
+        return skip("no-limit")
+    if limit == UNLIMITED or limit >= _TASKS_GOOD or (account is not None and account.is_root):
+        return ok("machine.tasks-ok")
+    cure = fix("machine.tasks", ("ulimit", "-u", str(_TASKS_GOOD)))
+    return warn("machine.tasks-warn", fix=cure, limit=limit, good=_TASKS_GOOD)
+
+
+def _memory(context: Context) -> Verdict:
+    memory = context.facts.machine.memory.value
+    if memory is None or memory.available_kib is None:
+        return skip("machine.memory-absent")
+    free, total = _size(memory.available_kib), _size(memory.total_kib)
+    if memory.available_kib >= min(max(_FREE_MEMORY_LEAST_KIB, memory.total_kib // 100), memory.total_kib // 4):
+        return ok("machine.memory-ok", free=free)
+    swap = _size((memory.swap_kib or 0) - (memory.swap_free_kib or 0))
+    cure = fix("machine.memory", ("ps", "-eo", "pid,user,rss,comm", "--sort=-rss"))
+    return warn("machine.memory-warn", fix=cure, free=free, total=total, swap=swap)
+
+
+def _clock(context: Context) -> Verdict:
+    time = context.facts.machine.time.value
+    if time is None or not time[:4].isdecimal():
+        return skip("machine.clock-absent")
+    if int(time[:4]) in _YEARS:
+        return ok("machine.clock-ok", time=time)
+    return fail("machine.clock-fail", fix=fix("machine.clock", ("date", "-u"), needs_root=True), time=time)
+
+
+def _encoding(context: Context) -> Verdict:
+    encoding = context.facts.machine.encoding.value
+    environ = context.facts.environment.value or {}
+    if encoding in (None, "utf-8") or environ.get("PYTHONUTF8") == "1":
+        return ok("machine.encoding-ok", encoding=encoding or "utf-8")
+    return warn(
+        "machine.encoding-warn", fix=fix("machine.encoding", ("export", "LC_ALL=C.UTF-8")), encoding=encoding or "-"
+    )
+
+
+def _user_entry(context: Context) -> Verdict:
+    account = context.facts.machine.account.value
+    if account is None:
+        return skip("machine.account-absent")
+    if account.name is not None:
+        return ok("machine.user-ok", uid=account.uid)
+    return fail("machine.user-fail", fix=fix("machine.user", uid=account.uid, gid=account.gid), uid=account.uid)
+
+
+def _driver_group(context: Context) -> Verdict:
+    """The driver gives its devices to this group; a container needs only its number."""
+    facts = context.facts
+    info = facts.npu.install_info.value or {}
+    if facts.machine.container.is_known or not facts.npu.driver.is_known:
+        return skip("machine.group-elsewhere")
+    if facts.machine.driver_group.is_known or info.get("UserGroup", DRIVER_GROUP) != DRIVER_GROUP:
+        return ok("machine.group-ok")
+    commands = (("groupadd", DRIVER_GROUP), ("useradd", "-m", "-g", DRIVER_GROUP, "-s", "/bin/bash", DRIVER_GROUP))
+    return warn("machine.group-warn", fix=fix("machine.group", *commands, needs_root=True), group=DRIVER_GROUP)
+
+
+def _leftovers(context: Context) -> Verdict:
+    """Only what cannot be part of a living run: workers without their raylet, engines without their server."""
+    found = context.facts.machine.processes.value
+    if found is None:
+        return skip("machine.no-processes")
+    is_noted = context.facts.ray.address.state is not State.ABSENT
+    stale = [process for process in found.ours if _is_stale(process, found, is_noted)]
+    if not stale:
+        return ok("machine.leftovers-ok")
+    pids = tuple(process.pid for process in stale)
+    # The parent of a half-dead process is what has to end: the process itself takes no signal any more.
+    ends = dict.fromkeys(str(item.parent if item.is_half_dead and item.parent > 1 else item.pid) for item in stale)
+    cure = fix("machine.leftovers", ("kill", *ends), is_dangerous=True)
+    return warn("machine.leftovers-warn", *map(line_of, stale[:6]), fix=cure, pids=pids, count=len(pids))
+
+
+def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
+    """`is_noted`: a cluster is known to this session, so that a node of it may be wanted."""
+    if process.is_half_dead:
+        return True
+    if process.is_zombie or process.parent != 1:
+        return False
+    if process.name in _RAY_SERVERS:
+        return not is_noted  # `ray start` notes the address, and a new run finds neither it nor a free port
+    if process.name.startswith("ray::"):
+        return found.init != "raylet"  # a worker's parent is its raylet; process 1 inherits it when that is gone
+    if any(place in process.command for place in _PARTS_OF_RAY):
+        return not any(other.name in _RAY_SERVERS for other in found.ours)
+    return process.name.startswith("VLLM") and found.init in _INITS
+
+
+def _zombies(context: Context) -> Verdict:
+    found = context.facts.machine.processes.value
+    if found is None:
+        return skip("machine.no-processes")
+    dead = [process for process in found.ours if process.is_zombie and not process.is_half_dead]
+    unreaped = [process for process in dead if process.parent == 1]
+    if not unreaped and len(dead) < _ZOMBIES_MANY:
+        return ok("machine.zombies-ok")
+    shown = unreaped or dead
+    parents = tuple(dict.fromkeys(process.parent for process in shown))
+    return warn(
+        "machine.zombies-warn", *map(line_of, shown[:6]), fix=fix("machine.zombies"), count=len(shown), parents=parents
+    )
+
+
+CHECKS = (
+    Check("machine.arch", ("machine.arch",), "platforms of torch_npu wheels", _arch, required_for=FRAMEWORKS),
+    Check("machine.glibc", ("machine.glibc",), "PEP 600: manylinux_2_28", _glibc, required_for=FRAMEWORKS),
+    Check("machine.shared-memory", ("machine.shared_memory",), "docker run --shm-size defaults to 64 MiB", _shm),
+    Check("machine.open-files", ("machine.open_files",), "ROLL Ascend samples: --ulimit nofile=65536:65536", _files),
+    Check(
+        "machine.locked-memory",
+        ("machine.locked_memory",),
+        "ulimit -l; RoCE memory registration",
+        _locked,
+        is_about_cards=True,
+    ),
+    Check("machine.disk", ("machine.disk",), "sizes of measured installations", _disk),
+    Check("machine.shared-memory-free", ("machine.shared_memory",), _SHM_LEFT, _shm_free),
+    Check(
+        "machine.libstdcxx", ("machine.libstdcxx",), "PEP 600: manylinux_2_28 allows up to GLIBCXX_3.4.24", _libstdcxx
+    ),
+    Check("machine.tasks", ("machine.limits",), "ulimit -u; getrlimit(2), RLIMIT_NPROC", _tasks, is_about_cards=True),
+    Check("machine.memory", ("machine.memory",), "/proc/meminfo, MemAvailable; proc_meminfo(5)", _memory),
+    Check("machine.clock", ("machine.time",), "validity of TLS certificates (RFC 5280)", _clock),
+    Check(
+        "machine.encoding",
+        ("machine.encoding",),
+        "PEP 538, PEP 540: only a locale without encoding becomes UTF-8",
+        _encoding,
+    ),
+    Check("machine.user-entry", ("machine.account",), _USER, _user_entry),
+    Check(
+        "machine.driver-group",
+        ("machine.driver_group", "machine.container"),
+        "the driver's installer: it needs the user and group HwHiAiUser",
+        _driver_group,
+        is_about_cards=True,
+    ),
+    Check("machine.leftovers", ("machine.processes",), _LEFT, _leftovers, level=1),
+    Check("machine.zombies", ("machine.processes",), "verl NPU AQN guide: many defunct processes", _zombies, level=1),
+)

@@ -1,0 +1,262 @@
+"""The host's own network as a launch uses it: names, ports, proxies, firewall, clock; first the interfaces.
+
+What only matters between nodes is judged where the session speaks of several: a single node stays silent about it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.network import interfaces
+from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
+from npuenv.facts.base import Evidence, State
+from npuenv.facts.network.interfaces import number_of, way_to
+from npuenv.facts.network.launch import is_loopback
+
+_NODES = "alibaba/ROLL Ascend guide, several nodes"
+_HCCL_PORTS = 32  # taken from the base port on
+_HCCL_BASE = 60000
+_RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client"}
+_RAY_OWNERS = ("ray", "gcs_server", "raylet", "python", "dashboard")
+
+
+def _hostname(context: Context) -> Verdict:
+    """Gloo and Ray ask the host's own name for an address that the other nodes can reach."""
+    if not spans_nodes(context):
+        return skip("network.one-node")
+    found = context.facts.network.hostname
+    if found.value is None:
+        return unsure("network.hostname-unread", *found.evidence)
+    name = found.value
+    addresses = name.resolved if name.resolved is not None else name.in_hosts
+    cure = fix("network.hostname", needs_root=True, name=name.name)
+    if addresses and all(is_loopback(address) for address in addresses):
+        return warn("network.hostname-loopback", *found.evidence, fix=cure, name=name.name, address=addresses[0])
+    if name.resolved == ():
+        return warn("network.hostname-unknown", *found.evidence, fix=cure, name=name.name)
+    own = own_addresses(context)
+    if addresses and own and not own & set(addresses):
+        return warn("network.hostname-foreign", *found.evidence, fix=cure, name=name.name, address=addresses[0])
+    if not addresses:
+        return unsure("network.hostname-unread", *found.evidence)
+    return ok("network.hostname-ok", name=name.name, address=addresses[0])
+
+
+def _master(context: Context) -> Verdict:
+    """MASTER_ADDR: it leads somewhere, the head names itself, and the others do not name themselves."""
+    network, environment = context.facts.network, variables(context)
+    master = network.master.value
+    if master is None:
+        return skip("network.master-unset")
+    line = variable(context, "MASTER_ADDR")
+    cure = fix("network.master")
+    if not master.addresses:
+        return fail("network.master-nowhere", *network.master.evidence, fix=cure, name=master.name)
+    if not spans_nodes(context):
+        return ok("network.master-ok", line, name=master.name)
+    if all(map(is_loopback, master.addresses)):
+        if network.hostname.value is not None and network.hostname.value.name == master.name:
+            return skip("network.because-hostname")
+        return fail("network.master-loopback", *network.master.evidence, fix=cure, name=master.name)
+    own = own_addresses(context)
+    rank = _node_rank(environment)
+    is_own = bool(own & set(master.addresses))
+    if own and rank == 0 and not is_own:
+        return fail("network.master-not-here", line, *network.interfaces.evidence, fix=cure, name=master.name)
+    if own and rank and is_own:
+        return fail("network.master-is-here", line, *network.interfaces.evidence, fix=cure, name=master.name, rank=rank)
+    table, four = network.routes, [address for address in master.addresses if number_of(address)]
+    if four and not is_own and table.value and not any(way_to(table.value, address) for address in four):
+        return fail("network.master-no-way", line, *table.evidence, fix=fix("network.route"), name=master.name)
+    return ok("network.master-ok", line, name=master.name)
+
+
+def _node_rank(environment: dict[str, str]) -> int | None:
+    """The number of this node; RANK counts where no LOCAL_RANK says that it is a process's."""
+    text = environment.get("NODE_RANK") or ("" if environment.get("LOCAL_RANK") else environment.get("RANK", ""))
+    return int(text) if re.fullmatch(r"[0-9]{1,5}", text) else None
+
+
+def _master_port(context: Context) -> Verdict:
+    environment, network = variables(context), context.facts.network
+    text = environment.get("MASTER_PORT", "")
+    if not text:
+        return skip("network.port-unset")
+    line = variable(context, "MASTER_PORT")
+    cure = fix("network.master-port", ("export", "MASTER_PORT=29500"))
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        return fail("network.port-unreadable", line, fix=cure, value=text)
+    port = int(text)
+    if _is_here(context):
+        taken = [item for item in network.listeners.value or () if item.port == port]
+        is_rays = port in _RAY_PORTS and not taken[0].owner if taken else False
+        if taken and not is_rays and not _belongs_to_ray(taken[0].owner):
+            owner = taken[0].owner or "?"
+            return warn("network.port-taken", line, *network.listeners.evidence, fix=cure, port=port, owner=owner)
+        kernel = network.port_range
+        if kernel.value is not None and kernel.value.gives_out(port):
+            return warn("network.port-given-out", line, *kernel.evidence, fix=cure, port=port)
+    return ok("network.port-ok", line, port=port)
+
+
+def _is_here(context: Context) -> bool:
+    """Whether the launch's meeting point is this host, or may be: only there its port is listened on."""
+    master = context.facts.network.master.value
+    own = own_addresses(context)
+    return master is None or not own or any(address in own or is_loopback(address) for address in master.addresses)
+
+
+def _hccl_ports(context: Context) -> Verdict:
+    """The host ports that HCCL listens on. A running job holds them too, which is no fault."""
+    environment, network = variables(context), context.facts.network
+    if environment.get("HCCL_HOST_SOCKET_PORT_RANGE"):
+        return skip("network.hccl-ports-other")
+    text = environment.get("HCCL_IF_BASE_PORT", "")
+    is_base = re.fullmatch(r"[0-9]{1,5}", text) and 1024 <= int(text) <= 65520
+    if text and not is_base:
+        return skip("network.hccl-ports-range")  # session.hccl reports it
+    if network.listeners.value is None:
+        return unsure("network.ports-unlisted", *network.listeners.evidence) if text else skip("network.ports-unlisted")
+    base = int(text) if text else _HCCL_BASE
+    last = base + _HCCL_PORTS - 1
+    taken = [item for item in network.listeners.value if base <= item.port <= last]
+    table = context.facts.npu.smi.value
+    if taken and not (table and table.processes):
+        lines = tuple(Evidence("/proc/net/tcp", f"{item.address}:{item.port} {item.owner}".strip()) for item in taken)
+        cure = fix("network.hccl-ports", ("export", f"HCCL_IF_BASE_PORT={_free_base(context)}"))
+        ports, owner = tuple(item.port for item in taken), taken[0].owner or "?"
+        return warn("network.hccl-ports-taken", *lines, fix=cure, ports=ports, owner=owner, first=base, last=last)
+    kernel = network.port_range
+    if text and kernel.value is not None and any(kernel.value.gives_out(port) for port in range(base, last + 1)):
+        reserve = f"net.ipv4.ip_local_reserved_ports={base}-{last}"
+        cure = fix("network.hccl-ports-reserve", ("sysctl", "-w", reserve), needs_root=True)
+        lines = (variable(context, "HCCL_IF_BASE_PORT"), *kernel.evidence)
+        return warn("network.hccl-ports-given-out", *lines, fix=cure, first=base, last=last)
+    return ok("network.hccl-ports-ok", first=base, last=last)
+
+
+def _free_base(context: Context) -> int:
+    """A base port below what the kernel gives out by itself, with nothing listening on the ports from there on."""
+    ports = {item.port for item in context.facts.network.listeners.value or ()}
+    for base in range(23456, 32000, _HCCL_PORTS):
+        if not any(port in ports for port in range(base, base + _HCCL_PORTS)):
+            return base
+    return 23456
+
+
+def _ray_ports(context: Context) -> Verdict:
+    """The fixed ports of a Ray head, held by something else."""
+    if not spans_nodes(context):
+        return skip("network.one-node")
+    found = context.facts.network.listeners
+    foreign = [
+        item for item in found.value or () if item.port in _RAY_PORTS and item.owner and not _belongs_to_ray(item.owner)
+    ]
+    if found.value is None:
+        return unsure("network.ports-unlisted", *found.evidence)
+    if foreign and _is_here(context):
+        lines = tuple(Evidence("ss -H -ltnp", f"{item.address}:{item.port} {item.owner}") for item in foreign)
+        item = foreign[0]
+        cure = fix("network.ray-ports", port=item.port)
+        return warn(
+            "network.ray-port-taken", *lines, fix=cure, port=item.port, owner=item.owner, role=_RAY_PORTS[item.port]
+        )
+    return ok("network.ray-ports-ok")
+
+
+def _belongs_to_ray(owner: str) -> bool:
+    return any(owner.startswith(name) for name in _RAY_OWNERS)
+
+
+def _no_proxy(context: Context) -> Verdict:
+    """A proxy is not to stand between the nodes: their addresses have to be excepted."""
+    environment = context.facts.environment.value or {}
+    proxies = context.facts.network.proxies.value
+    if not proxies:
+        return skip("network.no-proxy-none")
+    if not spans_nodes(context):
+        return skip("network.one-node")
+    excepted = f"{environment.get('no_proxy', '')},{environment.get('NO_PROXY', '')}"
+    names = [environment.get(name, "").strip() for name in ("MASTER_ADDR", "HCCL_IF_IP")]
+    names.append(environment.get("RAY_ADDRESS", "").rpartition("//")[2].rpartition(":")[0])
+    open_ones = tuple(dict.fromkeys(name for name in names if name and not is_excepted(name, excepted)))
+    if open_ones:
+        lines = [Evidence("environment", f"{proxy.variable}={proxy.address}") for proxy in proxies]
+        lines.append(
+            Evidence("environment", f"no_proxy={environment.get('no_proxy', environment.get('NO_PROXY', ''))}")
+        )
+        given = ",".join(part for part in excepted.split(",") if part.strip())
+        cure = fix(
+            "network.no-proxy",
+            ("export", f"no_proxy={','.join(filter(None, (given, *open_ones, 'localhost,127.0.0.1')))}"),
+        )
+        return warn("network.no-proxy-hole", *lines, fix=cure, names=open_ones)
+    return ok("network.no-proxy-ok")
+
+
+def is_excepted(name: str, excepted: str) -> bool:
+    """Whether a list of exceptions covers a host: `*`, names, domains, addresses and subnets, as curl reads it."""
+    import ipaddress
+
+    for part in (item.strip().lower() for item in excepted.split(",")):
+        if not part:
+            continue
+        if part == "*" or part == name.lower() or name.lower().endswith(f".{part.lstrip('.')}"):
+            return True
+        if part.endswith(".*") and name.startswith(part[:-1]):
+            return True
+        try:
+            if "/" in part and ipaddress.ip_address(name) in ipaddress.ip_network(part, strict=False):
+                return True
+        except ValueError:
+            continue  # a name, or a part that is no subnet
+    return False
+
+
+def _firewall(context: Context) -> Verdict:
+    if not spans_nodes(context):
+        return skip("network.one-node")
+    if context.facts.machine.container.is_known:
+        return skip("network.firewall-host")
+    found = context.facts.network.firewall
+    if found.value is not None:
+        cure = fix("network.firewall", is_dangerous=True, needs_root=True)
+        return warn("network.firewall-on", *found.evidence, fix=cure, name=found.value.name)
+    if found.state is State.UNKNOWN:
+        return unsure("network.firewall-unread", *found.evidence)
+    return ok("network.firewall-off", *found.evidence)
+
+
+def _clock(context: Context) -> Verdict:
+    if not spans_nodes(context):
+        return skip("network.one-node")
+    if context.facts.machine.container.is_known:
+        return skip("network.clock-host")
+    found = context.facts.network.clock
+    if found.value is None:
+        nothing = found.state is State.ABSENT
+        return skip("network.clock-nothing") if nothing else unsure("network.clock-unread", *found.evidence)
+    if not found.value.is_synchronised:
+        cure = fix("network.clock", needs_root=True)
+        return warn("network.clock-alone", *found.evidence, fix=cure)
+    return ok("network.clock-ok", *found.evidence)
+
+
+CHECKS = (
+    *interfaces.CHECKS,
+    Check("network.hostname", (), "Ray and gloo: address of the own name; " + _NODES, _hostname),
+    Check("network.master", ("network.master",), _NODES, _master),
+    Check("network.master-port", (), _NODES, _master_port),
+    Check(
+        "network.hccl-ports",
+        (),
+        "hicann/hccl user guide, HCCL_IF_BASE_PORT; EI0019, EJ0003",
+        _hccl_ports,
+        is_about_cards=True,
+    ),
+    Check("network.ray-ports", (), _NODES + "; Ray ports", _ray_ports),
+    Check("network.no-proxy", (), _NODES, _no_proxy),
+    Check("network.firewall", (), _NODES + ", trouble list", _firewall),
+    Check("network.clock", (), "hicann/hccl fault diagnosis: the first error in time", _clock),
+)

@@ -1,0 +1,233 @@
+"""The interfaces that HCCL, gloo and TensorPipe are told to use, or would choose by themselves.
+
+What only matters between nodes is judged where the session speaks of several: a single node stays silent about it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.facts.base import Evidence
+from npuenv.facts.network.interfaces import number_of, way_to
+from npuenv.facts.network.launch import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from npuenv.facts.network.interfaces import Interface
+
+_IFNAME = "hicann/hccl user guide, HCCL_SOCKET_IFNAME and HCCL_IF_IP"
+# Bridges and pairs of containers and virtual machines: they reach nothing outside of this host.
+_VIRTUAL = re.compile(
+    r"docker.*|virbr.*|br-[0-9a-f]{12}|veth.*|cni.*|flannel.*|cali.*|kube-.*|nodelocaldns|podman.*|lxc.*"
+)
+
+
+def variables(context: Context) -> dict[str, str]:
+    return {name: value.strip() for name, value in (context.facts.environment.value or {}).items()}
+
+
+def variable(context: Context, name: str) -> Evidence:
+    return Evidence("environment", f"{name}={variables(context).get(name, '')}")
+
+
+def spans_nodes(context: Context) -> bool:
+    """Whether the session speaks of several nodes."""
+    return context.facts.network.spans.is_known
+
+
+def own_addresses(context: Context) -> set[str]:
+    """The addresses of this host; empty where they are not known."""
+    return {address for item in context.facts.network.interfaces.value or () for address in item.addresses}
+
+
+def _unread(context: Context) -> Verdict:
+    return unsure("network.interfaces-unread", *context.facts.network.interfaces.evidence)
+
+
+def matching(setting: str, names: Iterable[str]) -> list[str]:
+    """The interfaces that HCCL_SOCKET_IFNAME means, in the order in which HCCL tries them.
+
+    `eth,enp` prefixes, `=eth0` whole names, `^eth` all but those prefixes, `^=eth0` all but those names.
+    """
+    excludes, rest = setting.startswith("^"), setting.lstrip("^")
+    is_exact, words = rest.startswith("="), [word.strip() for word in rest.lstrip("=").split(",") if word.strip()]
+    ordered = sorted(names)
+
+    def fits(name: str, word: str) -> bool:
+        return name == word if is_exact else name.startswith(word)
+
+    if excludes:
+        return [name for name in ordered if not any(fits(name, word) for word in words)]
+    return list(dict.fromkeys(name for word in words for name in ordered if fits(name, word)))
+
+
+def _hccl_interface(context: Context) -> Verdict:
+    setting = variables(context).get("HCCL_SOCKET_IFNAME", "")
+    if not setting:
+        return skip("network.ifname-unset")
+    if variables(context).get("HCCL_IF_IP"):
+        return skip("network.ifname-outranked")
+    if context.facts.network.interfaces.value is None:
+        return _unread(context)
+    interfaces = {item.name: item for item in context.facts.network.interfaces.value}
+    chosen = [interfaces[name] for name in matching(setting, interfaces)]
+    if setting.startswith("^"):
+        chosen.sort(key=_rank)
+    usable = [item for item in chosen if item.is_up and item.addresses]
+    return _judge_names(context, "HCCL_SOCKET_IFNAME", setting, (usable or chosen)[:1])
+
+
+def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence[Interface]) -> Verdict:
+    """Whether the interface that a variable chooses is there, is up, and leads out where it has to."""
+    found = context.facts.network.interfaces
+    line = variable(context, name_set)
+    good = tuple(item.name for item in found.value or () if _is_good(item))
+    cure = (
+        fix("network.ifname", ("export", f"{name_set}={good[0]}"), names=good) if good else fix("network.ifname-none")
+    )
+    if not chosen:
+        return fail("network.ifname-missing", line, *found.evidence, fix=cure, variable=name_set, setting=setting)
+    down = [item for item in chosen if not item.is_up]
+    if down:
+        name, state = down[0].name, down[0].state
+        return fail(
+            "network.ifname-down", line, *_rows(context, name), fix=cure, variable=name_set, name=name, state=state
+        )
+    bare = [item for item in chosen if not item.addresses]
+    if bare:
+        name = bare[0].name
+        return fail("network.ifname-bare", line, *_rows(context, name), fix=cure, variable=name_set, name=name)
+    inner = [item for item in chosen if item.name == "lo" or _VIRTUAL.fullmatch(item.name)]
+    if inner and spans_nodes(context):
+        name = inner[0].name
+        return fail("network.ifname-inner", line, *_rows(context, name), fix=cure, variable=name_set, name=name)
+    return ok("network.ifname-ok", line, name=chosen[0].name)
+
+
+def _is_good(item: Interface) -> bool:
+    return item.is_up and bool(item.addresses) and item.name != "lo" and not _VIRTUAL.fullmatch(item.name)
+
+
+def _rows(context: Context, *names: str) -> list[Evidence]:
+    return [item for item in context.facts.network.interfaces.evidence if item.line.split(" ")[0] in names]
+
+
+def _other_interfaces(context: Context) -> Verdict:
+    """Gloo and TensorPipe take whole names, several of them with commas."""
+    environment = variables(context)
+    set_to = {name: environment[name] for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") if environment.get(name)}
+    if not set_to:
+        return skip("network.ifname-unset")
+    if context.facts.network.interfaces.value is None:
+        return _unread(context)
+    interfaces = {item.name: item for item in context.facts.network.interfaces.value}
+    verdict = ok("network.ifname-ok", name=next(iter(set_to.values())))
+    for name_set, setting in set_to.items():
+        names = [word.strip() for word in setting.split(",") if word.strip()]
+        chosen = [interfaces[name] for name in names] if all(name in interfaces for name in names) else []
+        verdict = _judge_names(context, name_set, setting, chosen)
+        if verdict.status.value == "fail":
+            return verdict
+    return verdict
+
+
+def _hccl_address(context: Context) -> Verdict:
+    """HCCL_IF_IP has to be one address of this very host."""
+    setting = variables(context).get("HCCL_IF_IP", "")
+    if not setting:
+        return skip("network.if-ip-unset")
+    if context.facts.network.interfaces.value is None:
+        return _unread(context)
+    line = variable(context, "HCCL_IF_IP")
+    interfaces = context.facts.network.interfaces.value or ()
+    good = tuple(address for item in interfaces if _is_good(item) for address in item.addresses if number_of(address))
+    cure = (
+        fix("network.if-ip", ("export", f"HCCL_IF_IP={good[0]}"), addresses=good) if good else fix("network.if-ip-none")
+    )
+    if number_of(setting) is None and not re.fullmatch(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", setting):
+        return skip("network.if-ip-unreadable")  # session.hccl reports it
+    owner = next((item for item in interfaces if setting in item.addresses), None)
+    if owner is None:
+        rows = context.facts.network.interfaces.evidence
+        return fail("network.if-ip-foreign", line, *rows, fix=cure, setting=setting)
+    if not owner.is_up:
+        return fail(
+            "network.if-ip-down", line, *_rows(context, owner.name), fix=cure, name=owner.name, state=owner.state
+        )
+    if spans_nodes(context) and (is_loopback(setting) or _VIRTUAL.fullmatch(owner.name)):
+        return fail(
+            "network.if-ip-inner", line, *_rows(context, owner.name), fix=cure, setting=setting, name=owner.name
+        )
+    return ok("network.if-ip-ok", line, name=owner.name)
+
+
+def hccl_choice(interfaces: Iterable[Interface]) -> Interface | None:
+    """What HCCL takes when it is told nothing: by name, docker's after all others, lo last."""
+    return min((item for item in interfaces if item.is_up and item.addresses), key=_rank, default=None)
+
+
+def _rank(item: Interface) -> tuple[int, str]:
+    return (2 if item.name == "lo" else 1 if item.name.startswith("docker") else 0, item.name)
+
+
+def _hccl_guess(context: Context) -> Verdict:
+    """Without a setting the interface that HCCL takes has to be the one that leads to the other nodes."""
+    environment, network = variables(context), context.facts.network
+    if environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP"):
+        return skip("network.guess-told")
+    if not spans_nodes(context):
+        return skip("network.one-node")
+    if network.interfaces.value is None:
+        return _unread(context)
+    chosen = hccl_choice(network.interfaces.value)
+    if chosen is None:
+        return skip("network.guess-nothing")
+    master, table = network.master.value, network.routes.value or ()
+    ways = {way_to(table, address) for address in (master.addresses if master else ()) if not is_loopback(address)}
+    own = {
+        item.name
+        for item in network.interfaces.value or ()
+        for address in item.addresses
+        if master and address in master.addresses
+    }
+    wanted = (own or ways) - {None, "lo"}
+    good = sorted(name for name in wanted if name)
+    if good and chosen.name not in good:
+        cure = fix("network.ifname", ("export", f"HCCL_SOCKET_IFNAME={good[0]}"), names=tuple(good))
+        return warn(
+            "network.guess-wrong", *_rows(context, chosen.name, *good), fix=cure, name=chosen.name, wanted=good[0]
+        )
+    if not good and _VIRTUAL.fullmatch(chosen.name):
+        cure = fix("network.ifname-none")
+        return warn("network.guess-inner", *_rows(context, chosen.name), fix=cure, name=chosen.name)
+    return ok("network.guess-ok", *_rows(context, chosen.name), name=chosen.name)
+
+
+def _ipv6_only(context: Context) -> Verdict:
+    """HCCL looks for IPv4 addresses unless HCCL_SOCKET_FAMILY says otherwise."""
+    if not spans_nodes(context):
+        return skip("network.one-node")
+    found = context.facts.network.interfaces.value
+    if found is None:
+        return _unread(context)
+    outer = [address for item in found if _is_good(item) for address in item.addresses]
+    family = variables(context).get("HCCL_SOCKET_FAMILY", "")
+    if outer and not any(number_of(address) for address in outer) and family != "AF_INET6":
+        cure = fix("network.family", ("export", "HCCL_SOCKET_FAMILY=AF_INET6"))
+        return warn("network.ipv6-only", *context.facts.network.interfaces.evidence, fix=cure)
+    if family == "AF_INET6" and outer and not any(":" in address for address in outer):
+        cure = fix("network.family-none", ("unset", "HCCL_SOCKET_FAMILY"))
+        return fail("network.ipv6-none", variable(context, "HCCL_SOCKET_FAMILY"), fix=cure)
+    return ok("network.family-ok")
+
+
+CHECKS = (
+    Check("network.hccl-interface", (), _IFNAME, _hccl_interface, is_about_cards=True),
+    Check("network.hccl-address", (), _IFNAME, _hccl_address, is_about_cards=True),
+    Check("network.hccl-guess", (), _IFNAME + "; fault diagnosis, EI0015", _hccl_guess, is_about_cards=True),
+    Check("network.gloo-interface", (), "PyTorch distributed, GLOO_SOCKET_IFNAME", _other_interfaces),
+    Check("network.ip-family", (), "hicann/hccl user guide, HCCL_SOCKET_FAMILY", _ipv6_only, is_about_cards=True),
+)

@@ -1,0 +1,91 @@
+"""The rank table of a launch: whether HCCL can read it, and whether it tells the addresses that the cards have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip
+from npuenv.checks.network import card_addresses
+from npuenv.checks.network.interfaces import own_addresses
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from npuenv.facts.hccn.rank_table import RankTable, Server
+
+_DOCUMENT = "hicann/hccl user guide, rank table; fault diagnosis, EI0004 and EI0014"
+
+
+def _table(context: Context) -> Verdict:
+    table = context.facts.hccn.rank_table.value
+    if table is None:
+        return skip("network.rank-table-none")
+    wrong = _wrong(table)
+    if wrong:
+        cure = fix("network.rank-table")
+        return fail("network.rank-table-bad", Evidence(table.path, wrong), fix=cure, path=table.path, why=wrong)
+    return ok("network.rank-table-ok", count=len(table.servers))
+
+
+def _wrong(table: RankTable) -> str:
+    """The first thing that makes HCCL refuse the table, in the table's own words; "" for none."""
+    if table.trouble:
+        return table.trouble
+    devices = [device for server in table.servers for device in server.devices]
+    ranks = [device.rank for device in devices]
+    ips = [device.ip for device in devices if device.ip]
+    twice = sorted({ip for ip in ips if ips.count(ip) > 1})
+    checks = (
+        (table.status != "completed", f"status {table.status or 'missing'}"),
+        (
+            table.server_count.isdigit() and int(table.server_count) != len(table.servers),
+            f"server_count {table.server_count}",
+        ),
+        (not devices, "device missing"),
+        (None in ranks or sorted(rank or 0 for rank in ranks) != list(range(len(ranks))), f"rank_id {ranks}"),
+        (any(device.card is None for device in devices), "device_id missing"),
+        (bool(twice), f"device_ip {', '.join(twice)}"),
+        (len(table.servers) > 1 and len(ips) < len(devices), "device_ip missing"),
+        (table.version == "1.2" and any(not device.super_id for device in devices), "super_device_id missing"),
+    )
+    return next((words for is_wrong, words in checks if is_wrong), "")
+
+
+def _addresses(context: Context) -> Verdict:
+    """HCCL compares each address of the table with that of the card (EI0014)."""
+    table = context.facts.hccn.rank_table.value
+    if table is None or _wrong(table):
+        return skip("network.rank-table-none")
+    cards = card_addresses.in_use(context) or card_addresses.in_file(context)
+    server = _own_server(context, table, {card: address.ip for card, address in cards.items()})
+    if server is None or not cards:
+        return skip("network.rank-table-elsewhere")
+    wrong = [
+        (device, cards[device.card])
+        for device in server.devices
+        if device.card in cards and device.ip and device.ip != cards[device.card].ip
+    ]
+    if wrong:
+        device, address = wrong[0]
+        lines = [Evidence(table.path, f"device_id {item.card}, device_ip {item.ip}") for item, _ in wrong]
+        lines += [found.evidence for _, found in wrong]
+        cure = fix("network.rank-table-addresses")
+        numbers = tuple(item.card for item, _ in wrong)
+        return fail("network.rank-table-differs", *lines, fix=cure, cards=numbers, ip=device.ip, own=address.ip)
+    return ok("network.rank-table-agrees", count=len(server.devices))
+
+
+def _own_server(context: Context, table: RankTable, cards: dict[int, str]) -> Server | None:
+    """This host's entry: by its address, by the addresses of its cards, or because there is no other."""
+    own = own_addresses(context)
+    named = [server for server in table.servers if server.id in own]
+    if named or len(table.servers) == 1:
+        return (named or list(table.servers))[0]
+    shared = {server: sum(device.ip in cards.values() for device in server.devices) for server in table.servers}
+    best = max(shared, key=lambda server: shared[server], default=None)
+    return best if best is not None and shared[best] else None
+
+
+CHECKS = (
+    Check("network.rank-table", ("hccn.rank_table",), _DOCUMENT, _table, is_about_cards=True),
+    Check("network.rank-table-addresses", (), _DOCUMENT, _addresses, is_about_cards=True),
+)

@@ -1,0 +1,204 @@
+"""What the cards say when each is asked: answers, memory errors, versions, links between them, and the kernel's log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from npuenv.facts.npu.queries import Board, Spod
+
+_TOOLS = "npu-smi source (hicann/driver) and public transcripts"
+_ECC = "Ascend/mind-cluster docs: event 80E01801 (multi-bit ECC), 80E18402 (isolated rows have reached 64)"
+_TOPO = "npu-smi info -t topo, legend; HCCS within groups of eight on A2 boards (public transcripts)"
+_SPOD = "hicann/hccl fault diagnosis: EI0014 (duplicate super-device id); Ascend A3 spod-info"
+_UDA = "hicann/driver uda_fops.c; Huawei support note on -8020: ns_id below 128 in /proc/uda/namespace_node"
+_KERNEL = "public kernel logs of Ascend hosts: drv_pcie Device is abnormal, devdrv Get mntn message"
+_FAULTS = "hicann/driver docs, Ascend 950 npu-smi: querying the alarm information of a device"
+_COUNTED = ("Double Bit Error Count", "Double Bit Isolated Pages Count", "Double Bit Next-Isolated Pages Count")
+_FALLBACK = frozenset({"SYS", "PHB", "PIX", "PXB"})
+_DIRECT = frozenset({"HCCS", "HCCS_SW", "SIO"})
+_GROUP = 8  # cards of a board that reach each other directly
+_COMPATIBLE = frozenset({"OK", "NOT SUPPORT", "NOT SUPPORTED"})  # the last two: this user may not ask
+_GRAVE_ACTIONS = ("reset", "separate")
+
+
+def _answer(context: Context) -> Verdict:
+    silent = context.facts.npu.silent.value
+    if silent is None:
+        return skip("npu.not-told")
+    if not silent:
+        return ok("npu.cards-answer-ok")
+    return fail("npu.cards-answer-fail", fix=fix("npu.card-silent", ("lspci", "-d", "19e5:")), count=len(silent))
+
+
+def _memory(context: Context) -> Verdict:
+    """Single-bit errors are mended on the way. The totals of a card's life say nothing about now."""
+    cards = context.facts.npu.ecc.value
+    if cards is None:
+        return skip("npu.not-told")
+    bad = {}
+    lines = []
+    for card in cards:
+        counts = {label: count for label, count in card.counts.items() if count and label.endswith(_COUNTED)}
+        if counts:
+            name = str(card.npu) if card.chip is None else f"{card.npu}.{card.chip}"
+            bad[name] = counts
+            lines += [
+                Evidence(f"npu-smi info -t ecc -i {card.npu}", f"{key}: {count}") for key, count in counts.items()
+            ]
+    if bad:
+        return warn("npu.cards-memory-warn", *lines, fix=fix("npu.card-memory"), cards=tuple(bad))
+    return ok("npu.cards-memory-ok", count=len(cards))
+
+
+def _alike(context: Context) -> Verdict:
+    """One driver and one firmware on all cards of a host."""
+    boards = context.facts.npu.boards.value
+    if boards is None:
+        return skip("npu.not-told")
+    firmware, driver = _said(boards, "firmware"), _said(boards, "driver")
+    evidence = context.facts.npu.boards.evidence
+    if len(firmware) > 1:
+        return warn("npu.cards-alike-firmware", *evidence, fix=fix("npu.firmware"), versions=tuple(sorted(firmware)))
+    if len(driver) > 1:
+        return warn("npu.cards-alike-driver", *evidence, fix=fix("npu.driver-reboot"), versions=tuple(sorted(driver)))
+    if not firmware and not driver:
+        return skip("npu.not-told")
+    return ok("npu.cards-alike-ok", firmware=next(iter(firmware), "-"), count=len(boards))
+
+
+def _said(boards: Iterable[Board], name: str) -> set[str]:
+    return {value for board in boards for value in (getattr(board, name),) if value}
+
+
+def _compatible(context: Context) -> Verdict:
+    """The card's own verdict on driver and firmware."""
+    boards = context.facts.npu.boards.value
+    words = {board.npu: board.compatibility for board in boards or () if board.compatibility}
+    if not words or all(word.upper().startswith("NOT SUPPORT") for word in words.values()):
+        return skip("npu.not-told")
+    bad = {npu: word for npu, word in words.items() if word.upper() not in _COMPATIBLE}
+    if not bad:
+        return ok("npu.cards-compatible-ok", count=len(words))
+    lines = (Evidence(f"npu-smi info -t board -i {npu}", f"Compatibility : {word}") for npu, word in bad.items())
+    return fail("npu.cards-compatible-fail", *lines, fix=fix("npu.firmware"), cards=tuple(bad))
+
+
+def _linked(context: Context) -> Verdict:
+    """On a board whose cards reach each other directly, a pair that does not has lost its link.
+
+    Cards that are plugged in (all SYS) are as they should be, and so are the two halves of a board with sixteen.
+    """
+    topology = context.facts.npu.topology.value
+    if topology is None:
+        return skip("npu.not-told")
+    pairs = {
+        (one, other): word
+        for one, row in topology.links.items()
+        for other, word in row.items()
+        if one < other and one // _GROUP == other // _GROUP
+    }
+    if not _DIRECT & set(pairs.values()):
+        return ok("npu.cards-linked-none")
+    if not topology.is_complete:
+        return unsure("npu.cards-linked-cut")
+    lost = {pair: word for pair, word in pairs.items() if word in _FALLBACK}
+    if not lost:
+        return ok("npu.cards-linked-ok", count=len(pairs))
+    lines = (Evidence("npu-smi info -t topo", f"NPU{one} - NPU{other}: {word}") for (one, other), word in lost.items())
+    return warn(
+        "npu.cards-linked-warn", *lines, fix=fix("npu.card-link"), pairs=tuple(f"{one}-{other}" for one, other in lost)
+    )
+
+
+def _in_pod(context: Context) -> Verdict:
+    pods = context.facts.npu.spods.value
+    if pods is None:
+        return skip("npu.not-told")
+    places = {(pod.pod, pod.size, pod.server) for pod in pods}
+    evidence = context.facts.npu.spods.evidence
+    if len(places) > 1:
+        return fail("npu.cards-pod-differ", *evidence, fix=fix("npu.card-pod"), servers=_servers(pods))
+    numbers = [pod.sdid for pod in pods if pod.sdid is not None]
+    twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
+    if twice:
+        return fail("npu.cards-pod-twice", *evidence, fix=fix("npu.card-pod"), numbers=twice)
+    first = pods[0]
+    return ok("npu.cards-pod-ok", *evidence[:1], pod=first.pod, server=first.server, size=first.size)
+
+
+def _servers(pods: Iterable[Spod]) -> tuple[str, ...]:
+    return tuple(sorted({f"{pod.pod}/{pod.server}" for pod in pods}))
+
+
+def _events(context: Context) -> Verdict:
+    """Faults that cards of the 950 generation tell one by one."""
+    events = context.facts.npu.faults.value
+    if events is None:
+        return skip("npu.not-told")
+    if not events:
+        return ok("npu.cards-events-ok")
+    codes = tuple(dict.fromkeys(event.code for event in events))
+    rows = [context.matrix.npu_fault(code) for code in codes]
+    if all(row is not None and row.action == "none" for row in rows):
+        return ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
+    grave = any(row is not None and row.action in _GRAVE_ACTIONS for row in rows)
+    says = fail if grave else warn
+    return says("npu.cards-events-warn", fix=fix("npu.card-alarm"), codes=codes)
+
+
+def _kernel(context: Context) -> Verdict:
+    """What the driver wrote since the boot about a device that is abnormal or whose firmware stopped."""
+    events = context.facts.npu.kernel.value
+    if events is None:
+        return skip("npu.not-told")
+    told = []
+    for event in events:
+        row = context.matrix.npu_fault(event.code) if event.code else None
+        if event.kind == "abnormal" or (event.kind == "exception" and not (row and row.action == "none")):
+            told.append(event)
+    if not told:
+        return ok("npu.cards-kernel-ok")
+    table = context.facts.npu.smi.value
+    if table is None or any(card.health != "OK" for card in table.cards):
+        return skip("npu.cards-kernel-skip")
+    lines = (Evidence("dmesg", event.line) for event in told)
+    devices = tuple(sorted({str(event.device) for event in told if event.device is not None})) or ("?",)
+    return warn("npu.cards-kernel-warn", *lines, fix=fix("npu.card-kernel"), devices=devices)
+
+
+def _claimed(context: Context) -> Verdict:
+    """Devices that a container keeps though nothing runs in it: no other container gets them."""
+    claims = context.facts.npu.claims.value
+    if claims is None or context.facts.machine.container.is_known:
+        return skip("npu.not-told")
+    others = [claim for claim in claims if claim.is_exclusive and not claim.is_ours and claim.devices]
+    if not others:
+        return ok("npu.cards-claimed-ok")
+    table = context.facts.npu.smi.value
+    if table is not None and table.processes:
+        return skip("npu.cards-claimed-busy")
+    lines = [
+        Evidence("/proc/uda/namespace_node", f"process {item.root_pid} holds {len(item.devices)}") for item in others
+    ]
+    devices = tuple(sorted({str(device) for claim in others for device in claim.devices}, key=int))
+    pids = tuple(str(claim.root_pid) for claim in others)
+    return warn("npu.cards-claimed-warn", *lines, fix=fix("npu.card-claimed"), devices=devices, pids=pids)
+
+
+CHECKS = (
+    Check("cards.answer", ("npu.silent",), _TOOLS, _answer, is_about_cards=True, level=2),
+    Check("cards.memory", ("npu.ecc",), _ECC, _memory, is_about_cards=True, level=2),
+    Check("cards.alike", ("npu.boards",), _TOOLS, _alike, is_about_cards=True, level=2),
+    Check("cards.compatible", ("npu.boards",), _TOOLS, _compatible, is_about_cards=True, level=2),
+    Check("cards.linked", ("npu.topology",), _TOPO, _linked, is_about_cards=True, level=2),
+    Check("cards.super-pod", ("npu.spods",), _SPOD, _in_pod, is_about_cards=True, level=2),
+    Check("cards.events", ("npu.faults",), _FAULTS, _events, is_about_cards=True, level=2),
+    Check("cards.kernel", ("npu.kernel",), _KERNEL, _kernel, is_about_cards=True, level=2),
+    Check("cards.claimed", ("npu.claims",), _UDA, _claimed, is_about_cards=True, level=2),
+)

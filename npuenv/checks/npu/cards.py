@@ -1,0 +1,296 @@
+"""Cards as npu-smi lists them: are there any, are they well, complete and free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.npu.listed import TABLE, without_table
+from npuenv.facts.asker import was_asked
+from npuenv.facts.base import Evidence, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from npuenv.facts.npu.holders import Holder
+    from npuenv.facts.npu.smi import Card, SmiTable
+
+_TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
+_FAULTS = (
+    "npu-smi transcripts; event codes: Ascend/mind-cluster docs, Container Manager, default fault code configuration"
+)
+_SLICES = "hiascend.com techArticles 20251212-1: hard slices support inference only"
+_IDLE_AT_MOST = 0.25  # of a card's memory; ours
+_FULL_PERCENT = 100
+_ACTIONS = ("none", "request", "work", "free", "reset", "separate")  # from harmless to hopeless
+_TRAINING = ("verl", "roll")
+
+
+def _labels(cards: Iterable[Card]) -> tuple[str, ...]:
+    return tuple(f"{card.npu}.{card.chip}" for card in cards)
+
+
+def _names(context: Context, table: SmiTable) -> str:
+    """ "8 x 910B3 (a2)": the chips by name, with the generation where the matrix knows it."""
+    words = []
+    for name, count in Counter(card.name or "?" for card in table.cards).items():
+        row = context.matrix.hardware_of_chip(name)
+        words.append(f"{count} x {name}" + (f" ({row.id})" if row else ""))
+    return ", ".join(words)
+
+
+def _present(context: Context) -> Verdict:
+    """Cards by the table; where that fails, by the device nodes; without either, what was looked at."""
+    facts = context.facts
+    if context.framework == "cpu":
+        return skip("skip-cpu")
+    nodes = facts.npu.nodes.value
+    looked = (*facts.npu.smi.evidence, *facts.npu.nodes.evidence, *facts.npu.pci_devices.evidence)
+    if facts.npu.smi.value is not None and facts.npu.smi.value.cards:
+        return ok("npu.cards-present-ok", *facts.npu.smi.evidence, cards=_names(context, facts.npu.smi.value))
+    if nodes is not None and nodes.cards and not was_asked(facts.npu.smi):
+        return ok("npu.cards-present-nodes", *facts.npu.nodes.evidence, count=len(nodes.cards))
+    if nodes is not None and nodes.cards:
+        return warn("npu.cards-present-nodes-only", *looked, count=len(nodes.cards))
+    if facts.npu.pci_devices.value:
+        return fail(
+            "npu.cards-present-pci-only", *looked, fix=fix("npu.driver-install"), count=len(facts.npu.pci_devices.value)
+        )
+    if not (facts.npu.smi.is_known or facts.npu.smi_trouble.is_known) and (
+        nodes is None or facts.npu.smi.state is State.UNKNOWN
+    ):
+        return unsure("npu.cards-present-unknown", *looked)
+    return fail("npu.cards-present-fail", *looked, fix=_try_cpu())
+
+
+def _try_cpu() -> Fix:
+    return fix("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
+
+
+def _healthy(context: Context) -> Verdict:
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    details = context.facts.npu.health.value or ()
+    codes = tuple(dict.fromkeys(code for item in details if item.status != "OK" for code in item.codes))
+    ill = [card for card in table.cards if card.health not in ("OK", None, "UNKNOWN")]
+    later = {(item.npu, item.chip) for item in details if item.status not in ("OK", "UNKNOWN")}
+    ill += [card for card in table.cards if card not in ill and (card.npu, card.chip) in later]
+    lines = [Evidence("npu-smi info", card.line) for card in table.cards if card.health != "OK"]
+    if details and ill:
+        lines += list(context.facts.npu.health.evidence)
+    dead = [card for card in ill if card.health == "Critical"]
+    if dead:
+        off = [card for card in dead if card.power_w == 0.0]
+        name = "dead" if off else "critical"
+        return fail(f"npu.cards-healthy-{name}", *lines, fix=fix(f"npu.card-{name}"), cards=_labels(off or dead))
+    if not table.is_complete or any(card.health in (None, "UNKNOWN") for card in table.cards):
+        return unsure("npu.cards-healthy-unknown", *lines)
+    if codes:
+        return _with_codes(context, lines, ill, codes)
+    if ill:
+        cure = fix("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(ill[0].npu)))
+        return warn("npu.cards-healthy-alarm", *lines, fix=cure, cards=_labels(ill))
+    return ok("npu.cards-healthy-ok", count=len(table.cards))
+
+
+def _with_codes(context: Context, lines: list[Evidence], ill: list[Card], codes: tuple[str, ...]) -> Verdict:
+    """The gravest of the event codes says what to do; a code that no table names is treated as worth a look."""
+    actions = {row.action for row in map(context.matrix.npu_fault, codes) if row is not None}
+    action = next((each for each in reversed(_ACTIONS) if each in actions), "unnamed")
+    cure = fix(f"npu.card-fault-{action}")
+    says = fail if action in ("reset", "separate") else warn
+    return says("npu.cards-healthy-codes", *lines, fix=cure, cards=_labels(ill), codes=codes)
+
+
+def _supported(context: Context) -> Verdict:
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    names = sorted({card.name for card in table.cards if card.name})
+    rows = {name: context.matrix.hardware_of_chip(name) for name in names}
+    refused = [name for name, row in rows.items() if row is not None and not row.accepted]
+    if refused:
+        return fail("npu.cards-supported-fail", names=tuple(refused), fix=_try_cpu())
+    strange = [name for name, row in rows.items() if row is None]
+    if strange or not names:
+        return unsure("npu.cards-supported-unknown", names=tuple(strange) or ("?",))
+    return ok("npu.cards-supported-ok", names=tuple(names))
+
+
+def _free(context: Context) -> Verdict:
+    # Idle is not zero memory: a card without work holds 3 to 5 GB. Process rows do not show other containers' work.
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    held = [card for card in table.cards if _holds_memory(table, card)]
+    lines = [
+        Evidence("npu-smi info", f"NPU {card.npu}: {card.hbm_used_mib} of {card.hbm_total_mib} MiB, no process")
+        for card in held
+    ]
+    busy = tuple(sorted({process.npu for process in table.processes}))
+    if not busy and not held:
+        return ok("npu.cards-free-ok", count=len(table.cards))
+    if not busy:
+        return warn("npu.cards-free-held", *lines, fix=fix("npu.card-held"), cards=_labels(held))
+    rows = context.facts.npu.holders.evidence
+    if held:
+        return warn("npu.cards-free-both", *lines, *rows, fix=fix("npu.card-held"), npus=busy, cards=_labels(held))
+    holders = context.facts.npu.holders.value or ()
+    account = context.facts.machine.account.value
+    name = _who(holders, account.uid if account else None)
+    pids = tuple(str(holder.pid) for holder in holders)
+    return warn(f"npu.cards-free-{name}", *rows, fix=_end(name, holders), npus=busy, pids=pids)
+
+
+def _who(holders: tuple[Holder, ...], uid: int | None) -> str:
+    """Whose the processes are, where one answer holds for all of them."""
+    if not holders:
+        return "busy"
+    if all(holder.is_zombie for holder in holders):
+        return "zombie"
+    if all(holder.is_here and holder.uid is not None for holder in holders) and uid is not None:
+        owners = {holder.uid for holder in holders}
+        return "own" if owners == {uid} else "other" if uid not in owners else "busy"
+    return "container" if all(holder.is_in_container and not holder.is_here for holder in holders) else "busy"
+
+
+def _end(name: str, holders: tuple[Holder, ...]) -> Fix:
+    if name != "own":
+        return fix(f"npu.free-{name}")
+    return fix("npu.free-own", ("kill", *(str(holder.pid) for holder in holders)), is_dangerous=True)
+
+
+def _holds_memory(table: SmiTable, card: Card) -> bool:
+    """Whether a card holds more than an idle one does, and the process table has nothing on it.
+
+    At most 3.4 GB of 32 (A2) and 5.2 of 84 (950) were seen on idle cards.
+    """
+    if card.npu not in table.listed or any(process.npu == card.npu for process in table.processes):
+        return False
+    return bool(card.hbm_used_mib and card.hbm_total_mib and card.hbm_used_mib > card.hbm_total_mib * _IDLE_AT_MOST)
+
+
+def _stuck(context: Context) -> Verdict:
+    """An AI core that works at full rate for nobody."""
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    if context.facts.machine.container.is_known:
+        return skip("npu.sees-own-only")
+    with_process = {process.npu for process in table.processes}
+    idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
+    if not idle:
+        return skip("npu.cards-stuck-skip")
+    stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
+    if not stuck:
+        return ok("npu.cards-stuck-ok", count=len(idle))
+    lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
+    return warn("npu.cards-stuck-warn", *lines, fix=fix("npu.card-stuck"), cards=_labels(stuck))
+
+
+def _complete(context: Context) -> Verdict:
+    """Cards that the bus, `-m` or their neighbours know of and the table does not."""
+    table, nodes = context.facts.npu.smi.value, context.facts.npu.nodes.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    if context.facts.machine.container.is_known or any(card.is_virtual for card in table.cards):
+        return skip("npu.sees-own-only")
+    if not table.is_complete:
+        return unsure("npu.cards-healthy-unknown")
+    if nodes is not None and nodes.cards and len(nodes.cards) != len(table.cards):
+        return skip("npu.complete-see-nodes")
+    missing = _lost_on_bus(context, table) or _unmapped(context, table)
+    evidence = (*context.facts.npu.pci_addresses.evidence, *context.facts.npu.mapped.evidence)
+    missing = missing or _between_neighbours(table) or _half_pairs(table)
+    if missing:
+        return warn("npu.cards-complete-warn", *evidence, fix=fix("npu.card-missing"), cards=missing)
+    return ok("npu.cards-complete-ok", count=len(table.cards))
+
+
+def _lost_on_bus(context: Context, table: SmiTable) -> tuple[str, ...]:
+    """Addresses on buses of which no card is listed: virtual functions lie on the bus of their card."""
+    addresses = context.facts.npu.pci_addresses.value or ()
+    if not all(card.bus_id for card in table.cards):
+        return ()  # some cards print no address, so nothing can be missed by it
+    seen = {_bus(card.bus_id or "") for card in table.cards}
+    return tuple(place for place in addresses if _bus(place) not in seen)
+
+
+def _bus(address: str) -> str:
+    """`0000:c1` of `0000:C1:00.0`."""
+    return address.casefold().rpartition(":")[0]
+
+
+def _unmapped(context: Context, table: SmiTable) -> tuple[str, ...]:
+    rows = context.facts.npu.mapped.value or ()
+    seen = {(card.npu, card.chip) for card in table.cards}
+    chips = {(row.npu, row.chip) for row in rows if row.chip is not None and row.name.startswith("Ascend")}
+    return tuple(f"NPU {npu}.{chip}" for npu, chip in sorted(chips - seen))
+
+
+def _between_neighbours(table: SmiTable) -> tuple[str, ...]:
+    """Gaps between numbers, where most are there: a virtual machine may have just two or four cards of its host."""
+    npus = {card.npu for card in table.cards}
+    gaps = [number for number in range(min(npus), max(npus)) if number not in npus]
+    return tuple(f"NPU {number}" for number in gaps) if len(gaps) * 2 < len(npus) else ()
+
+
+def _half_pairs(table: SmiTable) -> tuple[str, ...]:
+    """Cards with one chip where the others have two."""
+    chips = Counter(card.npu for card in table.cards)
+    whole = max(chips.values())
+    return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < whole)
+
+
+def _one_kind(context: Context) -> Verdict:
+    """By the table's names, and by the exact ones where chips were asked: the table calls every A3 chip Ascend910."""
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    names = {card.name for card in table.cards if card.name}
+    chips = context.facts.npu.chips.value or ()
+    exact = {" ".join(filter(None, (chip.chip_name, chip.npu_name))) for chip in chips if chip.chip_name}
+    different = names if len(names) > 1 else exact
+    if len(different) > 1:
+        evidence = context.facts.npu.chips.evidence if different is exact else context.facts.npu.smi.evidence
+        return warn("npu.cards-one-kind-warn", *evidence, fix=fix("npu.one-kind"), names=tuple(sorted(different)))
+    return ok("npu.cards-one-kind-ok", count=len(table.cards))
+
+
+def _whole(context: Context) -> Verdict:
+    """Slices of a card serve inference only."""
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    slices = [card for card in table.cards if card.is_virtual]
+    if not slices:
+        return ok("npu.cards-whole-ok")
+    if context.framework in _TRAINING:
+        return fail("npu.cards-whole-fail", fix=fix("npu.whole-card"), count=len(slices))
+    return ok("npu.cards-whole-slices", count=len(slices))
+
+
+CHECKS = (
+    Check("cards.present", (), _TOOLS, _present, required_for=NPU_FRAMEWORKS),
+    Check("cards.healthy", ("npu.smi",), _FAULTS, _healthy, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    Check("cards.supported", TABLE, "matrix hardware", _supported, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    Check("cards.complete", TABLE, _TOOLS, _complete, is_about_cards=True),
+    Check(
+        "cards.one-kind",
+        TABLE,
+        "Ascend/mind-cluster docs: mixed insertion of cards is not supported",
+        _one_kind,
+        is_about_cards=True,
+    ),
+    Check("cards.whole", TABLE, _SLICES, _whole, is_about_cards=True),
+    Check("cards.free", TABLE, _TOOLS, _free, is_about_cards=True),
+    Check(
+        "cards.stuck",
+        TABLE,
+        "npu-smi info of an Ascend950PR host: 100 % and Alarm without a process",
+        _stuck,
+        is_about_cards=True,
+    ),
+)

@@ -1,0 +1,245 @@
+"""The devices as this session has them: can they be opened, are they all there, do they compute."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.npu.listed import TABLE, without_table
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from npuenv.facts.python.interpreter import DeviceRun, Devices
+
+_TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
+_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
+_DMI = "MindCluster ToolBox 7.3.0, Ascend DMI: fault diagnosis, states of an item"
+# What the runtime says when another container has the device: public porting notes, and errors/container_no_device_87.
+_TAKEN = re.compile(r"drvRetCode=87\b|Resource_Busy|EL0005")
+_GRAVE = ("EMERGENCY_WARN", "FAIL")
+_LIGHT = ("IMPORTANT_WARN", "GENERAL_WARN")
+
+
+def _openable(context: Context) -> Verdict:
+    nodes = context.facts.npu.nodes.value
+    if nodes is None or not (nodes.cards or nodes.managers):
+        return skip("no-nodes")
+    shut = [node for node in (*nodes.cards, *nodes.managers) if not node.is_openable]
+    if not shut:
+        return ok("npu.devices-openable-ok", count=len(nodes.cards))
+    lines = (Evidence(node.path, node.why_not) for node in shut)
+    cure = fix("npu.device-flags") if context.facts.machine.container.is_known else _join_group(context)
+    return fail("npu.devices-openable-fail", *lines, fix=cure, paths=tuple(node.path for node in shut))
+
+
+def _join_group(context: Context) -> Fix:
+    home = (context.facts.environment.value or {}).get("HOME", "").rstrip("/")
+    user = home.rpartition("/")[2] or "USER"
+    return fix("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
+
+
+def _managers(context: Context) -> Verdict:
+    nodes = context.facts.npu.nodes.value
+    if nodes is None or not nodes.cards:
+        return skip("no-nodes")
+    if nodes.missing_managers:
+        cure = fix("npu.manager-nodes") if context.facts.machine.container.is_known else fix("npu.driver-install")
+        return fail("npu.devices-managers-fail", fix=cure, paths=nodes.missing_managers)
+    return ok("npu.devices-managers-ok")
+
+
+def _agree(context: Context) -> Verdict:
+    """As many nodes as chips: a container may see a table with more cards than it was given."""
+    nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    if nodes is None or not nodes.cards:
+        return skip("no-nodes")
+    chips = len(table.cards)
+    if any(card.is_virtual for card in table.cards):
+        return skip("npu.virtual-card")
+    if chips == len(nodes.cards):
+        return ok("npu.devices-agree-ok", count=chips)
+    if not table.is_complete:
+        return unsure("npu.cards-healthy-unknown")
+    return warn("npu.devices-agree-warn", chips=chips, nodes=len(nodes.cards))
+
+
+def _computes(context: Context) -> Verdict:
+    devices = context.facts.python.devices.value
+    if devices is None:
+        return skip("npu.devices-computes-skip", *context.facts.python.devices.evidence)
+    if devices.error:
+        taken = _TAKEN.search(devices.error) is not None
+        cure = fix("npu.smi-in-use") if taken else fix("npu.device-error")
+        return fail(f"npu.devices-computes-{'taken' if taken else 'error'}", fix=cure, error=devices.error)
+    if devices.count == 0:
+        return fail("npu.devices-computes-none", fix=fix("npu.device-error"))
+    wrong = _wrong(devices)
+    if wrong is not None:
+        return wrong
+    expected = _expected_devices(context)
+    if expected is not None and devices.count < expected:
+        return warn("npu.devices-computes-fewer", fix=fix("npu.device-error"), count=devices.count, expected=expected)
+    return ok("npu.devices-computes-ok", count=devices.count, name=devices.names[0] if devices.names else "?")
+
+
+def _wrong(devices: Devices) -> Verdict | None:
+    """What is wrong with the numbers that came back; None where nothing is."""
+    copies = [run.number for run in devices.cards if run.copies_exactly is False]
+    wrong = [run.number for run in devices.cards if run.computes_correctly is False and run.number not in copies]
+    answered = [run for run in devices.cards if not run.error]
+    if copies and len(copies) < len(answered):
+        return fail(
+            "npu.devices-computes-copy-some", *_lines(devices.cards, copies), fix=_bad_cards(), cards=tuple(copies)
+        )
+    if devices.copies_exactly is not True:
+        return fail("npu.devices-computes-copy", fix=fix("npu.device-wrong"))
+    worst = "inf" if devices.worst_error is None else f"{devices.worst_error:.3g}"
+    if wrong and len(wrong) < len(answered):
+        lines = _lines(devices.cards, wrong)
+        return fail("npu.devices-computes-some", *lines, fix=_bad_cards(), cards=tuple(wrong), worst=worst)
+    if devices.computes_correctly is not True:
+        values = {"worst": worst, "tolerance": devices.tolerance, "count": devices.count}
+        return fail("npu.devices-computes-wrong", fix=fix("npu.device-wrong"), **values)
+    return None
+
+
+def _bad_cards() -> Fix:
+    return fix("npu.device-wrong-some")
+
+
+def _lines(runs: tuple[DeviceRun, ...], numbers: list[int]) -> list[Evidence]:
+    return [
+        Evidence(f"npu:{run.number}", run.error or f"largest difference {run.worst_error}")
+        for run in runs
+        if run.number in numbers
+    ]
+
+
+def _answers(context: Context) -> Verdict:
+    """Some devices fail while others work; where all do, devices.computes says so."""
+    devices = context.facts.python.devices.value
+    if devices is None:
+        return skip("npu.devices-computes-skip", *context.facts.python.devices.evidence)
+    silent = [run.number for run in devices.cards if run.error]
+    if not devices.cards or len(silent) == len(devices.cards):
+        return skip("npu.devices-answers-skip")
+    if not silent:
+        return ok("npu.devices-answers-ok", count=len(devices.cards))
+    lines = _lines(devices.cards, silent)
+    table = context.facts.npu.smi.value
+    if table is not None and table.processes:
+        return warn("npu.devices-answers-busy", *lines, fix=fix("npu.card-held"), cards=tuple(silent))
+    return fail(
+        "npu.devices-answers-fail", *lines, fix=fix("npu.device-silent", ("dmesg", "--ctime")), cards=tuple(silent)
+    )
+
+
+def _burnt(context: Context) -> Verdict:
+    devices = context.facts.npu.burn.value
+    if devices is None:
+        return skip("npu.burn-skip", *context.facts.npu.burn.evidence)
+    bad = [run.number for run in devices.cards if run.error or not (run.copies_exactly and run.computes_correctly)]
+    if devices.error and not devices.cards:
+        return skip("npu.burn-skip", Evidence("burn-in", devices.error))
+    if bad:
+        return fail("npu.burn-fail", *_lines(devices.cards, bad), fix=fix("npu.device-wrong-some"), cards=tuple(bad))
+    rounds = sum(run.rounds for run in devices.cards)
+    return ok("npu.burn-ok", *context.facts.npu.burn.evidence, count=len(devices.cards), rounds=rounds)
+
+
+def _diagnosed(context: Context) -> Verdict:
+    """The words of Ascend DMI as they are: what could not be read stays evidence and judges nothing."""
+    found = context.facts.npu.dmi.value
+    if found is None:
+        return skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
+    bad = {item: word for item, word in found.items.items() if word in (*_GRAVE, *_LIGHT)}
+    lines = [
+        Evidence("ascend-dmi", f"{item}: {word}" + "".join(f"; {note}" for note in found.notes.get(item, ())))
+        for item, word in bad.items()
+    ]
+    items = tuple(f"{item} {word}" for item, word in bad.items())
+    if any(word in _GRAVE for word in bad.values()):
+        return fail("npu.dmi-fail", *lines, fix=fix("npu.dmi"), items=items)
+    if bad:
+        return warn("npu.dmi-warn", *lines, fix=fix("npu.dmi"), items=items)
+    passed = tuple(item for item, word in found.items.items() if word != "SKIP")
+    return ok("npu.dmi-ok", items=passed) if passed else skip("npu.dmi-skip", *context.facts.npu.dmi.evidence)
+
+
+def _expected_devices(context: Context) -> int | None:
+    """How many devices torch should see: those made visible, else all. None: a setting that cannot be read."""
+    value = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
+    if value is None:
+        return _device_count(context)
+    words = {word.strip() for word in value.split(",")}
+    return len(words) if all(re.fullmatch(r"[0-9]+", word) for word in words) else None
+
+
+def _visible(context: Context) -> Verdict:
+    """ASCEND_RT_VISIBLE_DEVICES against what is there. In a container the runtime counts from 0."""
+    environment = context.facts.environment.value or {}
+    value = environment.get("ASCEND_RT_VISIBLE_DEVICES")
+    if value is None:
+        return ok("npu.visible-unset")
+    line = Evidence("environment", f"ASCEND_RT_VISIBLE_DEVICES={value}")
+    unset = fix("npu.visible-devices", ("unset", "ASCEND_RT_VISIBLE_DEVICES"))
+    words = [word.strip() for word in value.split(",")]
+    if not value.strip() or value == "NoDevFiles":
+        return warn("npu.visible-none", line, fix=unset)
+    if not all(re.fullmatch(r"[0-9]+", word) for word in words):
+        return fail("npu.visible-malformed", line, fix=unset, value=value)
+    ids = [int(word) for word in words]
+    if len(set(ids)) != len(ids):
+        return fail("npu.visible-twice", line, fix=unset, value=value)
+    count = _device_count(context)
+    if count is not None and max(ids) >= count:
+        name = "npu.visible-host-ids" if context.facts.machine.container.is_known else "npu.visible-range"
+        return fail(name, line, fix=unset, value=value, count=count, last=count - 1)
+    if ids != sorted(ids):
+        return warn("npu.visible-unsorted", line, fix=unset, value=value)
+    return unsure("npu.visible-uncounted", line) if count is None else ok("npu.visible-ok", line, value=value)
+
+
+def _device_count(context: Context) -> int | None:
+    """How many devices the runtime numbers: the nodes of this container or host, else the chips of the table."""
+    nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
+    if nodes is not None and nodes.cards:
+        return len(nodes.cards)
+    return len(table.cards) if table is not None and table.cards and table.is_complete else None
+
+
+CHECKS = (
+    Check("devices.openable", ("npu.nodes",), _INSTALL, _openable, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    Check("devices.managers", ("npu.nodes",), _INSTALL, _managers, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    Check("devices.agree", ("npu.nodes", *TABLE), _TOOLS, _agree, is_about_cards=True),
+    Check(
+        "devices.computes",
+        ("python.devices",),
+        "measured: operators that do nothing copy exactly and multiply wrongly",
+        _computes,
+        is_about_cards=True,
+        level=2,
+        required_for=NPU_FRAMEWORKS,
+    ),
+    Check(
+        "devices.answers",
+        ("python.devices",),
+        "public notes: a device hangs or dies (507033, heartbeat lost) while its neighbours work",
+        _answers,
+        is_about_cards=True,
+        level=2,
+    ),
+    Check("devices.burn-in", ("npu.burn",), "the CPU's product decides", _burnt, is_about_cards=True, level=3),
+    Check("devices.dmi", ("npu.dmi",), _DMI, _diagnosed, is_about_cards=True, level=3),
+    Check(
+        "session.visible-devices",
+        (),
+        "vllm-project/vllm-ascend issue 2557",
+        _visible,
+        is_about_cards=True,
+        required_for=NPU_FRAMEWORKS,
+    ),
+)

@@ -1,0 +1,391 @@
+"""The driver: is it there, does it answer, do its parts agree, does a container see what it needs."""
+
+from __future__ import annotations
+
+import re
+
+from npuenv import versions
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.npu.listed import TABLE, without_table
+from npuenv.errors import BadInput
+from npuenv.facts.asker import was_asked
+from npuenv.facts.base import Evidence, State
+from npuenv.facts.npu.smi import SmiTrouble, Trouble
+
+_TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
+_INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
+_RELEASES = (
+    "MindCluster and CANN 9.1.0 release notes: Atlas 350 25.7.RC1, Atlas 850 25.6.RC1, Atlas 950 SuperPoD 25.1.RC1"
+)
+_TOPO = "vllm-project/vllm-ascend: EI0014 open /usr/local/Ascend/driver/topo/950/... failed"
+_INFO = "/etc/ascend_install.info of public hosts; driver installer --install-for-all"
+_A5 = "950"
+_A5_SERIES = ((25, 6), (25, 7))
+_A5_POD_SERIES = (25, 1)
+_DRIVER_LIBS = "/usr/local/Ascend/driver/lib64"
+
+
+def _answers(context: Context) -> Verdict:
+    """One text has several causes: one is named only when other evidence shows it, else all candidates are."""
+    facts = context.facts
+    trouble = facts.npu.smi_trouble.value
+    if trouble is None and facts.npu.smi.is_known:
+        return ok("npu.smi-ok")
+    if trouble is None or trouble.kind is Trouble.NOT_FOUND:
+        return fail("npu.smi-missing", *facts.npu.smi.evidence, fix=_mount_or_install(context))
+    if trouble.kind is Trouble.INIT:
+        return _init_failed(context, trouble)
+    if trouble.kind is Trouble.UNREADABLE:
+        return unsure("npu.smi-unreadable", *facts.npu.smi_trouble.evidence, line=trouble.line)
+    if trouble.kind is Trouble.IN_USE:
+        return _in_use(context, trouble)
+    cures = {
+        Trouble.LIBRARY: fix(
+            "npu.smi-library", ("export", f"LD_LIBRARY_PATH={_library_path(context)}"), library=trouble.library
+        ),
+        Trouble.UNEXECUTABLE: fix("npu.smi-unexecutable"),
+        Trouble.TIMEOUT: fix("npu.smi-timeout", ("dmesg", "--ctime")),
+    }
+    return fail(
+        f"npu.smi-{trouble.kind.value}",
+        *facts.npu.smi_trouble.evidence,
+        fix=cures[trouble.kind],
+        library=trouble.library or "",
+        ret=trouble.ret or 0,
+    )
+
+
+def _in_use(context: Context, trouble: SmiTrouble) -> Verdict:
+    """`because the device is used`; the driver's own account names the process, where it may be read."""
+    npu = context.facts.npu
+    holders = [claim for claim in npu.claims.value or () if claim.is_exclusive and not claim.is_ours and claim.devices]
+    conflicts = [event for event in npu.kernel.value or () if event.kind == "conflict"]
+    lines = [*npu.smi_trouble.evidence, *(Evidence("dmesg", event.line) for event in conflicts)]
+    if not holders:
+        return fail("npu.smi-in-use", *lines, fix=fix("npu.smi-in-use"), ret=trouble.ret or 0)
+    pids = tuple(str(claim.root_pid) for claim in holders)
+    lines += list(npu.claims.evidence)
+    return fail("npu.smi-in-use-by", *lines, fix=fix("npu.smi-in-use-by", pid=pids[0]), ret=trouble.ret or 0, pids=pids)
+
+
+def _init_failed(context: Context, trouble: SmiTrouble) -> Verdict:
+    """`dcmi module initialize failed`: not openable nodes, no nodes, no module; else all four candidates."""
+    facts = context.facts
+    nodes = facts.npu.nodes.value
+    in_container = facts.machine.container.is_known
+    evidence = (*facts.npu.smi_trouble.evidence, *facts.npu.nodes.evidence, *facts.npu.modules.evidence)
+    if nodes is not None:
+        shut = [node for node in (*nodes.cards, *nodes.managers) if not node.is_openable]
+        if shut:
+            cure = fix("npu.device-flags") if in_container else fix("npu.device-group")
+            return fail("npu.smi-init-shut", *evidence, fix=cure, ret=trouble.ret, path=shut[0].path)
+        if not nodes.cards and in_container:
+            return fail("npu.smi-init-unmounted", *evidence, fix=fix("npu.device-flags"), ret=trouble.ret)
+    if not in_container and facts.npu.modules.value == ():
+        return fail("npu.smi-init-not-loaded", *evidence, fix=fix("npu.driver-load"), ret=trouble.ret)
+    changed = facts.npu.changed.value
+    if changed is not None and changed.is_after_boot:
+        cure = fix("npu.driver-restart-container") if in_container else fix("npu.driver-reboot")
+        return fail("npu.smi-init-changed", *evidence, *facts.npu.changed.evidence, fix=cure, ret=trouble.ret)
+    return fail("npu.smi-init-several", *evidence, fix=fix("npu.smi-init-several"), ret=trouble.ret)
+
+
+def _mount_or_install(context: Context) -> Fix:
+    return fix("npu.driver-mount") if context.facts.machine.container.is_known else fix("npu.driver-install")
+
+
+def _library_path(context: Context) -> str:
+    wanted = ":".join((_DRIVER_LIBS, f"{_DRIVER_LIBS}/common", f"{_DRIVER_LIBS}/driver"))
+    present = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH")
+    return f"{wanted}:{present}" if present else wanted
+
+
+def _installed(context: Context) -> Verdict:
+    driver = context.facts.npu.driver.value
+    if driver is None:
+        return fail("npu.driver-installed-fail", fix=_mount_or_install(context))
+    return ok("npu.driver-installed-ok", version=driver.version, path=driver.path)
+
+
+def _complete(context: Context) -> Verdict:
+    info, table = context.facts.npu.install_info.value, context.facts.npu.smi.value
+    status = (info or {}).get("Driver_Install_Status")
+    if status not in (None, "complete") or (table is not None and table.is_install_incomplete):
+        return warn("npu.driver-complete-warn", fix=fix("npu.driver-install"), status=status or "-")
+    return skip("npu.driver-complete-skip") if info is None else ok("npu.driver-complete-ok")
+
+
+def _agree(context: Context) -> Verdict:
+    driver, table = context.facts.npu.driver.value, context.facts.npu.smi.value
+    if driver is None or table is None or table.driver is None:
+        return skip("npu.driver-agree-skip")
+    evidence = (*context.facts.npu.driver.evidence, *context.facts.npu.smi.evidence)
+    same = _is_same(driver.version, table.driver)
+    if same is None:
+        return unsure("npu.driver-agree-unknown", *evidence, file=driver.version, running=table.driver)
+    if same:
+        return ok("npu.driver-agree-ok", version=table.driver)
+    in_container = context.facts.machine.container.is_known
+    changed = context.facts.npu.changed.value
+    if changed is not None and changed.is_after_boot and not in_container:
+        return skip("npu.driver-agree-reboot")
+    cure = fix("npu.driver-restart-container") if in_container else fix("npu.driver-reboot")
+    return warn("npu.driver-agree-warn", *evidence, fix=cure, file=driver.version, running=table.driver)
+
+
+def _is_same(one: str, other: str) -> bool | None:
+    """Whether two driver versions are the same one, a build such as `.b010` left aside; None: not comparable."""
+    try:
+        return versions.driver(one) == versions.driver(other)
+    except BadInput:
+        return None
+
+
+def _rebooted(context: Context) -> Verdict:
+    """Files newer than the boot are a fault only where another version runs: some installs need no reboot."""
+    changed, driver, table = (
+        context.facts.npu.changed.value,
+        context.facts.npu.driver.value,
+        context.facts.npu.smi.value,
+    )
+    if changed is None or driver is None or context.facts.machine.container.is_known:
+        return skip("npu.driver-rebooted-skip")
+    if not changed.is_after_boot:
+        return ok("npu.driver-rebooted-ok", *context.facts.npu.changed.evidence)
+    if table is None or table.driver is None:
+        return skip("npu.driver-rebooted-skip")
+    same = _is_same(driver.version, table.driver)
+    if same is None:
+        return skip("npu.driver-rebooted-skip")
+    if same:
+        return ok("npu.driver-rebooted-alike", *context.facts.npu.changed.evidence, version=table.driver)
+    evidence = (
+        *context.facts.npu.changed.evidence,
+        *context.facts.npu.driver.evidence,
+        *context.facts.npu.smi.evidence,
+    )
+    return fail(
+        "npu.driver-rebooted-fail",
+        *evidence,
+        fix=fix("npu.driver-reboot"),
+        file=driver.version,
+        running=table.driver,
+    )
+
+
+def _tool(context: Context) -> Verdict:
+    """npu-smi and the driver below it come in one package; a few patches between them do no harm."""
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    if table.tool is None or table.driver is None:
+        return skip("npu.driver-tool-skip")
+    tool, driver = _numbers(table.tool)[:2], _numbers(table.driver)[:2]
+    if tool == driver:
+        return ok("npu.driver-tool-ok", tool=table.tool, driver=table.driver)
+    in_container = context.facts.machine.container.is_known
+    cure = fix("npu.driver-tool-mount") if in_container else fix("npu.driver-install")
+    return warn("npu.driver-tool-warn", fix=cure, tool=table.tool, driver=table.driver)
+
+
+def _firmware(context: Context) -> Verdict:
+    """The range that the driver's version file gives for the firmware, as `[7.0.0,7.1.99]`.
+
+    A firmware that is younger than the driver knows the driver: either side's consent is enough.
+    """
+    driver, firmware = context.facts.npu.driver.value, context.facts.npu.firmware.value
+    if driver is None or firmware is None:
+        return skip("npu.driver-firmware-skip")
+    wanted = _ranges(driver.compatible_firmware)
+    if not wanted:
+        return skip("npu.driver-firmware-skip")
+    lines = (
+        Evidence(driver.path, f"compatible_version_fw={driver.compatible_firmware}"),
+        Evidence(firmware.path, f"compatible_version_drv={firmware.compatible_driver}"),
+        *context.facts.npu.firmware.evidence,
+    )
+    have = _numbers(firmware.version)
+    if any(_numbers(low) <= have[:3] <= _numbers(high) for low, high in wanted):
+        return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
+    if any(_is_between(driver.version, low, high) for low, high in _ranges(firmware.compatible_driver)):
+        return ok("npu.driver-firmware-ok", *lines, version=firmware.version)
+    return fail(
+        "npu.driver-firmware-fail",
+        *lines,
+        fix=fix("npu.firmware"),
+        version=firmware.version,
+        wanted=driver.compatible_firmware,
+    )
+
+
+def _ranges(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"\[([0-9A-Za-z.]+),([0-9A-Za-z.]+)\]", text)
+
+
+def _is_between(version: str, low: str, high: str) -> bool:
+    """Whether a driver lies in a range; `[23.0.0,23.0.0.]` means 23.0.0 and what begins with `23.0.0.`."""
+    if version.casefold() == low.casefold() or (high.endswith(".") and version.casefold().startswith(high.casefold())):
+        return True
+    try:
+        return versions.driver(low) <= versions.driver(version) <= versions.driver(high.rstrip("."))
+    except BadInput:
+        return False
+
+
+def _loaded(context: Context) -> Verdict:
+    """On the host itself. Where npu-smi tells the same, it has told it."""
+    npu = context.facts.npu
+    if context.facts.machine.container.is_known or not npu.driver.is_known or npu.modules.value is None:
+        return skip("npu.driver-loaded-skip")
+    if npu.modules.value or npu.smi.is_known:
+        return ok("npu.driver-loaded-ok", modules=npu.modules.value[:4])
+    if npu.smi_trouble.is_known:
+        return skip("npu.see-npu-smi")
+    return fail("npu.driver-loaded-fail", fix=fix("npu.driver-load"))
+
+
+def _libraries(context: Context) -> Verdict:
+    """The driver's folders of libraries on the host itself; containers are another check's matter."""
+    npu = context.facts.npu
+    if context.facts.machine.container.is_known or not npu.driver.is_known:
+        return skip("npu.driver-libraries-skip")
+    there = npu.driver_libraries.value or ()
+    missing = tuple(
+        item.command for item in npu.driver_libraries.evidence if item.command not in there and "lib64" in item.command
+    )
+    if missing:
+        return fail("npu.driver-libraries-fail", fix=fix("npu.driver-install"), paths=missing)
+    return ok("npu.driver-libraries-ok", count=len(there))
+
+
+def _for_all(context: Context) -> Verdict:
+    """An installation for its own group shuts other users out of the libraries."""
+    info, account = context.facts.npu.install_info.value, context.facts.machine.account.value
+    if info is None or account is None or context.facts.machine.container.is_known:
+        return skip("npu.driver-for-all-skip")
+    group = info.get("UserGroup", "HwHiAiUser")
+    if info.get("Driver_Install_For_All", "yes").casefold() != "no" or account.is_root:
+        return ok("npu.driver-for-all-ok")
+    if group in account.group_names:
+        return ok("npu.driver-for-all-group", group=group)
+    evidence = (
+        Evidence("/etc/ascend_install.info", "Driver_Install_For_All=no"),
+        *context.facts.machine.account.evidence,
+    )
+    return warn("npu.driver-for-all-warn", *evidence, fix=fix("npu.driver-for-all", group=group), group=group)
+
+
+def _line(context: Context) -> Verdict:
+    """Product lines number their drivers differently: 25.6 and 25.7 exist for the 950 alone."""
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    version = table.driver
+    if version is None:
+        return skip("npu.driver-line-skip")
+    rows = {context.matrix.hardware_of_chip(card.name) for card in table.cards if card.name}
+    kinds = {row.id for row in rows if row is not None}
+    if len(kinds) != 1:
+        return skip("npu.driver-line-skip")
+    (kind,) = kinds
+    series = _numbers(version)[:2]
+    if kind != _A5 and series in _A5_SERIES:
+        return fail("npu.driver-line-fail", fix=fix("npu.driver-line"), version=version, kind=kind)
+    if kind == _A5 and series < min(_A5_SERIES) and series != _A5_POD_SERIES:
+        return fail("npu.driver-line-fail", fix=fix("npu.driver-line"), version=version, kind=kind)
+    return ok("npu.driver-line-ok", version=version, kind=kind)
+
+
+def _topology_files(context: Context) -> Verdict:
+    """Cards of the 950 generation look their board up in the driver's folder `topo`, also inside a container."""
+    table = context.facts.npu.smi.value
+    if table is None or not table.cards:
+        return without_table(context) or skip("no-table")
+    names = {card.name for card in table.cards if card.name}
+    rows = {row.id for row in map(context.matrix.hardware_of_chip, names) if row is not None}
+    if _A5 not in rows:
+        return skip("npu.driver-topo-skip")
+    if context.facts.npu.topology_files.value:
+        return ok("npu.driver-topo-ok")
+    return fail("npu.driver-topo-fail", fix=_mount_or_install(context))
+
+
+def _installed_well(context: Context) -> Verdict:
+    """What the installer said last, where the driver does not answer."""
+    installer = context.facts.npu.installer.value
+    if installer is None:
+        return skip("npu.installer-skip")
+    if installer.missing_tools:
+        cure = fix("npu.installer-tools", tools=installer.missing_tools)
+        return fail("npu.installer-tools", fix=cure, tools=installer.missing_tools)
+    if installer.outcome == "failed":
+        return fail("npu.installer-failed", fix=fix("npu.driver-install"), line=installer.line)
+    if installer.outcome == "unfinished":
+        return warn("npu.installer-unfinished", fix=fix("npu.driver-install"), line=installer.line)
+    if installer.needs_reboot:
+        return warn("npu.installer-reboot", fix=fix("npu.driver-reboot"), line=installer.line)
+    return ok("npu.installer-ok", line=installer.line)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in re.findall(r"[0-9]+", text))
+
+
+def _mounts(context: Context) -> Verdict:
+    facts = context.facts
+    if not facts.machine.container.is_known:
+        return skip("npu.container-mounts-skip")
+    there = facts.npu.driver_libraries.value or ()
+    missing = [item.command for item in facts.npu.driver_libraries.evidence if item.command not in there]
+    if facts.npu.smi.state is State.ABSENT and was_asked(facts.npu.smi):
+        missing.append("npu-smi")
+    libraries = [path for path in missing if "lib64" in path]
+    if libraries:
+        return fail("npu.container-mounts-fail", fix=fix("npu.driver-mount"), paths=tuple(missing))
+    return (
+        warn("npu.container-mounts-warn", fix=fix("npu.driver-mount"), paths=tuple(missing))
+        if missing
+        else ok("npu.container-mounts-ok")
+    )
+
+
+CHECKS = (
+    Check("driver.npu-smi", (), _TOOLS, _answers, is_about_cards=True, level=1, required_for=NPU_FRAMEWORKS),
+    Check("driver.installed", ("npu.driver",), _TOOLS, _installed, is_about_cards=True, required_for=NPU_FRAMEWORKS),
+    Check(
+        "driver.complete",
+        ("npu.install_info",),
+        "npu-smi source, npu_info_print.c (hicann/driver)",
+        _complete,
+        is_about_cards=True,
+    ),
+    Check("driver.agrees", ("npu.driver",), _TOOLS, _agree, is_about_cards=True),
+    Check(
+        "driver.firmware",
+        ("npu.driver", "npu.firmware"),
+        "driver version.info, compatible_version_fw",
+        _firmware,
+        is_about_cards=True,
+    ),
+    Check(
+        "driver.rebooted",
+        ("npu.driver",),
+        "Ascend/mind-cluster FAQ: -8005 after an upgrade",
+        _rebooted,
+        is_about_cards=True,
+    ),
+    Check("driver.tool", TABLE, _TOOLS, _tool, is_about_cards=True),
+    Check("driver.loaded", ("npu.modules",), "driver installer: DKMS build", _loaded, is_about_cards=True),
+    Check("driver.libraries", ("npu.driver_libraries",), _INSTALL, _libraries, is_about_cards=True),
+    Check("driver.for-all", ("npu.install_info",), _INFO, _for_all, is_about_cards=True),
+    Check("driver.line", TABLE, _RELEASES, _line, is_about_cards=True),
+    Check("driver.topology-files", (*TABLE, "npu.topology_files"), _TOPO, _topology_files, is_about_cards=True),
+    Check(
+        "driver.installer",
+        ("npu.installer",),
+        "driver installer output of public hosts",
+        _installed_well,
+        is_about_cards=True,
+    ),
+    Check("container.mounts", ("machine.container", "npu.driver_libraries"), _INSTALL, _mounts, is_about_cards=True),
+)

@@ -1,0 +1,218 @@
+"""The installed files: whose they are, whether they are there and as they were, and what the loader makes of them."""
+
+from __future__ import annotations
+
+import os.path
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.python.imports import library_fix
+from npuenv.checks.python.installed import CORE, pip, python_of, version_of
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from npuenv.checks.base import Fix
+    from npuenv.facts.python.elf import Elf, MissingLibrary
+    from npuenv.facts.python.interpreter import Python
+    from npuenv.facts.python.packages import Owned
+
+_SHOWN = 5
+_TRITONS = {"triton", "triton-ascend"}
+# Every image has these at two places, the system's and its own; which one counts makes no difference.
+_TOOLS = {"pip", "setuptools", "wheel", "distlib", "packaging", "distro-info", "six"}
+# Packages whose files nobody edits by hand; published images do patch vllm, transformers, ray and verl.
+_UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
+_SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
+
+
+def _owners(context: Context) -> Verdict:
+    python = python_of(context)
+    if python is None:
+        return skip("no-python")
+    others = [item for item in python.shared_files if not set(item.owners) <= _TRITONS]
+    told = [Evidence(" + ".join(item.owners), f"{item.count} files: {item.examples[0]}") for item in others]
+    twice = _twice(context, python)
+    if others or twice:
+        names = tuple(" + ".join(item.owners) for item in others) + tuple(twice)
+        told += [Evidence(name, text) for name, text in twice.items()]
+        return warn("python.shared-warn", *told, fix=fix("python.shared"), packages=names)
+    return ok("python.shared-ok", count=len(python.distributions))
+
+
+def _twice(context: Context, python: Python) -> dict[str, str]:
+    """Distributions at two places that differ, or twice at one place, which a broken upgrade leaves."""
+    packages = context.facts.python.packages.value
+    places = {each.name: each for each in packages.twice} if packages is not None else {}
+    found = {}
+    for name, versions in python.installed_twice.items():
+        each = places.get(name)
+        if each is None:
+            found[name] = ", ".join(versions)
+            continue
+        at_one_place = len(set(each.folders)) < len(each.folders)
+        if len(set(versions)) > 1 and (at_one_place or name not in _TOOLS):
+            found[name] = ", ".join(f"{version} ({folder})" for version, folder in zip(each.versions, each.folders))
+    return found
+
+
+def _files(context: Context) -> Verdict:
+    """Files that a distribution recorded and that are gone, or hold nothing."""
+    files = context.facts.python.files.value
+    if files is None:
+        return skip("no-python")
+    bad = (*files.missing, *files.emptied)
+    if not bad:
+        return ok("python.files-ok", count=files.looked)
+    told = _told(files.missing, "missing") + _told(files.emptied, "empty")
+    is_grave = any(item.native or item.owner in CORE for item in bad)
+    names = tuple(dict.fromkeys(item.owner for item in bad))
+    verdict = fail if is_grave else warn
+    return verdict("python.files-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _altered(context: Context) -> Verdict:
+    """Files of another size than recorded. Only where nobody edits by hand, and shared libraries anywhere."""
+    files = context.facts.python.files.value
+    if files is None:
+        return skip("no-python")
+    bad = [item for item in files.altered if item.native or item.owner in _UNTOUCHED]
+    if not bad:
+        return ok("python.altered-ok", count=_sum(files.altered))
+    names = tuple(item.owner for item in bad)
+    verdict = fail if any(item.native for item in bad) else warn
+    told = _told(bad, "of another size")
+    return verdict("python.altered-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _hashes(context: Context) -> Verdict:
+    """Contents against the recorded hashes; what its size gave away already is not said again."""
+    hashes, files = context.facts.python.hashes.value, context.facts.python.files.value
+    if hashes is None:
+        return skip("no-python")
+    known = {item.owner for item in files.altered} | {item.owner for item in files.emptied} if files else set()
+    bad = [item for item in hashes.altered if item.owner not in known and (item.native or item.owner in _UNTOUCHED)]
+    if not bad:
+        name = "python.hashes-ok" if hashes.is_complete else "python.hashes-part"
+        return ok(name, count=hashes.looked)
+    names = tuple(item.owner for item in bad)
+    told = _told(bad, "of other content")
+    return fail("python.hashes-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _told(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
+    return tuple(Evidence(f"RECORD of {item.owner}", f"{item.count} {how}: {item.examples[0]}") for item in items)
+
+
+def _sum(items: Iterable[Owned]) -> int:
+    return sum(item.count for item in items)
+
+
+def _again(context: Context, names: Iterable[str]) -> Fix:
+    wanted = [f"{name}=={version_of(context, name)}" for name in names][:_SHOWN]
+    return fix("python.again", pip(context, "install", "--force-reinstall", "--no-deps", *wanted))
+
+
+def _machines(context: Context) -> Verdict:
+    elf = context.facts.python.elf.value
+    if elf is None:
+        return skip("python.no-elf")
+    bad = {**elf.foreign, **elf.unread}
+    if not bad:
+        return ok("python.machines-ok", count=elf.looked)
+    told = tuple(Evidence(path, what) for path, what in bad.items())
+    names = tuple(os.path.basename(path) for path in bad)
+    arch = context.facts.machine.arch.value or "-"
+    return fail("python.machines-fail", *told, fix=fix("python.machines"), files=names[:_SHOWN], arch=arch)
+
+
+def _libraries(context: Context) -> Verdict:
+    """Libraries that the loader would not find, with the folder where they lie when one is known."""
+    elf = context.facts.python.elf.value
+    if elf is None:
+        return skip("python.no-elf")
+    missing = [each for each in elf.missing if not _is_optional(each)]
+    if not missing:
+        return ok("python.libraries-ok", count=elf.looked)
+    first = next((each for each in missing if each.lies_in), missing[0])
+    tried = (context.facts.python.import_torch_npu.value, context.facts.python.import_torch.value)
+    if any(found is not None and not found.is_ok and "cannot open" in found.innermost for found in tried):
+        return skip("python.because", cause="python.torch-npu-imports")
+    told = tuple(Evidence(each.path, f"needs {each.library}: {each.lies_in or 'not found'}") for each in missing)
+    module, others = _module(elf, first), tuple(dict.fromkeys(each.library for each in missing))
+    cure = library_fix(context, first.library)
+    if first.lies_in:
+        return fail("python.libraries-off", *told, fix=cure, module=module, library=first.library, folder=first.lies_in)
+    return fail("python.libraries-gone", *told, fix=cure, module=module, libraries=others[:_SHOWN])
+
+
+def _is_optional(missing: MissingLibrary) -> bool:
+    """Plug-ins that are loaded when they are wanted: for ATB and for tests; libpython comes with the interpreter."""
+    name = os.path.basename(missing.path)
+    is_plugin = name.startswith(("libop_plugin", "libtensorpipe", "libnpu_profiler", "libtorchbind", "libjitbackend"))
+    return is_plugin or missing.library.startswith(_SYSTEM)
+
+
+def _module(elf: Elf, missing: MissingLibrary) -> str:
+    parts = missing.path.split("/")
+    return parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else os.path.basename(missing.path)
+
+
+def _runtimes(context: Context) -> Verdict:
+    """The versions of the C and C++ libraries that extensions were linked against."""
+    elf = context.facts.python.elf.value
+    if elf is None:
+        return skip("python.no-elf")
+    if not elf.versions:
+        return ok("python.runtimes-ok", count=elf.looked)
+    told = tuple(Evidence(each.path, f"needs {each.version}, {each.library} has {each.has}") for each in elf.versions)
+    first = elf.versions[0]
+    names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.versions))
+    args = {"files": names[:_SHOWN], "version": first.version, "library": first.library, "has": first.has or "-"}
+    return fail("python.runtimes-fail", *told, fix=fix("python.glibc"), **args)
+
+
+def _symbols(context: Context) -> Verdict:
+    """Symbols of torch that an extension needs and this torch does not have: built for another version."""
+    elf = context.facts.python.elf.value
+    if elf is None:
+        return skip("python.no-elf")
+    if not elf.symbols:
+        return ok("python.symbols-ok", count=elf.looked)
+    told = tuple(Evidence(each.path, f"{each.count} undefined: {each.symbols[0]}") for each in elf.symbols)
+    names = tuple(dict.fromkeys(os.path.basename(each.path) for each in elf.symbols))
+    torch, torch_npu = version_of(context, "torch") or "-", version_of(context, "torch-npu") or "-"
+    if not _is_pair(context):
+        return skip("python.because", cause="python.torch-pair")
+    args = {"files": names[:_SHOWN], "torch": torch, "torch_npu": torch_npu}
+    return fail("python.symbols-fail", *told, fix=fix("python.symbol-torch"), **args)
+
+
+def _is_pair(context: Context) -> bool:
+    """Whether torch and torch_npu belong together; where they do not, nothing else about symbols is news."""
+    torch, torch_npu = version_of(context, "torch"), version_of(context, "torch-npu")
+    if torch is None or torch_npu is None:
+        return True
+    return torch.split(".")[:2] == torch_npu.split(".")[:2]
+
+
+_INVENTORY = ("python.interpreter", "python.files")
+_LOADER = "npuenv reads the extension modules as the loader does (ld.so(8))"
+CHECKS = (
+    Check("python.one-owner", ("python.interpreter",), "RECORD of the installed distributions", _owners),
+    Check("python.files", _INVENTORY, "RECORD of the installed distributions", _files),
+    Check("python.altered", _INVENTORY, "sizes in RECORD", _altered),
+    Check("python.hashes", ("python.interpreter", "python.hashes"), "SHA-256 in RECORD", _hashes),
+    Check(
+        "python.machine",
+        ("python.elf",),
+        "ELF headers: a folder of packages copied from a machine of the other architecture",
+        _machines,
+    ),
+    Check("python.libraries", ("python.elf",), f"{_LOADER}; Ascend/pytorch FAQ on libhccl.so", _libraries),
+    Check("python.runtimes", ("python.elf",), f"{_LOADER}; vllm-project/vllm-ascend#1249", _runtimes),
+    Check(
+        "python.symbols", ("python.elf",), f"{_LOADER}; sgl-project/sglang#28628; DeepLink-org/dlinfer#183", _symbols
+    ),
+)

@@ -1,0 +1,211 @@
+"""What importing the installed packages comes to, each in a process of its own; the innermost error names the cause."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
+from npuenv.checks.python.installed import lines, pip, version_of
+from npuenv.checks.python.limits import broken_limits
+from npuenv.facts.base import Evidence
+from npuenv.facts.python import tried
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.facts.python.interpreter import Import
+
+_MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
+_LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open")
+_VERSION = re.compile(r"(\S+): version `((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found")
+_SYMBOL = re.compile(r"(\S+): undefined symbol: (\w+)")
+_MODULE = re.compile(r"No module named '([\w.]+)'")
+_TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
+_NUMPY = re.compile(r"NumPy 1\.x cannot be run|requires NumPy 2|multiarray failed to import|removed in the NumPy 2")
+
+
+def _torch(context: Context) -> Verdict:
+    fact = context.facts.python.import_torch
+    return _imported(context, fact.value, "torch", fact.evidence)
+
+
+def _torch_npu(context: Context) -> Verdict:
+    fact = context.facts.python.import_torch_npu
+    return _imported(context, fact.value, "torch-npu", fact.evidence)
+
+
+def _other(module: str, context: Context) -> Verdict:
+    """A module besides torch and torch_npu; what torch's own failure brings about is not said again."""
+    fact = context.facts.python.imports
+    names = tried(context.framework).get(module, ())
+    name = next((each for each in names if version_of(context, each) is not None), None)
+    if name is None:
+        return skip("python.import-skip", *lines(context, *names[:1]), package=module)
+    asked = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
+    found = (fact.value or {}).get(module)
+    if found is None:
+        is_untried = all(item.line == "not in the capture" for item in asked)
+        return (skip if is_untried else unsure)("python.import-unknown", *asked, module=module)
+    cause = None if found.is_ok else _cause(context, found)
+    return (
+        skip("python.import-because", module=module, cause=cause) if cause else _imported(context, found, name, asked)
+    )
+
+
+def _cause(context: Context, found: Import) -> str | None:
+    """The check that reports what this failure follows from."""
+    facts = context.facts.python
+    for module, first in (("torch-npu", facts.import_torch_npu.value), ("torch", facts.import_torch.value)):
+        if first is not None and not first.is_ok and first.innermost == found.innermost:
+            return f"python.{module}-imports"
+    packages, files = facts.packages.value, facts.files.value
+    owners = set(tried(context.framework).get(found.module, ()))
+    if packages is not None and any(each.module == found.module for each in packages.shadows):
+        return "python.shadowed"
+    if packages is not None and owners & {*packages.foreign_wheels, *packages.foreign_extensions}:
+        return "python.abi"
+    if files is not None and any(each.owner in owners for each in (*files.missing, *files.emptied)):
+        return "python.files"
+    named = {name for row in broken_limits(context) for name in row}
+    return "python.limits" if owners & named or (_NUMPY.search(found.innermost) and "numpy" in named) else None
+
+
+def _imported(context: Context, found: Import | None, name: str, evidence: tuple[Evidence, ...]) -> Verdict:
+    if found is None:
+        return skip("python.import-skip", *lines(context, name), package=name)
+    if found.is_ok:
+        return ok("python.import-ok", module=found.module, version=found.version)
+    told = tuple(Evidence(item.command, text) for item in evidence[:1] for text in found.errors or (found.crash,))
+    for text in reversed(found.errors):
+        for look in _KINDS:
+            verdict = look(context, found, text, told)
+            if verdict is not None:
+                return verdict
+    return fail("python.import-fail", *told, fix=fix("python.import"), module=found.module, error=found.innermost)
+
+
+def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+    match = _LIBRARY.search(text)
+    if match is None:
+        return None
+    library, cure = match.group(1), library_fix(context, match.group(1))
+    elf = context.facts.python.elf.value
+    lies_in = (
+        next((each.lies_in for each in elf.missing if each.library == library and each.lies_in), "") if elf else ""
+    )
+    if lies_in:
+        return fail("python.import-library-at", *told, fix=cure, module=found.module, library=library, folder=lies_in)
+    return fail("python.import-library", *told, fix=cure, module=found.module, library=library)
+
+
+def _by_version(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+    match = _VERSION.search(text)
+    if match is None:
+        return None
+    library, version = match.groups()
+    return fail(
+        "python.import-version", *told, fix=fix("python.glibc"), module=found.module, library=library, version=version
+    )
+
+
+def _by_symbol(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+    match = _SYMBOL.search(text)
+    if match is None:
+        return None
+    file, symbol = match.groups()
+    kind = "nnal" if "3atb" in symbol else "abi" if symbol.startswith(("_Py", "Py")) else "torch"
+    is_torch = re.match(r"_ZN[KV]?(3c10|2at|5torch|7c10_npu|6at_npu)", symbol)
+    cure = fix(f"python.symbol-{kind}") if kind != "torch" or is_torch else fix("python.import")
+    return fail("python.import-symbol", *told, fix=cure, module=found.module, file=file, symbol=symbol)
+
+
+def _by_module(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+    match = _MODULE.search(text)
+    if match is None:
+        return None
+    name = match.group(1)
+    if name.split(".")[0] == found.module:
+        return fail("python.import-part", *told, fix=_again(context, found.module), module=found.module, part=name)
+    cure = fix("python.import-module", pip(context, "install", name.split(".")[0].replace("_", "-")))
+    return fail("python.import-module", *told, fix=cure, module=found.module, name=name)
+
+
+def _by_other_signs(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+    match = _TLS.search(text)
+    if match is not None:
+        cure = fix("python.static-tls", ("export", f"LD_PRELOAD={match.group(1)}"))
+        return fail("python.import-static-tls", *told, fix=cure, module=found.module, library=match.group(1))
+    if "Two accelerators cannot be used" in text:
+        cure = fix("python.autoload", ("export", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"))
+        return fail("python.import-autoload", *told, fix=cure, module=found.module)
+    if "is an empty shell" in text or "(unknown location)" in text:
+        return fail("python.import-shell", *told, fix=_again(context, found.module), module=found.module)
+    if _NUMPY.search(text):
+        numpy = version_of(context, "numpy") or "-"
+        return fail("python.import-numpy", *told, fix=fix("python.numpy-clash"), module=found.module, numpy=numpy)
+    return None
+
+
+_KINDS = (_by_library, _by_version, _by_symbol, _by_module, _by_other_signs)
+
+
+def _again(context: Context, module: str) -> Fix:
+    name = module.replace("_", "-")
+    version = version_of(context, name)
+    requirement = f"{name}=={version}" if version else name
+    command = pip(context, "install", "--force-reinstall", "--no-deps", requirement)
+    return fix("python.reinstall", command, requirement=requirement)
+
+
+def library_fix(context: Context, library: str) -> Fix:
+    """A CANN library is missing: source it where it is, else install it; a driver library comes with the driver."""
+    if library.startswith(("libascend_hal", "libdrv", "libc_sec")):
+        return fix("python.driver-mount" if context.facts.machine.container.is_known else "python.driver-install")
+    cann = context.facts.cann.toolkit.value
+    if library.startswith(("libatb", "libasdsip", "libmki")):
+        return fix("python.nnal")
+    if cann is not None and cann.set_env:
+        return fix("python.source", ("source", cann.set_env))
+    return fix("python.cann-install", ("npuenv", "resolve"))
+
+
+def _check(module: str) -> Check:
+    judge: Callable[[Context], Verdict] = functools.partial(_other, module)
+    reads = ("python.interpreter", "python.imports")
+    return Check(f"python.{module.replace('_', '-')}-imports", reads, _SOURCES[module], judge, level=1)
+
+
+_SOURCES = {
+    "numpy": "numpy C-extension import error after a mixed upgrade: an Ascend RL environment guide, pitfall 2",
+    "pyarrow": "measured: pyarrow 26.0.1 with numpy 1.26.4",
+    "tensordict": "an Ascend RL environment guide, pitfall 4: undefined symbol PyThreadState_GetUnchecked",
+    "transformers": "vllm-project/vllm-ascend#2046; huggingface/transformers#36696",
+    "ray": "an Ascend RL environment guide, pitfall 3: No module named 'rpds.rpds'; ray-project/ray#56747",
+    "torchvision": "vllm-project/vllm-ascend#477 (operator torchvision::nms does not exist)",
+    "torchaudio": "vllm-project/vllm-ascend#477",
+    "triton": "triton-lang/triton-ascend#306",
+    "vllm": "vllm-project/vllm-ascend#5497",
+    "vllm_ascend": "vllm-project/vllm-ascend#1249",
+    "verl": "verl-project/verl docs/ascend_tutorial/faq/faq.rst",
+}
+CHECKS = (
+    Check(
+        "python.torch-imports",
+        ("python.interpreter", "python.import_torch"),
+        _MEASURED,
+        _torch,
+        level=1,
+        required_for=FRAMEWORKS,
+    ),
+    Check(
+        "python.torch-npu-imports",
+        ("python.interpreter", "python.import_torch_npu"),
+        _MEASURED,
+        _torch_npu,
+        level=1,
+        required_for=NPU_FRAMEWORKS,
+    ),
+    *(_check(module) for module in _SOURCES),
+)

@@ -1,0 +1,234 @@
+"""The target interpreter itself, and what its folders hold besides packages that are in order."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.python.installed import CORE, accepts, pip, python_of, version_of, where
+from npuenv.facts.asker import was_asked
+from npuenv.facts.base import Evidence, State
+
+if TYPE_CHECKING:
+    from npuenv.checks.base import Fix
+    from npuenv.facts.python.packages import Shadow
+
+_OLDEST = (3, 10)
+_SHOWN = 5
+# How a Python that cannot start ends: a signal, or its own or the loader's words.
+_SAYS_WHY = re.compile(r"^ended by signal|Error\b|error while loading|not found|could not|cannot|Permission denied")
+
+
+def _found(context: Context) -> Verdict:
+    """Whether there is a Python that runs, and where not, why."""
+    fact, broken = context.facts.python.interpreter, context.facts.python.broken.value
+    if not was_asked(fact):
+        return skip("skip-level", level="1")
+    if fact.value is not None:
+        python = fact.value
+        return ok(
+            "python.python-found-ok",
+            *fact.evidence,
+            version=python.version,
+            executable=python.executable,
+            kind=python.kind,
+        )
+    told = (*context.facts.python.broken.evidence, *fact.evidence)
+    if broken is not None:
+        cure = fix("python.python-broken", ("npuenv", "install", "--for", context.framework or "cpu"))
+        return fail(f"python.python-found-{broken.what}", *told, fix=cure, path=broken.path)
+    line = fact.evidence[0].line if fact.evidence else ""
+    if fact.state is State.UNKNOWN and _SAYS_WHY.search(line):
+        cure = fix("python.python-broken", ("npuenv", "install", "--for", context.framework or "cpu"))
+        return fail("python.python-found-crash", *fact.evidence, fix=cure, line=line)
+    if fact.state is State.UNKNOWN:
+        return unsure("unknown-input", *fact.evidence, facts=("python.interpreter",))
+    return fail("python.python-found-fail", *fact.evidence, fix=fix("python.python-install"))
+
+
+def _supported(context: Context) -> Verdict:
+    python = python_of(context)
+    if python is None:
+        return skip("no-python")
+    numbers = tuple(int(word) for word in re.findall(r"[0-9]+", python.version)[:2])
+    short = ".".join(map(str, numbers))
+    arch = context.facts.machine.arch.value or "aarch64"
+    row = context.matrix.torch_npu_row((version_of(context, "torch-npu") or "").split("+")[0])
+    rows = (row,) if row is not None and row.pythons(arch) else context.matrix.torch_npu
+    all_ = {item for row in rows for item in row.pythons(arch)}
+    offered = sorted((item for item in all_ if _release_key(item) >= _OLDEST), key=_release_key)
+    if numbers < _OLDEST or (offered and short not in offered):
+        cure = fix("python.python-version", ("npuenv", "install", "--for", context.framework or "cpu"))
+        return fail("python.python-version-fail", fix=cure, version=short, offered=tuple(offered))
+    return ok("python.python-version-ok", version=short)
+
+
+def _release_key(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split("."))
+
+
+def _active(context: Context) -> Verdict:
+    """Whether `python` in this shell is the one of the environment that the shell says is active."""
+    environment = context.facts.environment.value or {}
+    path = [entry.rstrip("/") for entry in environment.get("PATH", "").split(":") if entry]
+    active = {
+        name: f"{environment[name].rstrip('/')}/bin"
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
+        if environment.get(name)
+    }
+    if not active or not path:
+        return skip("python.active-skip")
+    name, folder = next(iter(active.items()))
+    others = [each for each in active.values() if each != folder and each in path]
+    if folder not in path:
+        # Tools start programs with the variable alone; what was judged is the environment that it names.
+        return ok(
+            "python.active-off", Evidence("environment", f"{name}={environment[name]}"), variable=name, folder=folder
+        )
+    if others and path.index(others[0]) < path.index(folder):
+        told = Evidence("environment", f"PATH: {others[0]} before {folder}")
+        return warn("python.active-behind", told, fix=_activate(name, folder), folder=folder, other=others[0])
+    return ok("python.active-ok", folder=folder)
+
+
+def _activate(name: str, folder: str) -> Fix:
+    if name == "VIRTUAL_ENV":
+        return fix("python.activate", ("source", f"{folder}/activate"))
+    return fix("python.activate-conda")
+
+
+def _readable(context: Context) -> Verdict:
+    packages, files = context.facts.python.packages.value, context.facts.python.files.value
+    if packages is None:
+        return skip("no-python")
+    shut = [Evidence(place, why) for place, why in packages.unreadable.items()]
+    shut += [Evidence(place, "not readable") for place in (files.unreadable if files is not None else ())]
+    if not shut:
+        return ok("python.readable-ok", count=len(packages.path))
+    places = tuple(item.command for item in shut[:_SHOWN])
+    return fail("python.readable-fail", *shut, fix=fix("python.readable"), folders=places)
+
+
+def _metadata(context: Context) -> Verdict:
+    """Distributions that do not say what they are: half removed, copied by hand, or written while the disk was full."""
+    packages = context.facts.python.packages.value
+    if packages is None:
+        return skip("no-python")
+    if not packages.trouble:
+        return ok("python.metadata-ok")
+    told = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
+    names = tuple(dict.fromkeys(each.name for each in packages.trouble))
+    cure = fix("python.again", pip(context, "install", "--force-reinstall", "--no-deps", *names[:_SHOWN]))
+    verdict = fail if set(names) & CORE else warn
+    return verdict(
+        "python.metadata-fail", *told, fix=cure, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
+    )
+
+
+def _leftovers(context: Context) -> Verdict:
+    packages = context.facts.python.packages.value
+    if packages is None:
+        return skip("no-python")
+    if not packages.leftovers:
+        return ok("python.leftovers-ok")
+    told = tuple(Evidence(path, "left by an installation that broke off") for path in packages.leftovers)
+    names = tuple(path.rpartition("/")[2] for path in packages.leftovers[:_SHOWN])
+    cure = fix("python.leftovers", ("rm", "-r", "--", *packages.leftovers[:_SHOWN]))
+    return warn("python.leftovers-warn", *told, fix=cure, names=names)
+
+
+def _editable(context: Context) -> Verdict:
+    """Installations that point to a source folder: it has to be there, in the container too."""
+    packages = context.facts.python.packages.value
+    if packages is None:
+        return skip("no-python")
+    gone = [Evidence(name, f"{folder} is not there") for name, folder in packages.gone_sources.items()]
+    gone += [Evidence(link.file, f"{folder} is not there") for link in packages.links for folder in link.gone]
+    if not gone:
+        return ok("python.editable-ok", count=sum(each.is_editable for each in packages.origins.values()))
+    names = tuple(dict.fromkeys(item.command for item in gone))
+    verdict = fail if packages.gone_sources else warn
+    return verdict("python.editable-gone", *gone, fix=fix("python.editable"), packages=names[:_SHOWN])
+
+
+def _shadowed(context: Context) -> Verdict:
+    """A folder or file of the same name is imported instead of the installed package."""
+    packages = context.facts.python.packages.value
+    if packages is None:
+        return skip("no-python")
+    shadows = [each for each in packages.shadows if each.over or each.kind == "package"]
+    if not shadows:
+        return ok("python.shadowed-ok")
+    told = tuple(Evidence(f"{each.place}/{each.module}", each.over or "no distribution owns it") for each in shadows)
+    first = min(shadows, key=lambda each: (not each.over, each.module))
+    is_left = not first.over
+    names = tuple(dict.fromkeys(each.module for each in shadows))
+    if is_left:
+        return warn("python.shadowed-unowned", *told, fix=fix("python.unowned"), modules=names, place=first.place)
+    return fail("python.shadowed-fail", *told, fix=_leave(first), modules=names, place=first.place)
+
+
+def _leave(shadow: Shadow) -> Fix:
+    if shadow.kind.startswith("cwd-"):
+        return fix("python.leave-folder", ("cd", "/"))
+    return fix("python.pythonpath", ("unset", "PYTHONPATH"))
+
+
+def _user_site(context: Context) -> Verdict:
+    """A conda environment looks into the user's own folder first; what lies there belongs to every environment."""
+    python, packages = python_of(context), context.facts.python.packages.value
+    if python is None or packages is None or python.kind != "conda":
+        return skip("python.user-site-skip")
+    found = sorted(CORE & set(packages.in_user_site))
+    if not found:
+        return ok("python.user-site-ok")
+    told = tuple(Evidence(packages.user_site, f"{name} {python.distributions.get(name, '-')}") for name in found)
+    cure = fix("python.user-site", ("export", "PYTHONNOUSERSITE=1"))
+    return warn("python.user-site-warn", *told, fix=cure, packages=tuple(found), folder=packages.user_site)
+
+
+def _abi(context: Context) -> Verdict:
+    """Wheels and extensions made for another Python or another machine, and packages that refuse this Python."""
+    python, packages = python_of(context), context.facts.python.packages.value
+    if python is None or packages is None:
+        return skip("no-python")
+    foreign = {**packages.foreign_extensions, **packages.foreign_wheels}
+    told = [Evidence(where(context), f"{name}: {what}") for name, what in sorted(foreign.items())]
+    if foreign:
+        names = tuple(sorted(foreign))
+        cure = fix("python.again", pip(context, "install", "--force-reinstall", "--no-deps", *names[:_SHOWN]))
+        return fail("python.abi-fail", *told, fix=cure, packages=names[:_SHOWN], version=python.version)
+    refused = [name for name, spec in packages.requires_python.items() if accepts(spec, python.version) is False]
+    if refused:
+        told = [
+            Evidence(where(context), f"{name}: Requires-Python {packages.requires_python[name]}") for name in refused
+        ]
+        return warn("python.abi-refused", *told, packages=tuple(refused[:_SHOWN]), version=python.version)
+    return ok("python.abi-ok", version=python.version)
+
+
+_INVENTORY = ("python.interpreter", "python.packages")
+CHECKS = (
+    Check("python.found", (), "PATH, VIRTUAL_ENV, CONDA_PREFIX, --python; pyvenv.cfg", _found, required_for=FRAMEWORKS),
+    Check(
+        "python.version",
+        ("python.interpreter",),
+        "matrix torch_npu: wheels that exist; Ascend/pytorch#38",
+        _supported,
+        required_for=FRAMEWORKS,
+    ),
+    Check("python.active", ("environment",), "PATH, VIRTUAL_ENV, CONDA_PREFIX", _active),
+    Check("python.readable", _INVENTORY, "the folders of sys.path", _readable),
+    Check("python.metadata", _INVENTORY, "METADATA and RECORD of each distribution", _metadata),
+    Check("python.leftovers", _INVENTORY, "pip's own names for what it is removing (~NAME)", _leftovers),
+    Check("python.editable", _INVENTORY, "direct_url.json and .pth files", _editable),
+    Check("python.shadowed", _INVENTORY, "Ascend/pytorch#24; vllm-project/vllm-ascend#5497", _shadowed),
+    Check("python.user-site", _INVENTORY, "Python documentation, module site: ENABLE_USER_SITE", _user_site),
+    Check(
+        "python.abi",
+        _INVENTORY,
+        "WHEEL tags and names of extensions; undefined PyObject_GetOptionalAttr: an Ascend RL environment guide",
+        _abi,
+    ),
+)

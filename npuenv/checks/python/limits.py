@@ -1,0 +1,301 @@
+"""Requirements between packages: declared and not met, known to no metadata, of the CANN era, and of the stack."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.python.installed import (
+    CORE,
+    accepts,
+    chip_generations,
+    is_for_npu,
+    lines,
+    pip,
+    public,
+    published_as,
+    python_of,
+    reinstall,
+    split,
+    version_of,
+    where,
+)
+from npuenv.errors import BadInput
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.facts.python.interpreter import Python
+    from npuenv.matrix.rows import Limit, Recipe, Unsupported
+
+_SHOWN = 5
+# What only a build for CUDA needs; vllm's and others' metadata ask for it on every platform.
+_FOR_CUDA = re.compile(
+    r"nvidia-.+|cuda-.+|cupy.*|xformers|flashinfer.*|flash-attn.*|triton|pytorch-triton.*|fastsafetensors|.+-cu1\d"
+)
+# Pairs that checks of their own judge, with better advice.
+_JUDGED = {"torch-npu": {"torch"}, "torchvision": {"torch"}, "torchaudio": {"torch"}, "triton-ascend": {"triton"}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Unmet:
+    owner: str
+    name: str
+    needs: str  # "torch==2.7.1"
+    has: str  # "" where it is not installed
+
+
+def numpy_era(context: Context) -> Verdict:
+    numpy, cann = version_of(context, "numpy"), context.facts.cann.toolkit.value
+    if numpy is None or cann is None:
+        return skip("no-numpy" if numpy is None else "no-cann")
+    try:
+        row = context.matrix.cann_row(cann.version)
+    except BadInput:
+        row = None
+    if row is None or not row.numpy:
+        return ok("python.numpy-free", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
+    if versions.accepts(row.numpy, numpy):
+        return ok("python.numpy-ok", *lines(context, "numpy"), numpy=numpy, cann=cann.version)
+    cure = reinstall(context, f"numpy{row.numpy}")
+    return fail(
+        "python.numpy-fail", *lines(context, "numpy"), fix=cure, numpy=numpy, cann=cann.version, needs=row.numpy
+    )
+
+
+def broken_limits(context: Context) -> list[tuple[str, str]]:
+    """Names of the two packages of each undeclared limit that is broken here."""
+    python = python_of(context)
+    return [(split(row.when)[0], split(row.needs)[0]) for row in _broken(context, python)] if python else []
+
+
+def _broken(context: Context, python: Python) -> list[Limit]:
+    minor = ".".join(python.version.split(".")[:2])
+    rows = [row for row in (*context.matrix.limits, *context.matrix.clashes) if not row.python or minor in row.python]
+    return [row for row in rows if _holds(python, row.when) is True and _holds(python, row.needs) is False]
+
+
+def _limits(context: Context) -> Verdict:
+    """Requirements that no metadata declares: where `when` is installed, `needs` must hold."""
+    python = python_of(context)
+    if python is None:
+        return skip("no-python")
+    broken = _broken(context, python)
+    if not broken:
+        return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))
+    names = [split(text)[0] for row in broken for text in (row.when, row.needs)]
+    needs = tuple(row.needs for row in broken)
+    cure = fix("python.reinstall", pip(context, "install", *needs), requirement=" ".join(needs))
+    pairs = tuple(f"{row.when}: {row.needs}" for row in broken)
+    return fail("python.limits-fail", *lines(context, *dict.fromkeys(names)), fix=cure, limits=pairs)
+
+
+def _holds(python: Python, requirement: str) -> bool | None:
+    """Whether what is installed satisfies a requirement; None when that package is not installed or not readable."""
+    name, specifier = split(requirement)
+    version = python.distributions.get(name)
+    return None if version is None else accepts(specifier, version)
+
+
+def _requirements(context: Context) -> Verdict:
+    """What `pip check` would find, without what a published stack overrules on purpose."""
+    python, packages = python_of(context), context.facts.python.packages.value
+    if python is None or packages is None:
+        return skip("no-python")
+    unmet = [item for owner, texts in packages.requires.items() for item in _unmet(python, owner, texts)]
+    unmet = [item for item in unmet if not _is_elsewhere(context, item)]
+    if unmet:
+        recipes = _like_this(context)
+        unmet = [item for item in unmet if not _is_overruled(context, item, recipes)]
+    if not unmet:
+        return ok("python.requirements-ok", count=len(packages.requires))
+    unmet.sort(key=lambda item: (not _is_grave(item), item.owner, item.name))
+    told = [
+        Evidence(where(context), f"{i.owner} {version_of(context, i.owner)}: {i.needs}, {i.has or '-'}") for i in unmet
+    ]
+    wanted = tuple(dict.fromkeys(item.needs for item in unmet))
+    cure = fix("python.requirements", pip(context, "install", *wanted[:_SHOWN]))
+    verdict = fail if _is_grave(unmet[0]) else warn
+    shown = tuple(f"{item.owner}: {item.needs} ({item.has or '-'})" for item in unmet[:_SHOWN])
+    return verdict("python.requirements-unmet", *told, fix=cure, count=len(unmet), requirements=shown)
+
+
+def _is_grave(item: _Unmet) -> bool:
+    return item.owner in CORE and item.name in CORE
+
+
+def _unmet(python: Python, owner: str, texts: tuple[str, ...]) -> Iterator[_Unmet]:
+    """The requirements of one distribution that are not met here; unreadable ones make no claim."""
+    for text in texts:
+        name, spec = split(text)
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+            continue
+        has = python.distributions.get(name)
+        if has is not None and (not spec or spec.startswith("@") or accepts(spec, has) is not False):
+            continue
+        if _applies(text.partition(";")[2].strip(), python.version, python.machine):
+            yield _Unmet(owner, name, f"{name}{spec}", has or "")
+
+
+@functools.lru_cache(maxsize=2048)
+def _applies(marker: str, version: str, machine: str) -> bool:
+    if not marker:
+        return True
+    from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
+
+    short = ".".join(version.split(".")[:2])
+    environment = {
+        "extra": "",
+        "implementation_name": "cpython",
+        "os_name": "posix",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": version,
+        "python_version": short,
+        "sys_platform": "linux",
+    }
+    try:
+        return Marker(marker).evaluate(environment)
+    except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName):
+        return False
+
+
+def _is_elsewhere(context: Context, item: _Unmet) -> bool:
+    """Whether another check reports it, or nothing on an NPU wants it."""
+    if item.name in _JUDGED.get(item.owner, ()):
+        return True
+    ascend = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
+    if item.owner == "vllm-ascend" and ascend is not None:
+        return True
+    # Where the two contradict each other (opencv, fastapi), images install vllm-ascend last and its side holds.
+    if item.owner == "vllm" and item.has and _takes(context, "vllm-ascend", item.name, item.has):
+        return True
+    if is_for_npu(context) and (_FOR_CUDA.fullmatch(item.name) or item.owner.startswith("nvidia-")):
+        return True
+    if is_for_npu(context) and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
+        return True  # its wheel pins the torch that it was compiled for; for NPUs nothing of it is compiled
+    limits = {name for pair in broken_limits(context) for name in pair}
+    return {item.owner, item.name} <= limits
+
+
+def _takes(context: Context, owner: str, name: str, version: str) -> bool:
+    """Whether a distribution names another one among its requirements and takes this version of it."""
+    packages = context.facts.python.packages.value
+    wanted = [split(text) for text in (packages.requires.get(owner, ()) if packages is not None else ())]
+    specs = [spec for other, spec in wanted if other == name and spec]
+    return bool(specs) and all(accepts(spec, version) is True for spec in specs)
+
+
+def _like_this(context: Context) -> list[Recipe]:
+    """The published stacks that this environment looks like."""
+    names = [name for name in ("torch", "torch-npu", "vllm-ascend") if version_of(context, name) is not None]
+    return list(published_as(context, *names)) if "torch-npu" in names else []
+
+
+def _is_overruled(context: Context, item: _Unmet, recipes: list[Recipe]) -> bool:
+    """Whether the stack that is judged, or a published one that this looks like, brings it about on purpose."""
+    stack = context.stack
+    if stack is not None:
+        named = {pin.name for pin in stack.pins} | {versions.normalised(each.name) for each in stack.git_sources}
+        overruled = {versions.requirement_name(each.requirement) for each in stack.overrides}
+        if item.name in named | overruled:
+            return True
+    return any(_is_published(context, item, recipe) for recipe in recipes)
+
+
+def _is_published(context: Context, item: _Unmet, recipe: Recipe) -> bool:
+    """Whether a published stack pins both sides as they are here, says that it overrules this, or builds one itself."""
+    pins = {pin.name: pin.version for pin in recipe.pin}
+    built = {versions.normalised(each.name) for each in recipe.git}
+    owner = version_of(context, item.owner) or ""
+    is_owner_chosen = pins.get(item.owner) == public(owner) or item.owner in built
+    if is_owner_chosen and (pins.get(item.name) == public(item.has) or not item.has):
+        return True
+    return any(item.name in (split(each.requirement)[0], each.package) for each in recipe.override)
+
+
+def _unsupported(context: Context) -> Verdict:
+    """Packages that are installed and that no NPU can use, by the tables of what the frameworks say."""
+    python = python_of(context)
+    if python is None or not is_for_npu(context):
+        return skip("python.build-skip")
+    chips = set(chip_generations(context))
+    found: dict[str, Unsupported] = {}
+    for row in context.matrix.unsupported:
+        is_meant = not row.frameworks or context.framework is None or context.framework in row.frameworks
+        is_here = row.package in python.distributions and row.package not in ("", "triton")
+        on_chip = not row.hardware or bool(chips & set(row.hardware))
+        if row.kind == "package" and row.believe and not row.until and is_meant and is_here and on_chip:
+            found.setdefault(row.package, row)
+    if found:  # a published stack may bring what its own guide calls unsupported on a later day
+        brought = {versions.requirement_name(text) for recipe in _like_this(context) for text in recipe.requirements}
+        found = {name: row for name, row in found.items() if name not in brought}
+    if not found:
+        return ok("python.unsupported-ok")
+    told = tuple(Evidence(row.source, f"{name} {python.distributions[name]}") for name, row in found.items())
+    instead = tuple(dict.fromkeys(row.instead for row in found.values() if row.instead)) or ("-",)
+    cure = fix("python.unsupported", pip(context, "uninstall", *found), instead=instead)
+    return warn("python.unsupported-warn", *told, fix=cure, packages=tuple(found))
+
+
+def _stack(context: Context) -> Verdict:
+    """The installed versions against the pins of the stack that was named."""
+    stack, python = context.stack, python_of(context)
+    if stack is None or python is None:
+        return skip("python.no-stack" if python is not None else "no-python")
+    pins = [pin for pin in stack.pins if pin.is_python and pin.name != "python"]
+    gaps = [(pin, python.distributions.get(pin.name)) for pin in pins]
+    wrong = [(pin, has) for pin, has in gaps if has is None or accepts(f"=={public(pin.version)}", has) is False]
+    if not wrong:
+        return ok("python.stack-ok", stack=stack.name, count=len(pins))
+    told = tuple(
+        Evidence(where(context), f"{pin.name} {has or '-'}, {stack.name}: {pin.version}") for pin, has in wrong
+    )
+    shown = tuple(f"{pin.name} {pin.version} ({has or '-'})" for pin, has in wrong[:_SHOWN])
+    cure = fix("python.stack", ("npuenv", "install", stack.name))
+    return fail("python.stack-differs", *told, fix=cure, stack=stack.name, count=len(wrong), packages=shown)
+
+
+def _mindspeed(context: Context) -> Verdict:
+    """MindSpeed follows Megatron core releases; verl's models need the one for core 0.12 or later."""
+    has, verl = version_of(context, "mindspeed"), version_of(context, "verl")
+    match = re.search(r"core_r(\d+)\.(\d+)", has or "") or re.match(r"(0)\.(\d+)", has or "")
+    if has is None or match is None or (context.framework != "verl" and verl is None):
+        return skip("python.mindspeed-skip")
+    if (int(match.group(1)), int(match.group(2))) >= (0, 12):
+        return ok("python.mindspeed-ok", mindspeed=has)
+    return warn(
+        "python.mindspeed-old", *lines(context, "mindspeed", "verl"), fix=fix("python.mindspeed"), mindspeed=has
+    )
+
+
+CHECKS = (
+    Check(
+        "python.numpy",
+        ("python.interpreter", "cann.toolkit"),
+        "matrix cann: numpy",
+        numpy_era,
+        required_for=NPU_FRAMEWORKS,
+    ),
+    Check("python.limits", ("python.interpreter",), "matrix limits, clashes", _limits, required_for=FRAMEWORKS),
+    Check(
+        "python.requirements",
+        ("python.interpreter", "python.packages"),
+        "Requires-Dist of what is installed; vllm-project/vllm-ascend#7587",
+        _requirements,
+    ),
+    Check("python.unsupported", ("python.interpreter",), "matrix unsupported", _unsupported),
+    Check("python.stack", ("python.interpreter",), "the pins of the stack that is judged", _stack),
+    Check(
+        "python.mindspeed",
+        ("python.interpreter",),
+        "verl-project/verl docs/ascend_tutorial/faq/faq.rst: q_layernorm weights need 2.3.0_core_r0.12.1",
+        _mindspeed,
+    ),
+)

@@ -1,0 +1,27 @@
+"""The token that Ray from 2.59 on writes for itself and asks of every node that joins."""
+
+from __future__ import annotations
+
+from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, warn
+from npuenv.checks.network.interfaces import spans_nodes
+from npuenv.checks.python.installed import lines, version_of
+from npuenv.versions import accepts
+
+
+def _ray(context: Context) -> Verdict:
+    """Worth a word where the session speaks of several nodes: on a single one nobody is refused."""
+    ray = version_of(context, "ray")
+    if ray is None:
+        return skip("python.no-ray")
+    is_decided = context.framework == "cpu" or "RAY_AUTH_MODE" in (context.facts.environment.value or {})
+    if accepts(">=2.59", ray) and not is_decided and spans_nodes(context):
+        cure = fix("python.ray-token", ("export", "RAY_AUTH_MODE=disabled"))
+        return warn("python.ray-token", *lines(context, "ray"), fix=cure, ray=ray)
+    return ok("python.ray-ok", *lines(context, "ray"), ray=ray)
+
+
+CHECKS = (
+    Check(
+        "python.ray-token", ("python.interpreter",), "measured with Ray 2.59: ray.init() writes ~/.ray/auth_token", _ray
+    ),
+)

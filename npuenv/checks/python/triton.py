@@ -1,0 +1,99 @@
+"""triton and triton-ascend: one folder, two distributions that write it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.python.installed import chip_generations, lines, pip, published_as, python_of, version_of
+
+if TYPE_CHECKING:
+    from npuenv.facts.python.interpreter import Python
+
+# From here on triton-ascend asks for triton itself and still brings every file of it: both together are worth a
+# warning only (triton-lang/triton-ascend pull request 395).
+_COEXISTS = "3.2.1"
+_NO_TRITON = "310p"
+
+
+def triton(context: Context) -> Verdict:
+    """Triton and triton-ascend own the same files; the last one installed wins, and it has to be triton-ascend."""
+    python = python_of(context)
+    ascend, plain = version_of(context, "triton-ascend"), version_of(context, "triton")
+    if python is None or (ascend is None and (plain is None or "torch-npu" not in python.distributions)):
+        return skip("no-triton-ascend")
+    if ascend is None:
+        return warn(
+            "python.triton-alone", *lines(context, "triton", "torch-npu"), fix=fix("python.triton-alone"), triton=plain
+        )
+    told = lines(context, "triton", "triton-ascend")
+    cure = fix(
+        "python.triton",
+        pip(context, "uninstall", "triton", "triton-ascend"),
+        pip(context, "install", f"triton-ascend=={ascend}"),
+    )
+    coexist = versions.accepts(f">={_COEXISTS}", ascend)
+    if "ascend" not in python.triton_backends or _won(python) == "triton":
+        return fail("python.triton-overwritten", *told, fix=cure, backends=python.triton_backends or ("-",))
+    if plain is not None:
+        shared = next(
+            (item.count for item in python.shared_files if set(item.owners) == {"triton", "triton-ascend"}), 0
+        )
+        verdict = warn if coexist else fail
+        return verdict("python.triton-residue", *told, fix=cure, triton=plain, ascend=ascend, count=shared)
+    return _cann(context, ascend) or ok("python.triton-ok", *told, ascend=ascend)
+
+
+def _cann(context: Context, ascend: str) -> Verdict | None:
+    """A warning when the CANN is of a series that this triton-ascend was not published for."""
+    row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.facts.cann.toolkit.value
+    if row is None or not row.cann or cann is None or not versions.is_cann(cann.version):
+        return None
+    if versions.cann(cann.version).series in {versions.cann(text).series for text in row.cann}:
+        return None
+    have = versions.cann(cann.version)
+    if any(each.cann and versions.cann(each.cann) == have for each in published_as(context, "triton-ascend")):
+        return None
+    told = (*lines(context, "triton-ascend"), *context.facts.cann.toolkit.evidence)
+    return warn("python.triton-cann", *told, ascend=ascend, cann=cann.version, published=row.cann)
+
+
+def _won(python: Python) -> str:
+    """Whose content lies in the shared files, by the sizes that each recorded; "" where that does not tell."""
+    for item in python.shared_files:
+        if set(item.owners) == {"triton", "triton-ascend"} and len(item.fits) == 2 and any(item.fits):
+            one, two = item.fits
+            return item.owners[0] if two == 0 else item.owners[1] if one == 0 else ""
+    return ""
+
+
+def _chip(context: Context) -> Verdict:
+    ascend = version_of(context, "triton-ascend")
+    if ascend is None:
+        return skip("no-triton-ascend")
+    chips = chip_generations(context)
+    if not chips:
+        return skip("python.vllm-chip-skip")
+    if _NO_TRITON not in chips:
+        return ok("python.triton-chip-ok", ascend=ascend)
+    cure = fix("python.triton-chip", pip(context, "uninstall", "triton-ascend", "triton"))
+    evidence = (*lines(context, "triton-ascend"), *context.facts.npu.smi.evidence)
+    return warn("python.triton-chip-warn", *evidence, fix=cure, ascend=ascend, chip=chips[_NO_TRITON])
+
+
+CHECKS = (
+    Check(
+        "python.triton",
+        ("python.interpreter",),
+        "triton-lang/triton-ascend README.md, #306; verl install script; vllm-project/vllm-ascend#7359",
+        triton,
+    ),
+    Check(
+        "python.triton-chip",
+        ("python.interpreter",),
+        "vllm-project/vllm-ascend docs/source/installation.md: no Triton on 310P",
+        _chip,
+        is_about_cards=True,
+    ),
+)

@@ -1,0 +1,250 @@
+"""vllm and vllm-ascend: whether they belong together, how they were built, and what this release needs around it."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.python.installed import (
+    accepts,
+    chip_generations,
+    is_for_gpus,
+    is_for_npu,
+    lines,
+    public,
+    published_as,
+    reinstall,
+    version_of,
+    where,
+)
+from npuenv.checks.python.limits import numpy_era
+from npuenv.checks.python.torch_family import torch_npu_cann, torch_pair
+from npuenv.checks.python.triton import triton
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npuenv.matrix.rows import VllmAscend
+
+_VA = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
+_DEVICE_TYPES = {"A2": "a2", "A3": "a3", "310P": "310p", "_310P": "310p", "A5": "950"}
+# Field of a release's row -> distribution.
+_NEEDS = {
+    "requires_torch": "torch",
+    "requires_torch_npu": "torch-npu",
+    "requires_triton_ascend": "triton-ascend",
+    "requires_numpy": "numpy",
+    "requires_transformers": "transformers",
+    "requires_opencv": "opencv-python-headless",
+}
+# Who reports it already, with better advice: a release's metadata repeats what the CANN and the pair ask for.
+_ELSEWHERE: Mapping[str, tuple[Callable[[Context], Verdict], ...]] = {
+    "torch": (torch_pair,),
+    "torch-npu": (torch_pair, torch_npu_cann),
+    "triton-ascend": (triton,),
+    "numpy": (numpy_era,),
+}
+_UNREADABLE = re.compile(r"(0\.1\.dev|0\.0\.0|0\.1$|dev$|unknown)")
+
+
+def _row(context: Context) -> VllmAscend | None:
+    ascend = version_of(context, "vllm-ascend")
+    return context.matrix.vllm_ascend_row(public(ascend)) if ascend else None
+
+
+def _said_version(context: Context, vllm: str) -> str:
+    """The version that vllm-ascend goes by: VLLM_VERSION where it is set, for builds that know none of their own."""
+    return (context.facts.environment.value or {}).get("VLLM_VERSION") or vllm
+
+
+def _pair(context: Context) -> Verdict:
+    """vllm against vllm-ascend: at run time a mismatch is only a log line and an unspecified platform."""
+    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
+    if vllm is None or ascend is None:
+        return skip("python.no-vllm")
+    if _UNREADABLE.match(_said_version(context, vllm)):
+        return skip("python.because", cause="python.vllm-version")
+    row = _row(context)
+    told = lines(context, "vllm", "vllm-ascend")
+    if row is None:
+        return unsure("python.vllm-unknown", *told, vllm=vllm, ascend=ascend)
+    if public(_said_version(context, vllm)) == public(row.vllm):
+        if is_for_gpus(vllm):
+            return warn("python.vllm-gpu", *told, fix=fix("python.vllm-gpu"), vllm=vllm)
+        return _transformers(context, row) or ok("python.vllm-ok", *told, vllm=vllm, ascend=ascend)
+    cure = reinstall(context, f"vllm=={public(row.vllm)}")
+    return fail("python.vllm-fail", *told, fix=cure, vllm=vllm, ascend=ascend, wanted=row.vllm)
+
+
+def _transformers(context: Context, row: VllmAscend) -> Verdict | None:
+    """A failure when transformers is of a newer major version than this vllm-ascend takes.
+
+    Only that: published images replace the exact pins of some releases by others of the same major version.
+    """
+    have, needs = version_of(context, "transformers"), row.requires_transformers
+    if have is None or not needs or accepts(needs, have) is not False:
+        return None
+    if "<" not in needs or int(have.split(".")[0]) < int(needs.rpartition("<")[2].lstrip("= ").split(".")[0]):
+        return None
+    cure = reinstall(context, f"transformers{needs}")
+    told = lines(context, "transformers", "vllm-ascend")
+    return fail("python.vllm-transformers", *told, fix=cure, have=have, needs=needs)
+
+
+def _version(context: Context) -> Verdict:
+    """A vllm built without its tags calls itself 0.1.dev or so, and vllm-ascend chooses its patches by that number."""
+    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
+    if vllm is None or ascend is None:
+        return skip("python.no-vllm")
+    said = _said_version(context, vllm)
+    if not _UNREADABLE.match(said):
+        return ok("python.vllm-version-ok", vllm=said)
+    row = _row(context)
+    wanted = public(row.vllm) if row is not None else "X.Y.Z"
+    cure = fix("python.vllm-version", ("export", f"VLLM_VERSION={wanted}"))
+    return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=cure, vllm=said)
+
+
+def _build(context: Context) -> Verdict:
+    """A vllm for NPUs has no compiled part of its own."""
+    vllm, packages = version_of(context, "vllm"), context.facts.python.packages.value
+    if vllm is None or packages is None or version_of(context, "vllm-ascend") is None or not is_for_npu(context):
+        return skip("python.no-vllm")
+    if is_for_gpus(vllm):
+        return skip("python.because", cause="python.vllm-pair")
+    compiled = [
+        path for path in packages.extensions.get("vllm", ()) if re.match(r"_(C|moe_C)\b", os.path.basename(path))
+    ]
+    if not compiled:
+        return ok("python.vllm-build-ok", vllm=vllm)
+    told = tuple(Evidence(where(context), path) for path in compiled)
+    return warn("python.vllm-build-cuda", *told, fix=fix("python.vllm-gpu"), vllm=vllm)
+
+
+def _needs(context: Context) -> Verdict:
+    """What the metadata of this vllm-ascend asks for; a published stack that overrules it is let be."""
+    ascend, row = version_of(context, "vllm-ascend"), _row(context)
+    if ascend is None or row is None:
+        return skip("python.no-vllm")
+    unmet = {
+        name: spec
+        for field, name in _NEEDS.items()
+        if (spec := getattr(row, field)) and _lacks(context, row, name, spec)
+    }
+    for name in list(unmet):
+        verdicts = [judge(context).status for judge in _ELSEWHERE.get(name, ())]
+        is_too_new = name == "transformers" and _transformers(context, row) is not None
+        if is_too_new or Status.FAIL in verdicts or Status.WARN in verdicts:
+            del unmet[name]
+    if not unmet:
+        return ok("python.vllm-needs-ok", ascend=ascend)
+    pair = {"torch", "torch-npu"} & set(unmet)
+    shown = tuple(f"{name}{spec} ({version_of(context, name) or '-'})" for name, spec in unmet.items())
+    cure = reinstall(context, *(f"{name}{spec}" for name, spec in unmet.items()))
+    verdict = fail if pair else warn
+    return verdict("python.vllm-needs", *lines(context, "vllm-ascend", *unmet), fix=cure, ascend=ascend, packages=shown)
+
+
+def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
+    """Whether a package is another one than the release asks for, and than any published stack with it has."""
+    has = version_of(context, name)
+    if has is None:  # the 310P does without triton; where the cards are not known, nothing is said
+        chips = chip_generations(context)
+        return name in ("torch-npu", "triton-ascend") and bool(chips) and "310p" not in chips
+    # The policy table and the release's own images count as much as its metadata.
+    named = {row.torch_npu, *(image.torch_npu for image in row.image)} if name == "torch-npu" else set()
+    if accepts(spec, has) is not False or public(has) in named:
+        return False
+    return not any(published_as(context, "vllm-ascend", name))
+
+
+def _chip(context: Context) -> Verdict:
+    """The chip that vllm-ascend was built for, as its build wrote it down, against the cards here."""
+    packages, ascend = context.facts.python.packages.value, version_of(context, "vllm-ascend")
+    said = packages.built.get("vllm_ascend", {}) if packages is not None else {}
+    text = said.get("device_type") or said.get("soc_version") or ""
+    if ascend is None or not text:
+        return skip("python.vllm-chip-skip")
+    row = context.matrix.hardware_of_chip(text)
+    built_for = _DEVICE_TYPES.get(text) or (row.id if row is not None else "")
+    chips = {
+        generation: name for generation, name in chip_generations(context).items() if _is_usable(context, generation)
+    }
+    if not chips or not built_for:
+        return skip("python.vllm-chip-skip") if not chips else unsure("python.vllm-chip-unknown", built=text)
+    if built_for in chips:
+        return ok("python.vllm-chip-ok", built=text)
+    generation, name = next(iter(chips.items()))
+    wanted = context.matrix.hardware_row(generation)
+    told = (Evidence("vllm_ascend/_build_info.py", text), *context.facts.npu.smi.evidence)
+    cure = fix("python.vllm-chip", soc=wanted.socs[0] if wanted is not None and wanted.socs else generation)
+    return fail("python.vllm-chip-fail", *told, fix=cure, ascend=ascend, built=text, chip=name)
+
+
+def _is_usable(context: Context, generation: str) -> bool:
+    """Whether anything can be built for it: a card of the first generation is a finding of its own."""
+    row = context.matrix.hardware_row(generation)
+    return row is not None and row.accepted
+
+
+def _cann(context: Context) -> Verdict:
+    """A CANN older than any that this vllm-ascend, its images or a published stack with it name. Series are compared.
+
+    A newer one is the business of torch_npu's compatible set.
+    """
+    row, cann = _row(context), context.facts.cann.toolkit.value
+    if row is None or cann is None:
+        return skip("python.no-vllm" if row is None else "no-cann")
+    named = [text for text in (row.cann, row.cann_image, *(image.cann for image in row.image)) if text]
+    series = sorted(versions.cann(text).series for text in named if versions.is_cann(text))
+    if not versions.is_cann(cann.version):
+        return skip("python.vllm-cann-unread", cann=cann.version)
+    has = versions.cann(cann.version).series
+    if not series or has >= series[0]:
+        return ok("python.vllm-cann-ok", ascend=row.version, cann=cann.version)
+    torch_npu = version_of(context, "torch-npu")
+    if torch_npu is not None and not _is_compatible(context, public(torch_npu), cann.version):
+        return skip("python.because", cause="python.torch-npu-cann")
+    if any(versions.cann(each.cann).series == has for each in published_as(context, "vllm-ascend") if each.cann):
+        return ok("python.vllm-cann-ok", ascend=row.version, cann=cann.version)
+    told = (*lines(context, "vllm-ascend"), *context.facts.cann.toolkit.evidence)
+    cure = fix("python.vllm-cann", ("npuenv", "resolve", "--for", "vllm-ascend"))
+    shown = tuple(dict.fromkeys(named))
+    return warn("python.vllm-cann-warn", *told, fix=cure, ascend=row.version, cann=cann.version, named=shown)
+
+
+def _is_compatible(context: Context, torch_npu: str, cann: str) -> bool:
+    row = context.matrix.torch_npu_row(torch_npu)
+    stated = (row.cann, *row.cann_compatible, *row.cann_unofficial) if row is not None else ()
+    return any(versions.covers_cann(text, cann) for text in stated if text[:1].isdigit())
+
+
+CHECKS = (
+    Check("python.vllm-pair", ("python.interpreter",), _VA, _pair, required_for=NPU_FRAMEWORKS),
+    Check(
+        "python.vllm-version",
+        ("python.interpreter",),
+        "vllm-project/vllm-ascend docs/source/faqs.md: VLLM_VERSION; vllm_ascend/utils.py vllm_version_is",
+        _version,
+    ),
+    Check(
+        "python.vllm-build",
+        ("python.interpreter", "python.packages"),
+        "vllm-project/vllm-ascend docs/source/installation.md: VLLM_TARGET_DEVICE=empty; vllm wheel metadata",
+        _build,
+    ),
+    Check("python.vllm-ascend-needs", ("python.interpreter",), f"{_VA}; wheel metadata; #143, #7587", _needs),
+    Check(
+        "python.vllm-ascend-chip",
+        ("python.interpreter", "python.packages"),
+        "vllm-project/vllm-ascend#11160; vllm_ascend/utils.py check_ascend_device_type",
+        _chip,
+    ),
+    Check(
+        "python.vllm-ascend-cann", ("python.interpreter", "cann.toolkit"), f"{_VA}; vllm-project/vllm-ascend#672", _cann
+    ),
+)

@@ -1,0 +1,282 @@
+"""Ray: does the cluster have the cards, can what waits ever run, what did an earlier one leave behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, warn
+from npuenv.errors import BadInput
+from npuenv.facts.base import Evidence
+from npuenv.facts.ray.status import Refusal, Status, Trouble
+
+if TYPE_CHECKING:
+    from npuenv.facts.ray.status import Demand
+
+_NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+_NO_WORDS = ("0", "false", "no", "off")
+# /session_2026-11-21_02-17-05_908845_12345 and /sockets/plasma_store follow; a socket's path has 107 bytes at most.
+_FOLDER_AT_MOST = 107 - 1 - 40 - 21
+_FULL = 0.95  # Ray's local_fs_capacity_threshold: above it no object is written to disk any more
+_TMP_GOOD_KIB = 2 << 20  # below this `machine.tmp` speaks
+_CPUS_OF_VERL = 3.0  # a bundle of verl from 0.6 on; up to 0.5 it is 1, from 0.9 on it can be set
+_SERVERS = ("raylet", "gcs_server")
+
+
+def _ray(context: Context) -> str | None:
+    python = context.facts.python.interpreter.value
+    return python.distributions.get("ray") if python else None
+
+
+def _chips(context: Context) -> int:
+    """The chips that Ray would count: the device nodes, or fewer where the session names some of them."""
+    nodes = context.facts.npu.nodes.value
+    here = len(nodes.cards) if nodes else 0
+    named = (context.facts.environment.value or {}).get("ASCEND_RT_VISIBLE_DEVICES")
+    if named is None:
+        return here
+    return min(here, len([word for word in named.split(",") if word.strip().isdecimal()]))
+
+
+def _status(context: Context) -> Status | None:
+    value = context.facts.ray.status.value
+    return value if isinstance(value, Status) else None
+
+
+def _runs_here(context: Context) -> bool | None:
+    """Whether a Ray node runs on this machine; None where the processes are not known."""
+    found = context.facts.machine.processes.value
+    return None if found is None else any(item.name in _SERVERS and not item.is_zombie for item in found.ours)
+
+
+def _address(context: Context) -> Verdict:
+    """An address leads to a cluster only where a node of it runs here; else `ray.init` waits for nobody."""
+    address = context.facts.ray.address
+    if address.value is None:
+        return skip("ray.no-address")
+    if _runs_here(context) is not False or _status(context) is not None:
+        return ok("ray.address-ok", address=address.value)
+    source = address.evidence[0].command
+    if source == "environment":
+        cure = fix("ray.address-named", ("unset", "RAY_ADDRESS"), address=address.value)
+        return warn("ray.address-named", *address.evidence, fix=cure, address=address.value)
+    cure = fix("ray.address-noted", ("rm", source))
+    return warn("ray.address-noted", *address.evidence, fix=cure, address=address.value, path=source)
+
+
+def _answers(context: Context) -> Verdict:
+    """Each refusal has its own cure; nobody there is the business of `ray.address` where no node runs here."""
+    value = context.facts.ray.status.value
+    if value is None:
+        return skip("ray.no-address")
+    if isinstance(value, Status):
+        return ok("ray.answers-ok", nodes=value.nodes)
+    if value.kind in (Refusal.TIMEOUT, Refusal.UNREACHABLE, Refusal.NO_CLUSTER) and _runs_here(context) is False:
+        return skip("ray.because-address")
+    address = context.facts.ray.address.value or "-"
+    return fail(f"ray.refused-{value.kind.value}", fix=_cure(value), address=address, line=value.line)
+
+
+def _cure(trouble: Trouble) -> Fix:
+    commands = {
+        Refusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
+        Refusal.VERSION: (("ray", "--version"), ("python", "--version")),
+    }
+    return fix(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
+
+
+def _npu(context: Context) -> Verdict:
+    status = _status(context)
+    if status is None:
+        return skip("ray.no-status")
+    chips, npus, gpus = _chips(context), status.total("NPU"), status.total("GPU")
+    if npus:
+        return ok("ray.npu-ok", npus=f"{npus:g}", nodes=status.nodes)
+    if not chips and context.framework not in NPU_FRAMEWORKS:
+        return skip("no-nodes")  # a cluster of a machine without NPUs may well have GPUs
+    cure = fix("ray.npu", ("ray", "start", "--head", f'--resources={{"NPU": {chips or 8}}}'), chips=chips)
+    if gpus:
+        return fail("ray.npu-gpu", fix=cure, gpus=f"{gpus:g}")
+    return fail("ray.npu-none", fix=cure, chips=chips)
+
+
+def _gpu(context: Context) -> Verdict:
+    """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, by the chance of a hash."""
+    status = _status(context)
+    if status is None:
+        return skip("ray.no-status")
+    npus, gpus = status.total("NPU"), status.total("GPU")
+    if gpus and not npus:
+        return skip("ray.because-npu")
+    if not gpus:
+        return ok("ray.gpu-ok")
+    return warn("ray.gpu-both", fix=fix("ray.gpu"), gpus=f"{gpus:g}", npus=f"{npus:g}")
+
+
+def _count(context: Context) -> Verdict:
+    """A node that joined with fewer cards than it has does so without a word."""
+    status, chips = _status(context), _chips(context)
+    if status is None or not status.total("NPU") or not chips or not status.nodes:
+        return skip("ray.no-status")
+    npus, expected = status.total("NPU"), status.nodes * chips
+    if npus == expected:
+        return ok("ray.count-ok", npus=f"{npus:g}", nodes=status.nodes)
+    words = {"npus": f"{npus:g}", "nodes": status.nodes, "chips": chips, "expected": expected}
+    if status.nodes == 1 and npus > chips:
+        return fail("ray.count-more", fix=fix("ray.count-more", chips=chips), **words)
+    return warn("ray.count-fewer", fix=fix("ray.count-fewer"), **words)
+
+
+def _demands(context: Context) -> Verdict:
+    """What waits because others are at work will run; what is larger than a node or the cluster never will."""
+    status = _status(context)
+    if status is None:
+        return skip("ray.no-status")
+    for demand in status.demands:
+        short = _short(demand, status)
+        if short in ("NPU", "GPU") and not status.total(short):
+            return skip("ray.because-npu")
+        if short is not None:
+            line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)
+            name = "ray.demand-cpu" if short == "CPU" else "ray.demand-other"
+            words = {"demand": demand.line, "resource": short, "total": f"{status.total(short):g}"}
+            return fail(name, line, *context.facts.ray.status.evidence[:1], fix=fix(name), nodes=status.nodes, **words)
+    idle = next((demand for demand in status.demands if _fits_now(demand, status)), None)
+    if idle is not None:
+        line = Evidence(context.facts.ray.status.evidence[0].command, idle.line)
+        cure = fix("ray.demand-idle", ("ray", "list", "nodes"))
+        return warn("ray.demand-idle", line, *context.facts.ray.status.evidence[:1], fix=cure, demand=idle.line)
+    return ok("ray.demands-ok", count=len(status.demands))
+
+
+def _fits_now(demand: Demand, status: Status) -> bool:
+    """Whether what nobody uses would do: then it waits for a node that is dead, or cannot start a worker."""
+    free = {item.name: item.total - item.used for item in status.resources}
+    return all(need * demand.bundles <= free.get(name, 0.0) + 1e-6 for name, need in demand.needs)
+
+
+def _short(demand: Demand, status: Status) -> str | None:
+    """The resource of which there is too little even on an idle cluster; None when it all fits."""
+    nodes = max(status.nodes, 1)
+    for name, need in demand.needs:
+        if name.startswith(("node:", "accelerator_type:")):
+            continue
+        if demand.how == "STRICT_PACK" and need * demand.bundles > status.total(name) / nodes + 1e-6:
+            return name
+        if need > status.total(name) / nodes + 1e-6 or need * demand.bundles > status.total(name) + 1e-6:
+            return name
+    return None
+
+
+def _cpus(context: Context) -> Verdict:
+    """Too few processors look exactly like missing cards: everything waits without an end. What Ray was told counts."""
+    cpus, chips = context.facts.machine.cpus.value, _chips(context)
+    status = _status(context)
+    if status is not None and any(_short(demand, status) == "CPU" for demand in status.demands):
+        return skip("ray.because-demand")
+    if status is not None and status.total("NPU"):
+        cpus, chips = status.total("CPU"), int(status.total("NPU"))
+    python = context.facts.python.interpreter.value
+    if cpus is None or not chips:
+        return skip("no-nodes")
+    verl = python.distributions.get("verl") if python else None
+    needs = _CPUS_OF_VERL if _takes_three(verl, context.framework) else 1.0
+    if cpus >= chips * needs:
+        return ok("ray.cpus-ok", cpus=f"{cpus:g}")
+    cure = fix("ray.cpus", good=f"{chips * needs:g}")
+    return warn("ray.cpus-warn", fix=cure, cpus=f"{cpus:g}", chips=chips, good=f"{chips * needs:g}", each=f"{needs:g}")
+
+
+def _takes_three(verl: str | None, framework: str | None) -> bool:
+    if verl is None:
+        return framework == "verl"
+    try:
+        return versions.accepts(">=0.6,<0.9", verl)
+    except BadInput:
+        return False  # a version of the user's own making says nothing
+
+
+def _folder(context: Context) -> Verdict:
+    session = context.facts.ray.session.value
+    if session is None:
+        return skip("ray.no-session")
+    if session.is_writable and session.is_note_writable:
+        return ok("ray.folder-ok", path=session.folder)
+    cure = fix("ray.folder", ("export", "RAY_TMPDIR=/tmp/ray-of-mine"))
+    return fail("ray.folder-fail", fix=cure, path=session.folder)
+
+
+def _length(context: Context) -> Verdict:
+    environ = context.facts.environment.value or {}
+    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if environ.get(name)), None)
+    if name is None or (name == "TMPDIR" and _ray(context) is None):
+        return skip("ray.no-folder-named")
+    folder = f"{environ[name].rstrip('/')}/ray"
+    if len(folder.encode()) <= _FOLDER_AT_MOST:
+        return ok("ray.length-ok", path=folder)
+    line = Evidence("environment", f"{name}={environ[name]}")
+    cure = fix("ray.length", ("export", "RAY_TMPDIR=/tmp"))
+    return fail("ray.length-fail", line, fix=cure, path=folder, length=len(folder.encode()), most=_FOLDER_AT_MOST)
+
+
+def _disk(context: Context) -> Verdict:
+    """On a disk this full Ray writes no object any more, however much is left."""
+    folder = context.facts.ray.session_disk.value
+    if folder is None and _ray(context) is not None:
+        folder = context.facts.machine.tmp.value  # where it will be once Ray runs
+    if folder is None or not folder.size_kib:
+        return skip("ray.no-session")
+    share = 1 - folder.free_kib / folder.size_kib
+    if share <= _FULL:
+        return ok("ray.disk-ok", share=f"{share:.0%}")
+    if folder.free_kib < _TMP_GOOD_KIB:
+        return skip("ray.because-tmp")
+    return warn("ray.disk-full", fix=fix("ray.disk"), share=f"{share:.0%}", path=folder.path)
+
+
+def _noset(context: Context) -> Verdict:
+    """ROLL sets it for its own workers; in the shell it takes from vLLM's workers the one card that each expects."""
+    value = (context.facts.environment.value or {}).get(_NOSET)
+    if value is None:
+        return ok("ray.noset-unset")
+    line = Evidence("environment", f"{_NOSET}={value}")
+    ray = _ray(context)
+    if value.lower() in _NO_WORDS and ray is not None and versions.accepts("<=2.41.0", ray):
+        return warn("ray.noset-word", line, fix=fix("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value, ray=ray)
+    if value and value.lower() not in _NO_WORDS and context.framework == "vllm-ascend":
+        return warn("ray.noset-on", line, fix=fix("ray.noset", ("unset", _NOSET)), name=_NOSET, value=value)
+    return ok("ray.noset-ok", line, name=_NOSET, value=value)
+
+
+_MEASURED = "measured with Ray 2.41.0, 2.50.1 and 2.60.0 on nodes with NPU device files"
+_VERL = "measured: verl 0.7.1 asks for {'NPU': 1.0, 'CPU': 3.0} * 8 (STRICT_PACK)"
+CHECKS = (
+    Check(
+        "ray.address",
+        ("ray.address", "machine.processes"),
+        "alibaba/ROLL#147; ray-project/ray#45771",
+        _address,
+        level=1,
+    ),
+    Check("ray.answers", ("ray.status",), "measured: `ray status` of Ray 2.50 to 2.60", _answers, level=1),
+    Check("ray.npu-resource", ("ray.status",), "ray-project/ray: accelerators/npu.py; " + _MEASURED, _npu, level=1),
+    Check("ray.gpu-declared", ("ray.status",), _MEASURED, _gpu, level=1, is_about_cards=True),
+    Check("ray.npu-count", ("ray.status", "npu.nodes"), _MEASURED, _count, level=1, is_about_cards=True),
+    Check("ray.demands", ("ray.status",), _VERL, _demands, level=1),
+    Check("ray.cpus", ("machine.cpus", "npu.nodes"), _VERL, _cpus, is_about_cards=True),
+    Check(
+        "ray.folder",
+        ("ray.session",),
+        "ray-project/ray#3899, #20634: the folder belongs to who started Ray first",
+        _folder,
+    ),
+    Check("ray.path-length", (), "verl-project/verl#1120: AF_UNIX path length cannot exceed 107 bytes", _length),
+    Check("ray.disk", ("ray.session", "machine.tmp"), "Ray: local_fs_capacity_threshold is 0.95", _disk),
+    Check(
+        "ray.visible-devices",
+        (),
+        "measured: Ray 2.41.0 takes any word as yes; vllm-ascend issues",
+        _noset,
+        is_about_cards=True,
+    ),
+)

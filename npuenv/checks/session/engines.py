@@ -1,0 +1,192 @@
+"""Settings of what runs on top: vllm and vllm-ascend, Ray's handling of cards, ranks, threads."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import Check, fail, fix, ok, warn
+from npuenv.checks.session.variables import environment, generation, installed, line, setting
+from npuenv.errors import BadInput
+
+if TYPE_CHECKING:
+    from npuenv.checks.base import Context, Verdict
+
+_NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+_NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
+
+
+def _has(context: Context, name: str, since: str = "0") -> bool:
+    """Whether a distribution is installed, at this version or a newer one."""
+    have = installed(context).get(name, "")
+    try:
+        return bool(have) and versions.python_version(have) >= versions.python_version(since)
+    except BadInput:
+        return True  # a version of one's own making counts as new
+
+
+def _trains(context: Context, *names: str) -> bool:
+    """Whether this session is for one of these frameworks, by what was said or by what is installed."""
+    return context.framework in names or (
+        context.framework is None and any(name in installed(context) for name in names)
+    )
+
+
+def _nz(context: Context) -> Verdict:
+    """Weights in FRACTAL_NZ cannot be reloaded: reinforcement learning wants 0."""
+    value = setting(context, "VLLM_ASCEND_ENABLE_NZ")
+    if value in ("", "0") or not _trains(context, "verl", "roll"):
+        return ok("session.nz-ok")
+    cure = fix("session.nz", ("export", "VLLM_ASCEND_ENABLE_NZ=0"))
+    return fail("session.nz-on", line(context, "VLLM_ASCEND_ENABLE_NZ"), fix=cure, value=value)
+
+
+def _engine(context: Context) -> Verdict:
+    if setting(context, "VLLM_USE_V1") != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE):
+        return ok("session.engine-ok")
+    cure = fix("session.engine", ("unset", "VLLM_USE_V1"))
+    version = installed(context)["vllm-ascend"]
+    return fail("session.engine-v0", line(context, "VLLM_USE_V1"), fix=cure, version=version)
+
+
+def _fork(context: Context) -> Verdict:
+    """A card that a process has opened cannot be used by its fork."""
+    value = setting(context, "VLLM_WORKER_MULTIPROC_METHOD").lower()
+    if value in ("", "spawn") or "vllm-ascend" not in installed(context):
+        return ok("session.fork-ok")
+    evidence = line(context, "VLLM_WORKER_MULTIPROC_METHOD")
+    cure = fix("session.fork", ("export", "VLLM_WORKER_MULTIPROC_METHOD=spawn"))
+    if value == "fork":
+        return warn("session.fork-on", evidence, fix=cure)
+    return fail("session.fork-unread", evidence, fix=cure, value=value)
+
+
+def _noset(context: Context) -> Verdict:
+    """Ray leaves the cards of a worker alone with this switch. verl then takes physical numbers for logical ones."""
+    if not setting(context, _NOSET) or not _trains(context, "verl"):
+        return ok("session.noset-ok")
+    visible = [part.strip() for part in setting(context, "ASCEND_RT_VISIBLE_DEVICES").split(",") if part.strip()]
+    cure = fix("session.noset", ("unset", _NOSET))
+    if visible and visible != [str(number) for number in range(len(visible))]:
+        lines = (line(context, _NOSET), line(context, "ASCEND_RT_VISIBLE_DEVICES"))
+        return fail("session.noset-numbers", *lines, fix=cure, visible=",".join(visible))
+    return ok("session.noset-all", line(context, _NOSET))
+
+
+def _ranks(context: Context) -> Verdict:
+    """RANK and WORLD_SIZE left over or wrong: the run waits for nodes that never come."""
+    rank, size = setting(context, "RANK"), setting(context, "WORLD_SIZE")
+    if not (rank or size):
+        return ok("session.ranks-unset")
+    lines = [line(context, name) for name in ("RANK", "WORLD_SIZE")]
+    cure = fix("session.ranks", ("unset", "RANK", "WORLD_SIZE"))
+    wrong = next((text for text in (rank, size) if text and not text.isdigit()), None)
+    if wrong is not None:
+        return fail("session.ranks-unread", *lines, fix=cure, value=wrong)
+    if rank and size and int(rank) >= int(size):
+        return fail("session.ranks-beyond", *lines, fix=cure, rank=rank, size=size)
+    return ok("session.ranks-ok", *lines)
+
+
+def _threads(context: Context) -> Verdict:
+    """OMP_NUM_THREADS: whole numbers above 0, separated by commas; OpenMP ignores anything else with a warning."""
+    value = setting(context, "OMP_NUM_THREADS")
+    if not value or re.fullmatch(r"[1-9][0-9]*(?:\s*,\s*[1-9][0-9]*)*", value):
+        return ok("session.threads-ok")
+    cure = fix("session.threads", ("unset", "OMP_NUM_THREADS"))
+    return warn("session.threads-unread", line(context, "OMP_NUM_THREADS"), fix=cure, value=value)
+
+
+def _hub(context: Context) -> Verdict:
+    """HF_ENDPOINT is an address with its scheme: without one, every download stops with `Invalid URL`."""
+    value = setting(context, "HF_ENDPOINT")
+    if not value or re.match(r"https?://[^/\s]", value):
+        return ok("session.hub-ok")
+    cure = fix("session.hub", ("export", f"HF_ENDPOINT=https://{value.lstrip('/')}"))
+    return fail("session.hub-no-scheme", line(context, "HF_ENDPOINT"), fix=cure, value=value)
+
+
+def _docker_devices(context: Context) -> Verdict:
+    """ASCEND_VISIBLE_DEVICES is read by the container runtime alone, when it starts a container."""
+    variables = environment(context)
+    container = context.facts.machine.container
+    if "ASCEND_VISIBLE_DEVICES" not in variables or "ASCEND_RT_VISIBLE_DEVICES" in variables or container.is_known:
+        return ok("session.docker-devices-ok")
+    value = variables["ASCEND_VISIBLE_DEVICES"]
+    cure = fix("session.docker-devices", ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}"))
+    return warn("session.docker-devices-lost", line(context, "ASCEND_VISIBLE_DEVICES"), fix=cure, value=value)
+
+
+def _soc_version(context: Context) -> Verdict:
+    """SOC_VERSION is what builds compile for, before they ask npu-smi."""
+    value, own = setting(context, "SOC_VERSION").casefold(), generation(context)
+    meant = [row for row in context.matrix.hardware if row.accepted and value in row.socs]
+    if not value or not own or not meant or own in {row.id for row in meant}:
+        return ok("session.soc-version-ok")
+    mine = next(row for row in context.matrix.hardware if row.id == own)
+    cure = fix("session.soc-version", ("unset", "SOC_VERSION"))
+    says = {"value": value, "meant": meant[0].title, "own": mine.title}
+    return warn("session.soc-version-other", line(context, "SOC_VERSION"), fix=cure, **says)
+
+
+def _cuda_devices(context: Context) -> Verdict:
+    """CUDA_VISIBLE_DEVICES chooses no NPU."""
+    value = setting(context, "CUDA_VISIBLE_DEVICES")
+    is_choice = re.fullmatch(r"[0-9]+(?:\s*,\s*[0-9]+)*", value) is not None
+    if not is_choice or "ASCEND_RT_VISIBLE_DEVICES" in environment(context):
+        return ok("session.cuda-devices-ok")
+    cure = fix(
+        "session.cuda-devices", ("unset", "CUDA_VISIBLE_DEVICES"), ("export", f"ASCEND_RT_VISIBLE_DEVICES={value}")
+    )
+    return warn("session.cuda-devices-lost", line(context, "CUDA_VISIBLE_DEVICES"), fix=cure, value=value)
+
+
+CHECKS = (
+    Check(
+        "session.nz",
+        ("python.interpreter",),
+        "alibaba/ROLL ascend_npu_faq.md @8eb27cc2; vllm-project/vllm-ascend vllm_ascend/envs.py",
+        _nz,
+        is_about_cards=True,
+    ),
+    Check(
+        "session.vllm-engine",
+        ("python.interpreter",),
+        "vllm-project/vllm-ascend#2728 (release note of 0.9.1)",
+        _engine,
+        is_about_cards=True,
+    ),
+    Check(
+        "session.vllm-fork",
+        ("python.interpreter",),
+        "hiyouga/LlamaFactory#7447; vllm-project/vllm-ascend#7256 #3133",
+        _fork,
+        is_about_cards=True,
+    ),
+    Check("session.ray-noset", ("python.interpreter",), "verl-project/verl#7507", _noset, is_about_cards=True),
+    Check("session.ranks", (), "alibaba/ROLL docs_roll ascend_npu_examples.md; torch.distributed env://", _ranks),
+    Check("session.omp-threads", (), "OpenMP 5.2 OMP_NUM_THREADS; gcc libgomp", _threads),
+    Check("session.hub", (), "huggingface_hub environment variables: HF_ENDPOINT", _hub),
+    Check(
+        "session.docker-devices",
+        ("machine.container",),
+        "ray-project/ray#42030; Ascend Docker Runtime",
+        _docker_devices,
+        is_about_cards=True,
+    ),
+    Check(
+        "session.soc-version",
+        (),
+        "vllm-project/vllm-ascend setup.py, Dockerfile.a3: SOC_VERSION",
+        _soc_version,
+        is_about_cards=True,
+    ),
+    Check(
+        "session.cuda-devices",
+        (),
+        "alibaba/ROLL docs_roll ascend_usage.md: CUDA_VISIBLE_DEVICES becomes ASCEND_RT_VISIBLE_DEVICES",
+        _cuda_devices,
+        is_about_cards=True,
+    ),
+)

@@ -1,0 +1,143 @@
+"""The settings of the session: what programs are told through variables. HCCL, torch_npu and engines have files of
+their own; what is left is here: switches for debugging, files and folders that variables name, other Pythons' packages.
+"""
+
+from __future__ import annotations
+
+import re
+
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.session import engines as session_engines
+from npuenv.checks.session import hccl as session_hccl
+from npuenv.checks.session import torch as session_torch
+from npuenv.checks.session import variables
+from npuenv.checks.session.variables import environment, line, setting
+from npuenv.facts.base import Evidence
+
+# Variable, the values that mean debugging, and what that costs is said in its document.
+_DEBUGGING = (
+    ("ASCEND_GLOBAL_LOG_LEVEL", ("0",)),
+    ("ASCEND_SLOG_PRINT_TO_STDOUT", ("1",)),
+    ("PYTORCH_NO_NPU_MEMORY_CACHING", ("1",)),
+    ("HCCL_DIAGNOSE_ENABLE", ("1",)),
+    ("HCCL_ENTRY_LOG_ENABLE", ("1",)),
+)
+_SITE = re.compile(r"/python(?P<version>[0-9]+\.[0-9]+)/(?:site|dist)-packages(?:/|$)")
+
+
+def _proxy(context: Context) -> Verdict:
+    proxies, listen = context.facts.network.proxies.value, context.facts.network.proxies_listen.value
+    if not proxies:
+        return ok("network.proxy-none")
+    odd = [proxy for proxy in proxies if proxy.port is None]
+    if odd:
+        lines = (Evidence("environment", f"{proxy.variable}={proxy.address}") for proxy in odd)
+        return warn("network.proxy-unreadable", *lines, variables=tuple(proxy.variable for proxy in odd))
+    if listen is None:
+        return ok("network.proxy-untried", count=len(proxies))
+    dead = [name for name, is_there in listen.items() if not is_there]
+    if dead:
+        cure = fix("network.proxy", ("unset", *dead))
+        return fail(
+            "network.proxy-dead", *context.facts.network.proxies_listen.evidence, fix=cure, variables=tuple(dead)
+        )
+    return ok("network.proxy-ok", *context.facts.network.proxies_listen.evidence, count=len(proxies))
+
+
+def _interface(context: Context) -> Verdict:
+    environment = context.facts.environment.value or {}
+    if environment.get("NCCL_SOCKET_IFNAME") and not (
+        environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP")
+    ):
+        name = environment["NCCL_SOCKET_IFNAME"]
+        line = Evidence("environment", f"NCCL_SOCKET_IFNAME={name}")
+        return warn(
+            "network.interface-nccl", line, fix=fix("network.interface", ("export", f"HCCL_SOCKET_IFNAME={name}"))
+        )
+    return ok("network.interface-ok")
+
+
+def _debugging(context: Context) -> Verdict:
+    """Switches that were for one look and stay on: everything is slower, or the disk fills with logs."""
+    left = [name for name, values in _DEBUGGING if setting(context, name) in values]
+    if not left:
+        return ok("session.debugging-ok")
+    cure = fix("session.debugging", *(("unset", name) for name in left))
+    return warn("session.debugging-on", *(line(context, name) for name in left), fix=cure, names=tuple(left))
+
+
+def _preload(context: Context) -> Verdict:
+    """Libraries that LD_PRELOAD names: the loader says that it ignores a missing one, in every process."""
+    files = context.facts.cann.named_files.value or ()
+    lost = [item.path for item in files if item.variable == "LD_PRELOAD" and not item.is_there]
+    if not lost:
+        return ok("session.preload-ok")
+    cure = fix("session.preload", ("unset", "LD_PRELOAD"))
+    return warn("session.preload-lost", line(context, "LD_PRELOAD"), fix=cure, paths=tuple(lost))
+
+
+def _named_files(context: Context) -> Verdict:
+    """Files that HCCL and torch_npu are pointed at. A rank table that is not there is passed over without a word."""
+    files = [item for item in context.facts.cann.named_files.value or () if item.variable != "LD_PRELOAD"]
+    if not files:
+        return ok("session.files-none")
+    lost = next((item for item in files if not item.is_there), None)
+    if lost is not None:
+        cure = fix("session.files", ("unset", lost.variable))
+        return warn("session.files-lost", line(context, lost.variable), fix=cure, name=lost.variable, path=lost.path)
+    linked = next((item for item in files if item.is_link), None)
+    if linked is not None:
+        cure = fix("session.files", ("unset", linked.variable))
+        return fail("session.files-link", line(context, linked.variable), fix=cure, path=linked.path)
+    return ok("session.files-ok", *(line(context, item.variable) for item in files))
+
+
+def _python_path(context: Context) -> Verdict:
+    """PYTHONPATH with the packages of another Python: their extensions are loaded and miss symbols. PYTHONHOME breaks
+    every environment but the one it was set for."""
+    python = context.facts.python.interpreter.value
+    if setting(context, "PYTHONHOME"):
+        cure = fix("session.python-path", ("unset", "PYTHONHOME"))
+        return fail("session.python-path-home", line(context, "PYTHONHOME"), fix=cure)
+    if python is None:
+        return skip("no-python")
+    mine = ".".join(python.version.split(".")[:2])
+    found = ((entry, _SITE.search(entry)) for entry in environment(context).get("PYTHONPATH", "").split(":"))
+    foreign = [(entry, match["version"]) for entry, match in found if match and match["version"] != mine]
+    if not foreign:
+        return ok("session.python-path-ok")
+    entry, version = foreign[0]
+    evidence = Evidence("environment", f"PYTHONPATH: {entry}")
+    cure = fix("session.python-path", ("unset", "PYTHONPATH"))
+    return fail("session.python-path-other", evidence, fix=cure, entry=entry, version=version, mine=mine)
+
+
+CHECKS = (
+    Check("session.proxy", ("network.proxies",), "verl-qwen3.5 install guide, first aid", _proxy),
+    Check("session.interface", (), "HCCL environment variables: HCCL_SOCKET_IFNAME", _interface, is_about_cards=True),
+    *session_torch.CHECKS,
+    *session_hccl.CHECKS,
+    *session_engines.CHECKS,
+    *variables.CHECKS,
+    Check(
+        "session.debugging",
+        (),
+        "hiascend log reference; Ascend/pytorch PYTORCH_NO_NPU_MEMORY_CACHING.md; hicann/hccl HCCL_DIAGNOSE_ENABLE.md",
+        _debugging,
+        is_about_cards=True,
+    ),
+    Check("session.preload", ("cann.named_files",), "gpustack/gpustack#5660; ld.so(8)", _preload),
+    Check(
+        "session.files",
+        ("cann.named_files",),
+        "Ascend/pytorch docs/zh/api/environment_variable/collective_communication/RANK_TABLE_FILE.md",
+        _named_files,
+        is_about_cards=True,
+    ),
+    Check(
+        "session.python-path",
+        ("python.interpreter",),
+        "verl-qwen3.5 install guide, trouble 3 and 4; python -h PYTHONHOME",
+        _python_path,
+    ),
+)

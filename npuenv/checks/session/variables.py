@@ -1,0 +1,217 @@
+"""Environment variables against what their readers document: values out of range, names that nobody reads.
+
+The ranges are rows of matrix/variables.toml. Start from `misread` and `CHECKS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, warn
+from npuenv.errors import BadInput
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from npuenv.matrix.rows import Variable
+
+_ALIKE = 0.88  # of difflib: one or two letters off in a name of usual length
+# The beginnings of names that only Ascend software reads; a name outside of them is somebody else's business.
+_OURS = re.compile(r"(?:HCCL|ASCEND|PYTORCH_NPU|VLLM_ASCEND|TASK_QUEUE|RAY_EXPERIMENTAL_NOSET|MULTI_STREAM|ACL_OP)_\w+")
+_PORT = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?")
+# HCCL_RDMA_TIMEOUT is the one number whose range depends on the chip.
+_RDMA_TIMEOUT = {"a2": (5, 20), "a3": (5, 20), "310p": (5, 24), "910": (5, 24)}
+
+
+def environment(context: Context) -> Mapping[str, str]:
+    """The session's variables."""
+    return context.facts.environment.value or {}
+
+
+def setting(context: Context, name: str) -> str:
+    """A variable's value without blanks around it; "" where it is not set or empty."""
+    return environment(context).get(name, "").strip()
+
+
+def line(context: Context, name: str) -> Evidence:
+    """The variable as evidence."""
+    value = environment(context).get(name)
+    return Evidence("environment", f"{name} is not set" if value is None else f"{name}={value}")
+
+
+def installed(context: Context) -> Mapping[str, str]:
+    """The target's distributions; empty where there is no Python."""
+    python = context.facts.python.interpreter.value
+    return python.distributions if python else {}
+
+
+def generation(context: Context) -> str:
+    """The chips' generation, a row id of matrix/hardware.toml; "" where it is not known or there are several."""
+    table = context.facts.npu.smi.value
+    names = {card.name for card in table.cards if card.name} if table else set()
+    rows = {row.id if row else "" for row in map(context.matrix.hardware_of_chip, names)}
+    return rows.pop() if len(rows) == 1 else ""
+
+
+def misread(row: Variable, value: str, chip: str = "") -> str:
+    """What the variable takes, in the words of its row, where `value` is none of it; "" for a value that it takes.
+
+    Example: HCCL_RDMA_SL with "1000" -> "0..7"
+    """
+    least, most = row.least, row.most
+    if row.name == "HCCL_RDMA_TIMEOUT":
+        least, most = _RDMA_TIMEOUT.get(chip, (least, most))
+    judge: dict[str, Callable[[], bool]] = {
+        "number": lambda: _is_number(value, least, most) and int(value) % row.multiple == 0,
+        "decimal": lambda: re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", value) is not None and least <= float(value) <= most,
+        "choice": lambda: value.casefold() in {item.casefold() for item in row.values},
+        "ports": lambda: value == "auto" or all(map(_is_port, value.split(","))),
+        "address": lambda: _is_address(value),
+        "pattern": lambda: re.fullmatch(row.pattern, value) is not None,
+        "any": lambda: True,
+    }
+    if judge[row.kind]():
+        return ""
+    if row.kind in ("number", "decimal"):
+        steps = f", a multiple of {row.multiple}" if row.multiple > 1 else ""
+        return f"{least}..{most}{' ' if row.unit else ''}{row.unit}{steps}"
+    usual = {"ports": "auto, 61000-61050, 61000,61050-61100", "address": "192.0.2.10, 2001:db8::10"}
+    return ", ".join(row.values) or row.example or usual[row.kind]
+
+
+def _is_number(text: str, least: int, most: int) -> bool:
+    return re.fullmatch(r"[0-9]{1,12}", text) is not None and least <= int(text) <= most
+
+
+def _is_port(text: str) -> bool:
+    ends = [int(part) for part in text.strip().split("-")] if _PORT.fullmatch(text.strip()) else []
+    return bool(ends) and all(1 <= port <= 65535 for port in ends) and ends == sorted(ends)
+
+
+def _is_address(text: str) -> bool:
+    import ipaddress  # slow to import, and few sessions set an address
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _values_of(context: Context, readers: Iterable[str]) -> list[tuple[Variable, str, str]]:
+    """(row, value, what it takes) of each variable of these readers that has a value it does not take."""
+    chip, wanted, found = generation(context), set(readers), []
+    for row in context.matrix.variables:
+        value = setting(context, row.name) if row.reader in wanted and row.kind != "any" else ""
+        takes = misread(row, value, chip) if value else ""
+        if takes:
+            found.append((row, value, takes))
+    return found
+
+
+def _has_any(context: Context) -> bool:
+    """Whether the session sets anything of Ascend's beside where CANN is; else the table is not read."""
+    return any(_OURS.fullmatch(name) for name in environment(context)) or any(
+        name in environment(context) for name in ("COMBINED_ENABLE", "PER_STREAM_QUEUE", "INF_NAN_MODE_ENABLE",
+                                                  "STREAMS_PER_DEVICE", "P2P_HCCL_BUFFSIZE", "ACL_DEVICE_SYNC_TIMEOUT",
+                                                  "PYTORCH_NO_NPU_MEMORY_CACHING", "INF_NAN_MODE_FORCE_DISABLE")
+    )  # fmt: skip
+
+
+def hccl_values(context: Context) -> Verdict | None:
+    """HCCL's variables with values that it refuses (EI0001); None: there is none."""
+    wrong = _values_of(context, ("hccl",)) if _has_any(context) else []
+    if not wrong:
+        return None
+    row, value, takes = wrong[0]
+    lines = [line(context, each.name) for each, *_ in wrong]
+    cure = fix("session.hccl", *(("unset", each.name) for each, *_ in wrong))
+    if row.name == "HCCL_BUFFSIZE" and _is_number(value, row.most, 10**12) and len(wrong) == 1:
+        return warn("session.hccl-bytes", *lines, fix=cure, name=row.name, value=value, takes=takes)
+    return fail("session.hccl-range", *lines, fix=cure, name=row.name, value=value, takes=takes)
+
+
+def _torch_npu(context: Context) -> Verdict:
+    """Variables of torch_npu and CANN. Most fall back to their default with a log line at best: the setting is lost."""
+    wrong = _values_of(context, ("torch_npu", "cann")) if _has_any(context) else []
+    if not wrong:
+        return ok("session.values-ok")
+    row, value, takes = wrong[0]
+    lines = [line(context, each.name) for each, *_ in wrong]
+    cure = fix("session.values", *(("unset", each.name) for each, *_ in wrong))
+    return warn("session.values-misread", *lines, fix=cure, name=row.name, value=value, takes=takes)
+
+
+def _names(context: Context) -> Verdict:
+    """A name that nobody reads and that is nearly one that somebody does, where the right one is not set."""
+    ours = [name for name in environment(context) if _OURS.fullmatch(name)]
+    if not ours:
+        return ok("session.names-ok")
+    known = {row.name for row in context.matrix.variables}
+    for name in sorted(set(ours) - known):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+        if near and near[0] not in environment(context) and not _is_other_name(name, near[0]):
+            cure = fix("session.names", ("unset", name), ("export", f"{near[0]}={environment(context)[name]}"))
+            return warn("session.names-near", line(context, name), fix=cure, name=name, near=near[0])
+    return ok("session.names-ok")
+
+
+def _is_other_name(name: str, near: str) -> bool:
+    """Whether two names differ by a whole word or a number, so that neither is a slip of the other.
+
+    HCCL_RDMA_SL and HCCL_RDMA_TC are two names; HCCL_SOCKET_IFNAMES is a slip of HCCL_SOCKET_IFNAME.
+    """
+    one, other = name.split("_"), near.split("_")
+    if re.sub("[0-9]", "", name) == re.sub("[0-9]", "", near):
+        return True
+    if len(one) != len(other):
+        return any(len(word) > 2 for word in set(one) ^ set(other))
+    return any(a != b and difflib.SequenceMatcher(None, a, b).ratio() < 0.6 for a, b in zip(one, other))
+
+
+def _unread(context: Context) -> Verdict:
+    """Variables that the installed vllm-ascend does not read any more, or not yet."""
+    have = installed(context).get("vllm-ascend", "")
+    mine = [name for name in environment(context) if name.startswith("VLLM_ASCEND_")]
+    if not have or not mine:
+        return ok("session.vllm-ascend-ok")
+    rows = [row for row in context.matrix.variables if row.reader == "vllm-ascend" and row.name in mine]
+    lost = [row for row in rows if not _is_read(row, have)]
+    if not lost:
+        return ok("session.vllm-ascend-ok")
+    cure = fix("session.vllm-ascend", *(("unset", row.name) for row in lost))
+    lines = [line(context, row.name) for row in lost]
+    names = tuple(row.name for row in lost)
+    return warn("session.vllm-ascend-unread", *lines, fix=cure, names=names, version=have)
+
+
+def _is_read(row: Variable, version: str) -> bool:
+    try:
+        have = versions.python_version(version)
+        since = not row.since or have >= versions.python_version(row.since)
+        return since and (not row.until or have < versions.python_version(row.until))
+    except BadInput:
+        return True  # a version of one's own: nobody can say what it reads
+
+
+CHECKS = (
+    Check(
+        "session.torch-npu",
+        (),
+        "matrix variables: Ascend/pytorch environment variables",
+        _torch_npu,
+        is_about_cards=True,
+    ),
+    Check("session.names", (), "matrix variables: names in the readers' documents", _names, is_about_cards=True),
+    Check(
+        "session.vllm-ascend",
+        ("python.interpreter",),
+        "vllm-project/vllm-ascend vllm_ascend/envs.py of each release",
+        _unread,
+        is_about_cards=True,
+    ),
+)

@@ -1,0 +1,74 @@
+"""What `--stack NAME` adds: CANN, Python and the session's settings against those of the named stack.
+
+The installed packages against its pins are `python.stack`; architecture and chips decide whether there is such a stack.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from npuenv import versions
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.errors import BadInput
+from npuenv.facts.base import Evidence
+
+# The variables that a capture keeps; of others nothing can be said.
+_SEEN = re.compile(r"(VLLM|HCCL|RAY|OMP|ASCEND|PYTORCH|TORCH|TASK|NPU)_\w+")
+
+
+def _cann(context: Context) -> Verdict:
+    """Another release of CANN than the stack's was not published with it; another patch of it is worth knowing."""
+    pin = context.stack.pin("cann") if context.stack else None
+    cann = context.facts.cann.toolkit.value
+    if context.stack is None or pin is None or cann is None:
+        return skip("stack.none" if context.stack is None else "stack.no-cann")
+    told = (*context.facts.cann.toolkit.evidence, Evidence(context.stack.name, f"CANN {pin.version}"))
+    args: dict[str, Any] = {"stack": context.stack.name, "wanted": pin.version, "has": cann.version}
+    try:
+        has, wanted = versions.cann(cann.version), versions.cann(pin.version)
+    except BadInput:
+        return unsure("stack.cann-unread", *told, **args)
+    if has == wanted:
+        return ok("stack.cann-ok", *told, **args)
+    cure = fix("stack.cann", ("npuenv", "resolve", context.stack.name, "--cann", cann.version), **args)
+    verdict = warn if has.series == wanted.series else fail
+    return verdict("stack.cann-differs", *told, fix=cure, **args)
+
+
+def _python(context: Context) -> Verdict:
+    """The wheels of a stack are for one Python."""
+    python = context.facts.python.interpreter.value
+    if context.stack is None or python is None:
+        return skip("stack.none" if context.stack is None else "no-python")
+    wanted, has = context.stack.platform.python, ".".join(python.version.split(".")[:2])
+    args = {"stack": context.stack.name, "wanted": wanted, "has": has}
+    if has == wanted:
+        return ok("stack.python-ok", **args)
+    return fail("stack.python-differs", fix=fix("stack.python", ("npuenv", "install", context.stack.name)), **args)
+
+
+def _settings(context: Context) -> Verdict:
+    """The variables that the stack is published with. What its environment's activation script sets is not set here."""
+    environment = context.facts.environment.value or {}
+    wanted = {
+        name: value for name, value in (context.stack.env if context.stack else {}).items() if _SEEN.fullmatch(name)
+    }
+    if context.stack is None or not wanted:
+        return skip("stack.none" if context.stack is None else "stack.no-settings")
+    wrong = {name: value for name, value in wanted.items() if environment.get(name) != value}
+    if not wrong:
+        return ok("stack.settings-ok", stack=context.stack.name, count=len(wanted))
+    told = tuple(
+        Evidence(f"${name}", f"{environment.get(name, '-')}, {context.stack.name}: {wrong[name]}") for name in wrong
+    )
+    cure = fix("stack.settings", *(("export", f"{name}={value}") for name, value in wrong.items()))
+    return warn("stack.settings-differ", *told, fix=cure, stack=context.stack.name, names=tuple(wrong))
+
+
+_SOURCE = "matrix: the named stack's recipe, with its own sources"
+CHECKS = (
+    Check("stack.cann", ("cann.toolkit",), _SOURCE, _cann, is_about_cards=True),
+    Check("stack.python", ("python.interpreter",), _SOURCE, _python),
+    Check("stack.settings", ("environment",), _SOURCE, _settings),
+)

@@ -1,0 +1,56 @@
+"""The doctor's look at a machine, against a published stack where one is named. Start from `judge`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.front.judging import Judged, look
+from npuenv.front.wish import FRAMEWORKS
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from npuenv.facts.collect import Facts
+    from npuenv.front.ui import Ui
+    from npuenv.front.wish import Wish
+    from npuenv.host.base import Host
+    from npuenv.resolve.types import Stack
+
+
+def judge(wish: Wish, ui: Ui, host: Host) -> Judged:
+    """Collects and checks. Raises BadInput for a stack that does not exist, Stop for one that fits no such machine."""
+    stack = _stack_named(wish)
+    if stack is None:
+        return look(wish, host)
+    framework = wish.framework or (stack.framework if stack.framework in FRAMEWORKS else None)
+    return look(wish, host, framework=framework, stack_of=lambda facts: _stack_here(ui, stack, facts))
+
+
+def _stack_named(wish: Wish) -> Stack | None:
+    """The stack as it is published. Raises BadInput: no such stack (with the nearest names), or one of another use."""
+    if wish.stack is None:
+        return None
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve import resolve
+    from npuenv.resolve.types import Request, Stack
+
+    found = resolve(Request(stack=wish.stack), load_matrix())
+    assert isinstance(found, Stack), wish.stack  # a published stack resolves as it is published: a test of the matrix
+    if wish.framework not in (None, found.framework):
+        args = {"stack": found.name, "framework": found.framework, "asked": wish.framework}
+        raise BadInput(Message("doctor.other-use", args), Message("doctor.other-use-hint", args))
+    return found
+
+
+def _stack_here(ui: Ui, stack: Stack, facts: Facts) -> Stack:
+    """The stack for this machine's architecture and cards; a conflict is said and ends the command with exit 4."""
+    from npuenv.cli.machine import resolve_or_stop
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve.from_host import filled
+    from npuenv.resolve.types import Request
+
+    request = Request(stack=stack.name)
+    here, _ = filled(request, facts, load_matrix())
+    hardware = here.hardware if stack.platform.hardware else None
+    return resolve_or_stop(ui, replace(request, arch=here.arch, hardware=hardware, origins=here.origins))

@@ -1,0 +1,37 @@
+"""`npuenv pack-doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from npuenv.cli.common import Ui, common_options
+from npuenv.messages import Message
+
+
+@click.command("pack-doctor")
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    default="npuenv-doctor.pyz",
+    show_default=True,
+    help="The file to write.",
+)
+@common_options
+def command(ui: Ui, *, out: Path) -> int:
+    """Write the doctor as one file, to carry to a host where nothing can be installed.
+
+    There, any Python from 3.9 on runs it: python3 npuenv-doctor.pyz [OPTIONS OF npuenv doctor]
+    """
+    from npuenv.bundle.zipapp import build
+
+    size = build(out)
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.pack/1", "path": str(out), "bytes": size})
+    else:
+        ui.say(Message("doctor.packed", {"path": str(out), "kib": round(size / 1024)}))
+    return 0

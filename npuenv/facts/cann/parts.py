@@ -1,0 +1,128 @@
+"""Which release each part of a CANN is of: version files, version.cfg, and the kernels (ops) package.
+
+Start from `parts`, `running` and `ops`. A half-finished upgrade leaves parts of two releases in one folder.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.facts.cann.toolkit import release_of
+from npuenv.facts.read import file_text, line_with, pairs
+
+if TYPE_CHECKING:
+    from npuenv.host.base import Host
+
+_PARTS = ("compiler", "runtime", "opp", "toolkit", "hccl", "opp_kernel")
+# `runtime_running_version=[7.6.0.1.220:8.0.0]`, older `=[1.83.T8.0.B128:CANN-1.83]`, later also `=[8.5.2]`.
+_RUNNING = re.compile(
+    r"^\s*(?P<part>[A-Za-z0-9_-]+?)_(?P<kind>running|upgrade|installed)_version\s*=\s*\[(?P<value>[^\]\s]+)\]\s*$"
+)
+_OPS_PACKAGE = re.compile(r"Ascend-cann-(?:kernels-)?(?P<chip>[0-9A-Za-z_]+?)(?:-ops)?$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part's version file."""
+
+    name: str
+    number: str  # the part's own count, like 7.6.0.1.220; "" where the file has none
+    release: str  # the CANN release it is of; "" where the file names none
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The kernels package, called ops from 8.5 on."""
+
+    version: str
+    chip: str  # as in the package's name: 910b, 310p, A3; "" where only a version is known
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What version.cfg says: the release of each part that runs, was upgraded to, and was installed."""
+
+    running: dict[str, str]
+    upgrade: dict[str, str]
+    installed: dict[str, str]
+
+
+def parts(host: Host, root: str) -> Fact[tuple[Part, ...]]:
+    """The version files of a CANN's parts; absent where there is none."""
+    found: list[Part] = []
+    lines: list[Evidence] = []
+    for name in _PARTS:
+        for path in (f"{root}/{name}/version.info", f"{root}/share/info/{name}/version.info"):
+            text = file_text(host, path).value
+            if text is None:
+                continue
+            fields = pairs(text)
+            part = Part(name, fields.get("Version", "").strip('"'), release_of(fields), path)
+            found.append(part)
+            lines.append(Evidence(path, line_with(text, "version_dir") or line_with(text, "Version")))
+            break
+    return known(tuple(found), *lines) if found else absent(Evidence(root, "no version file of a part"))
+
+
+def running(host: Host, root: str) -> Fact[Running]:
+    """version.cfg of a CANN. Unknown where the file is there and holds no version."""
+    path = f"{root}/version.cfg"
+    text = file_text(host, path)
+    if text.value is None:
+        return Fact(text.state, None, text.evidence)
+    read = read_config(text.value)
+    line = next((line.strip() for line in text.value.splitlines() if _RUNNING.match(line)), "")
+    if not (read.running or read.upgrade or read.installed):
+        return unknown(*text.evidence)
+    return known(read, Evidence(path, line))
+
+
+def read_config(text: str) -> Running:
+    """The versions of version.cfg by kind and part.
+
+    Example: `opp_running_version=[7.6.0.1.220:8.0.0]` -> running {"opp": "8.0.0"}
+    """
+    kinds: dict[str, dict[str, str]] = {"running": {}, "upgrade": {}, "installed": {}}
+    for line in text.splitlines():
+        match = _RUNNING.match(line)
+        if match:
+            number, mark, release = match["value"].partition(":")
+            value = re.sub(r"^CANN-", "", release if mark else number)
+            kinds[match["kind"]].setdefault(match["part"], value)
+    return Running(kinds["running"], kinds["upgrade"], kinds["installed"])
+
+
+def ops(host: Host, root: str, arch: str | None) -> Fact[Ops]:
+    """The kernels package: its own install file, or before 8.5 the version file of its folder."""
+    folders = [root] if root.endswith("-linux") else [f"{root}/{name}-linux" for name in _arches(arch)]
+    for folder in folders:
+        path = f"{folder}/ascend_ops_install.info"
+        text = file_text(host, path)
+        if text.value is not None:
+            fields = pairs(text.value)
+            name = _OPS_PACKAGE.match(fields.get("package_name", ""))
+            if not fields.get("version"):
+                return unknown(*text.evidence)
+            value = Ops(fields["version"], name["chip"] if name else "", path)
+            return known(
+                value, Evidence(path, line_with(text.value, "package_name") or line_with(text.value, "version"))
+            )
+    path = f"{root}/opp_kernel/version.info"
+    text = file_text(host, path)
+    if text.value is None:
+        return Fact(text.state, None, text.evidence)
+    release = release_of(pairs(text.value))
+    return (
+        known(Ops(release, "", path), Evidence(path, line_with(text.value, "version_dir")))
+        if release
+        else unknown(*text.evidence)
+    )
+
+
+def _arches(arch: str | None) -> tuple[str, ...]:
+    return (arch,) if arch else ("aarch64", "x86_64")

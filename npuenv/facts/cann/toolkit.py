@@ -1,0 +1,215 @@
+"""CANN and its NNAL package: where they are, which version, and which place said so. Start from `cann` and `nnal`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from npuenv import versions
+from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.read import file_text, line_with, pairs
+from npuenv.host.base import PathState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from npuenv.host.base import Host
+
+T = TypeVar("T")
+_VERSION = re.compile(r"[0-9]+\.[0-9A-Za-z.]+(?:[-_][0-9A-Za-z.]+)?")
+# 8.5.0, 9.1.0-beta.1, 8.3.RC1; not 7.6.0.1.220 or 8.3.T5.0.B028, which count a part.
+_RELEASE = r"[0-9]+\.[0-9]+\.(?:[0-9]+|RC[0-9]+)(?:[-.](?:alpha|beta)\.?[0-9]+)?(?:_[0-9]{8,})?"
+# What torch_npu looks for under ASCEND_HOME_PATH, in its order (torch_npu 2.13.0, _init/registry/registry_manager.py).
+_NEEDED_PARTS = ("runtime", "compiler")
+
+
+@dataclass(frozen=True, slots=True)
+class Cann:
+    """One CANN toolkit."""
+
+    root: str
+    version: str  # as printed: 8.3.RC1, 8.5.0
+    inner_version: str  # V100R001C25SPC001B232; "" where only the short version is known
+    arch: str  # "" where the file does not say
+    layout: str  # "cann" (from 8.5 on) or "ascend-toolkit"
+    answered_by: str  # the variable or the folder that led here
+    set_env: str  # the script to source; "" where it is not there
+    missing_parts: tuple[str, ...]
+    has_opp: bool
+    torn: str = ""  # an install file that is there and names no version; another file then answered
+
+
+@dataclass(frozen=True, slots=True)
+class Nnal:
+    """The acceleration library (ATB) beside CANN."""
+
+    root: str
+    version: str
+    answered_by: str
+
+
+def cann(host: Host, arch: str | None) -> Fact[Cann]:
+    """The toolkit that the session would use: variables first, then the usual folders; the first readable one answers.
+
+    `arch` is the machine's: its folder `<arch>-linux` is asked first.
+    Unknown when there is a toolkit folder whose version cannot be read, or a place that cannot be looked at.
+    """
+    return _first(_places(host), lambda root, said: read(host, root, said, arch))
+
+
+def opp(host: Host) -> Fact[str]:
+    """What ASCEND_OPP_PATH names: "folder" where all is well; absent where it is not set or names nothing."""
+    path = host.environ().get("ASCEND_OPP_PATH", "")
+    if not path:
+        return absent(Evidence("environment", "ASCEND_OPP_PATH is not set"))
+    looked = host.look(path)
+    evidence = Evidence(path, looked.error or looked.state.value)
+    if looked.state is PathState.UNREADABLE:
+        return unknown(evidence)
+    return absent(evidence) if looked.state is PathState.ABSENT else known(looked.state.value, evidence)
+
+
+def nnal(host: Host) -> Fact[Nnal]:
+    """ATB, by ATB_HOME_PATH or in the usual folders."""
+    return _first(_nnal_places(host), lambda root, said: _atb(host, root, said))
+
+
+def _first(places: Iterator[tuple[str, str]], read: Callable[[str, str], Fact[T]]) -> Fact[T]:
+    """The first known answer; else unknown if any place was there but unreadable; else absent with all places."""
+    tried: list[Evidence] = []
+    is_unclear = False
+    for said, root in places:
+        fact = read(root, said)
+        if fact.is_known:
+            return fact
+        is_unclear = is_unclear or fact.state is State.UNKNOWN
+        tried += fact.evidence
+    return unknown(*tried) if is_unclear else absent(*tried)
+
+
+def _places(host: Host) -> Iterator[tuple[str, str]]:
+    """(who says so, folder), in the order of search, no folder twice."""
+    environ = host.environ()
+    seen: set[str] = set()
+    named = [(name, environ.get(name, "").rstrip("/")) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
+    for said, root in named:
+        if root and root not in seen:
+            seen.add(root)
+            yield said, root
+    for base in bases(host):
+        for root in (f"{base}/cann", f"{base}/ascend-toolkit/latest", *_versioned(host, base)):
+            if root not in seen:
+                seen.add(root)
+                yield root, root
+
+
+def bases(host: Host) -> tuple[str, ...]:
+    """The folders that installers use: of root, of other users, of conda."""
+    environ = host.environ()
+    own = (f"{environ[name].rstrip('/')}/Ascend" for name in ("HOME", "CONDA_PREFIX") if environ.get(name))
+    return tuple(dict.fromkeys(("/usr/local/Ascend", *own)))
+
+
+def _versioned(host: Host, base: str) -> list[str]:
+    """Folders `cann-X` without the link `cann`, as conda packages leave them; the last name first."""
+    names = [name for name in host.look(base).names if re.fullmatch(r"cann-[0-9]\S*", name)]
+    return [f"{base}/{name}" for name in sorted(names, reverse=True)]
+
+
+def read(host: Host, root: str, said: str, arch: str | None) -> Fact[Cann]:
+    """The toolkit in one folder; `said` is who named it. Unknown where the folder is there and its version is not."""
+    folder = host.look(root)
+    if folder.state is PathState.ABSENT:
+        return absent(Evidence(said if said == root else f"{said}={root}", "absent"))
+    if folder.state is not PathState.FOLDER:
+        return unknown(Evidence(root, folder.error or folder.state.value))
+    fields, evidence, torn = _install_info(host, root, sorted(("aarch64", "x86_64"), key=lambda name: name != arch))
+    version = fields.get("version", "")
+    if not _VERSION.fullmatch(version):
+        return unknown(evidence)
+    is_new = "/cann" in fields.get("path", root) or re.search(r"/cann(-[^/]+)?$", root) is not None
+    value = Cann(
+        root=root,
+        version=version,
+        inner_version=fields.get("innerversion", ""),
+        arch=fields.get("arch", ""),
+        layout="cann" if is_new else "ascend-toolkit",
+        answered_by=said,
+        set_env=_set_env(host, root),
+        missing_parts=tuple(part for part in _NEEDED_PARTS if part not in folder.names),
+        has_opp="opp" in folder.names,
+        torn=torn,
+    )
+    return known(value, evidence)
+
+
+def _install_info(host: Host, root: str, arches: Sequence[str]) -> tuple[dict[str, str], Evidence, str]:
+    """The fields of the install file, or of the compiler's version file where that one is missing; the line that says
+    so; and the path of an install file without a version."""
+    torn = ""
+    last = Evidence(root, "no ascend_toolkit_install.info")
+    # ASCEND_HOME_PATH can name the folder of one architecture: .../latest/aarch64-linux.
+    folders = [root] if root.endswith("-linux") else [f"{root}/{arch}-linux" for arch in arches]
+    for folder in folders:
+        names = [name for name in host.look(folder).names if re.fullmatch(r"ascend_\w+_install\.info", name)]
+        for name in sorted(names, key=lambda name: (name != "ascend_toolkit_install.info", name)):
+            text = file_text(host, f"{folder}/{name}")
+            last = Evidence(f"{folder}/{name}", line_with(text.value or "", "version") or text.evidence[0].line)
+            fields = pairs(text.value or "")
+            if fields.get("version"):
+                return fields, last, ""
+            torn = torn or (f"{folder}/{name}" if text.is_known else "")
+    path = f"{root}/compiler/version.info"
+    text = file_text(host, path)
+    fields = pairs(text.value or "")
+    release = release_of(fields)
+    key = "version_dir" if fields.get("version_dir", "").endswith(release) else "Version"
+    if not release:
+        return {}, last, torn
+    return {"version": release}, Evidence(path, line_with(text.value or "", key)), torn
+
+
+def release_of(fields: Mapping[str, str]) -> str:
+    """The CANN release that a part's version file names; "" where it names none.
+
+    Up to 8.5 `Version` counts the part itself (7.6.0.1.220) and `version_dir` names the release (8.0.0, CANN-7.0);
+    later files have the release as `Version` and a bare `version_dir=cann`.
+    """
+    folder = re.sub(r"^cann-", "", fields.get("version_dir", "").strip('"'), flags=re.IGNORECASE)
+    if _VERSION.fullmatch(folder) and versions.is_cann(folder):
+        return folder
+    version = fields.get("Version", "").strip('"')
+    return version if re.fullmatch(_RELEASE, version) else ""
+
+
+def _set_env(host: Host, root: str) -> str:
+    """`set_env.sh` of the root, or of the folder above (`ascend-toolkit/set_env.sh` of the older layout)."""
+    above = root.rpartition("/")[0]
+    for path in (f"{root}/set_env.sh", f"{above}/set_env.sh"):
+        if host.look(path).state is PathState.FILE:
+            return path
+    return ""
+
+
+def _nnal_places(host: Host) -> Iterator[tuple[str, str]]:
+    environ = host.environ()
+    home = environ.get("ATB_HOME_PATH", "").rstrip("/")
+    if home:
+        # .../nnal/atb/latest/atb/cxx_abi_1 -> .../nnal/atb/latest, where version.info lies
+        yield "ATB_HOME_PATH", re.sub(r"/atb/cxx_abi_[01]$", "", home)
+    for base in bases(host):
+        root = f"{base}/nnal/atb/latest"
+        yield root, root
+
+
+def _atb(host: Host, root: str, said: str) -> Fact[Nnal]:
+    path = f"{root}/version.info"
+    text = file_text(host, path)
+    if text.value is None:
+        return Fact(text.state, None, text.evidence)
+    # `Ascend-cann-atb : 9.1.0`, then `Ascend-cann-atb Version : 9.1.0.B150`
+    version = pairs(text.value, ":").get("Ascend-cann-atb", "")
+    if not _VERSION.fullmatch(version):
+        return unknown(*text.evidence)
+    return known(Nnal(root, version, said), Evidence(path, line_with(text.value, "Ascend-cann-atb")))

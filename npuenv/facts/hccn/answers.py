@@ -1,0 +1,128 @@
+"""One answer of hccn_tool as a fact: a value, a stated "there is none", or unreadable.
+
+The exit status does not decide: one number has several meanings (4: wrong device, wrong count, device missing; 13: no
+address, or not for this product), some failures exit 0, and some failure texts go to stdout. So the text is read
+first. Exit 0 with nothing on stdout is a failure.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.facts.hccn.lines import lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.host.base import Ran
+
+T = TypeVar("T")
+
+
+class Refusal(enum.Enum):
+    """Ways in which the tool does not answer."""
+
+    BUSY = "busy"  # another one runs: it refuses to run twice at a time
+    PERMISSION = "permission"
+    GRAMMAR = "grammar"  # the words of the other family of tools
+    DEVICE = "device"  # no such card
+    UNSUPPORTED = "unsupported"  # not on this product
+    NOT_SET = "not-set"  # nothing was configured: no address, no certificate, no gateway
+    NO_ANSWER = "no-answer"  # the card does not answer, or the tool ran out of time
+    NOT_INSTALLED = "not-installed"  # the shell's words, or the loader's
+    FAILED = "failed"  # without a reason
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refusal with the line that says it."""
+
+    kind: Refusal
+    line: str
+
+
+_TEXTS = (
+    ("is busy, please try again", Refusal.BUSY),
+    ("traceroute is running", Refusal.BUSY),
+    ("permission denied", Refusal.PERMISSION),
+    ("get invalid major cmd type", Refusal.GRAMMAR),
+    ("please specify a valid mode", Refusal.GRAMMAR),
+    ("get invalid device id", Refusal.DEVICE),
+    ("not supported on this product", Refusal.UNSUPPORTED),
+    ("no ip was preset", Refusal.NOT_SET),
+    ("no certificate found", Refusal.NOT_SET),
+    ("get device health status failed", Refusal.NO_ANSWER),
+    ("error while loading shared libraries", Refusal.NOT_INSTALLED),
+    ("command not found", Refusal.NOT_INSTALLED),
+    ("command execute failed", Refusal.FAILED),
+    ("cmd execute failed", Refusal.FAILED),
+)
+# What a text-less status means for one item alone: its own argv is right, so the other meanings fall away.
+_STATUSES = {
+    ("gateway", 2): Refusal.NOT_SET,
+    ("ip", 13): Refusal.NOT_SET,
+    ("tls", 14): Refusal.NOT_SET,
+    ("optical", 20): Refusal.NOT_SET,
+}
+_ABSENT = (Refusal.NOT_SET, Refusal.UNSUPPORTED)
+
+
+def refusal(text: str) -> Refused | None:
+    """The failure that a text states, by its words alone; None for a text that states none."""
+    for line in lines_of(text):
+        lower = line.lower()
+        for words, kind in _TEXTS:
+            if words in lower:
+                return Refused(kind, line)
+    return None
+
+
+def refused(ran: Ran, item: str = "") -> Refused | None:
+    """How a command of the tool failed, None when it did not. `item` is what was asked for: ip, tls, ..."""
+    if ran.timed_out:
+        return Refused(Refusal.NO_ANSWER, "timed out")
+    if ran.is_absent:
+        return Refused(Refusal.NOT_INSTALLED, ran.err.strip() or "no such program")
+    said = refusal(ran.err) or refusal(ran.out)
+    if said is not None:
+        return said
+    lines = lines_of(ran.err) or lines_of(ran.out)
+    line = lines[0] if lines else f"exit {ran.code}"
+    if (item, ran.code) in _STATUSES:
+        return Refused(_STATUSES[item, ran.code or 0], line)
+    if ran.code == 127:
+        return Refused(Refusal.NOT_INSTALLED, line)
+    return None if lines_of(ran.out) else Refused(Refusal.FAILED, line)
+
+
+def answer(ran: Ran, item: str, parse: Callable[[str], T | None]) -> Fact[T]:
+    """The fact that a command's output holds. A value counts even where the exit status complains.
+
+    Absent: the tool says that nothing is set, or that this product has no such thing.
+    """
+    command = " ".join(ran.argv)
+    value = parse(ran.out)
+    if value is not None and not ran.timed_out:
+        return known(value, *(Evidence(command, line) for line in lines_of(ran.out)[:1]))
+    failure = refused(ran, item)
+    if failure is None:
+        return unknown(Evidence(command, (lines_of(ran.out) or [""])[0]))
+    evidence = Evidence(command, failure.line)
+    return absent(evidence) if failure.kind in _ABSENT else unknown(evidence)
+
+
+def grammar(ran: Ran) -> str | None:
+    """`a2` (also A3 and 910A) or `950`, from the answer to a question in the words of A2; None where it does not tell.
+
+    The tool of 950 answers those with "Please specify a valid mode." and 2.
+    """
+    failure = refused(ran)
+    if failure is None:
+        return "a2"
+    if failure.kind is Refusal.GRAMMAR:
+        return "950" if "valid mode" in failure.line.lower() else None
+    telling = (Refusal.BUSY, Refusal.NO_ANSWER, Refusal.NOT_INSTALLED, Refusal.FAILED, Refusal.PERMISSION)
+    return None if failure.kind in telling else "a2"

@@ -1,0 +1,179 @@
+"""The host's interfaces: state, MTU and addresses, and the way that packets take. Start from `interfaces`.
+
+Names, states and MTU come from /sys/class/net. Addresses come from `ip -o addr`, or without that program from
+/proc/net/fib_trie and /proc/net/if_inet6, where the routing table tells the interface of an IPv4 address.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.host.base import PathState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from npuenv.host.base import Host
+
+NET = "/sys/class/net"
+_ADDR = re.compile(r"^\d+:\s+(\S+?)(?:@\S+)?\s+(inet6?)\s+([0-9a-fA-F.:]+)(?:/(\d+))?(?=\s|$)", re.MULTILINE)
+_LEAF = re.compile(r"\|--\s+([0-9.]+)\s*$")
+_LOCAL = re.compile(r"/32 host LOCAL\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the IPv4 routing table."""
+
+    interface: str
+    network: int  # as a number, network byte order
+    mask: int
+    gateway: int  # 0: directly connected
+    metric: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One interface. `state` is the kernel's word: up, down, unknown (for lo and some virtual ones), lowerlayerdown."""
+
+    name: str
+    state: str
+    mtu: int | None
+    addresses: tuple[str, ...]  # without the prefix length; IPv6 link-local ones left out
+
+    @property
+    def is_up(self) -> bool:
+        return self.state in ("up", "unknown")
+
+
+def interfaces(host: Host, *, may_run: bool = True) -> Fact[tuple[Interface, ...]]:
+    """All of them by name. Unknown where /sys/class/net cannot be listed, or where no address can be read at all."""
+    listed = host.look(NET)
+    if listed.state is not PathState.FOLDER:
+        state = absent if listed.state is PathState.ABSENT else unknown
+        return state(Evidence(NET, listed.error or listed.state.value))
+    addresses = _by_program(host) if may_run else None
+    if addresses is None:
+        addresses = _by_files(host)
+    if addresses is None:
+        return unknown(Evidence("ip -o addr", "no such program"), Evidence("/proc/net/fib_trie", "cannot be read"))
+    found = tuple(_interface(host, name, addresses) for name in listed.names if name != "bonding_masters")
+    return known(found, *(Evidence(NET, _line(item)) for item in found))
+
+
+def addresses_of_program(text: str) -> list[tuple[str, str]]:
+    """Interface and address of each row of `ip -o addr`; link-local IPv6 ones are left out."""
+    return [(match[1], match[3]) for match in _ADDR.finditer(text) if not match[3].lower().startswith("fe80")]
+
+
+def local_addresses(fib_trie: str) -> list[str]:
+    """The IPv4 addresses that the kernel takes for its own, each once, in order."""
+    found: dict[str, None] = {}
+    leaf = ""
+    for line in fib_trie.splitlines():
+        match = _LEAF.search(line)
+        if match:
+            leaf = match[1]
+        elif leaf and _LOCAL.search(line):
+            found.setdefault(leaf)
+    return [address for address in found if number_of(address) is not None]
+
+
+def inet6_addresses(if_inet6: str) -> list[tuple[str, str]]:
+    """Interface and address of each row of /proc/net/if_inet6; link-local ones are left out."""
+    import ipaddress
+
+    rows = (line.split() for line in if_inet6.splitlines())
+    return [
+        (row[5], str(ipaddress.IPv6Address(int(row[0], 16))))
+        for row in rows
+        if len(row) == 6 and re.fullmatch(r"[0-9a-f]{32}", row[0]) and not row[0].startswith("fe80")
+    ]
+
+
+def routes(text: str) -> list[Route]:
+    """The rows of /proc/net/route whose interface is up; others, and rows that cannot be read, are left out."""
+    found = []
+    for line in text.splitlines()[1:]:
+        row = line.split()
+        if len(row) < 8 or not all(re.fullmatch(r"[0-9A-F]{8}", row[column]) for column in (1, 2, 7)):
+            continue
+        if (
+            not re.fullmatch(r"[0-9A-F]{4,8}", row[3])
+            or not re.fullmatch(r"[0-9]{1,10}", row[6])
+            or not int(row[3], 16) & 1
+        ):
+            continue
+        network, gateway, mask = (int.from_bytes(bytes.fromhex(row[column])[::-1], "big") for column in (1, 2, 7))
+        found.append(Route(row[0], network, mask, gateway, int(row[6])))
+    return found
+
+
+def way_to(table: Iterable[Route], address: str) -> str | None:
+    """The interface that packets to an IPv4 address leave by; None where no route leads there."""
+    number = number_of(address)
+    if number is None:
+        return None
+    fitting = [route for route in table if number & route.mask == route.network]
+    best = min(fitting, key=lambda route: (-route.mask, route.metric), default=None)
+    return best.interface if best else None
+
+
+def route_table(host: Host) -> Fact[tuple[Route, ...]]:
+    """The IPv4 routes; absent where there is none."""
+    looked = host.look("/proc/net/route")
+    if looked.state is not PathState.FILE:
+        return unknown(Evidence("/proc/net/route", looked.error or looked.state.value))
+    if not looked.text.startswith("Iface"):
+        return unknown(Evidence("/proc/net/route", looked.text[:80].strip()))
+    found = tuple(routes(looked.text))
+    evidence = Evidence("/proc/net/route", f"{len(found)} routes")
+    return known(found, evidence) if found else absent(evidence)
+
+
+def number_of(address: str) -> int | None:
+    """An IPv4 address as a number; None for anything else."""
+    parts = address.split(".")
+    if len(parts) != 4 or not all(re.fullmatch(r"[0-9]{1,3}", part) and int(part) < 256 for part in parts):
+        return None
+    return int.from_bytes(bytes(map(int, parts)), "big")
+
+
+def _by_program(host: Host) -> list[tuple[str, str]] | None:
+    ran = host.run(("ip", "-o", "addr"), timeout_s=4.0)
+    return (addresses_of_program(ran.out) or None) if ran.code == 0 else None
+
+
+def _by_files(host: Host) -> list[tuple[str, str]] | None:
+    trie, six = host.look("/proc/net/fib_trie"), host.look("/proc/net/if_inet6")
+    if trie.state is not PathState.FILE:
+        return None
+    table = host.look("/proc/net/route")
+    connected = [
+        route
+        for route in (routes(table.text) if table.state is PathState.FILE else [])
+        if not route.gateway and route.mask
+    ]
+    found = []
+    for address in local_addresses(trie.text):
+        name = "lo" if address.startswith("127.") else way_to(connected, address)
+        found.append((name or "", address))
+    return found + (inet6_addresses(six.text) if six.state is PathState.FILE else [])
+
+
+def _interface(host: Host, name: str, addresses: list[tuple[str, str]]) -> Interface:
+    def text(file: str) -> str:
+        looked = host.look(f"{NET}/{name}/{file}")
+        return looked.text.strip() if looked.state is PathState.FILE else ""
+
+    mtu = text("mtu")
+    own = tuple(address for interface, address in addresses if interface == name)
+    return Interface(name, text("operstate"), int(mtu) if re.fullmatch(r"[0-9]{1,7}", mtu) else None, own)
+
+
+def _line(interface: Interface) -> str:
+    mtu = f"mtu {interface.mtu}" if interface.mtu else ""
+    return " ".join(part for part in (interface.name, interface.state, mtu, *interface.addresses) if part)

@@ -1,0 +1,227 @@
+"""What npu-smi says of each card when asked about one thing: facts out of many short queries, one after the other.
+
+Start from `Questions`. A card that hangs makes the tool hang: after two queries without an end nothing more is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.facts.npu import queries
+from npuenv.facts.npu.driver import SMI_PLACES
+from npuenv.facts.npu.queries import Refusal
+from npuenv.facts.npu.smi import Layout, Trouble, find_trouble
+from npuenv.facts.npu.text import plain_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, Spod, Topology
+    from npuenv.facts.npu.smi import Card, SmiTable
+    from npuenv.host.base import Host, Ran
+
+T = TypeVar("T")
+_TIMEOUTS_AT_MOST = 2
+_ILL_AT_MOST = 4  # the level that promises an answer soon asks no more cards than this for their reasons
+
+
+class Questions:
+    """The queries about the cards of a table. It remembers which had no answer, for `silent`."""
+
+    def __init__(self, table: SmiTable, *, timeout_s: float = 10.0) -> None:
+        self._table = table
+        self._timeout_s = timeout_s
+        self._places: tuple[str, ...] = SMI_PLACES
+        self._num_asked = 0
+        self._num_ended = 0
+        self._silent: dict[str, Refusal] = {}
+        real = [card for card in table.cards if not card.is_virtual]
+        self._cards = tuple({card.npu: card for card in reversed(real)}.values())[::-1]  # the first chip of each
+        self._chips = tuple(real)
+        self._is_a5 = table.layout is Layout.A5
+
+    def health(self, host: Host) -> Fact[tuple[Health, ...]]:
+        """Every chip's health with the codes of what is wrong."""
+        return self._each(host, "health", self._chips, queries.parse_health, _of_health, by_chip=not self._is_a5)
+
+    def health_of_ill(self, host: Host) -> Fact[tuple[Health, ...]]:
+        """The same of the chips that the table does not call OK."""
+        ill = [card for card in self._chips if card.health not in ("OK", None)][:_ILL_AT_MOST]
+        return self._each(host, "health", ill, queries.parse_health, _of_health, by_chip=not self._is_a5)
+
+    def ecc(self, host: Host) -> Fact[tuple[Ecc, ...]]:
+        """Error counters of the memory."""
+        return self._each(host, "ecc", self._cards, queries.parse_ecc, _of_ecc)
+
+    def boards(self, host: Host) -> Fact[tuple[Board, ...]]:
+        """The cards: the driver and firmware versions that they run."""
+        return self._each(host, "board", self._cards, queries.parse_board, _of_board)
+
+    def chips(self, host: Host) -> Fact[tuple[Board, ...]]:
+        """The chips with their exact names; the 950 tells them with its boards."""
+        asked = () if self._is_a5 else self._chips
+        return self._each(host, "board", asked, queries.parse_board, _of_board, by_chip=True)
+
+    def spods(self, host: Host) -> Fact[tuple[Spod, ...]]:
+        """Where the chips stand in their super pod; absent for cards that have none."""
+        asked = self._chips if self._table.layout is Layout.A3 else ()
+        return self._each(host, "spod-info", asked, _spods, _of_spod, by_chip=True)
+
+    def faults(self, host: Host) -> Fact[tuple[FaultEvent, ...]]:
+        """The present faults of cards of the 950 generation, which tell them one by one."""
+        asked = self._cards if self._is_a5 else ()
+        return self._each(host, "current-fault-event", asked, _faults, _of_fault, is_none_an_answer=True)
+
+    def mapped(self, host: Host) -> Fact[tuple[Mapped, ...]]:
+        """The rows of `-m`."""
+        return self._once(host, ("-m",), lambda text: queries.parse_map(text) or None)
+
+    def topology(self, host: Host) -> Fact[Topology]:
+        """How the cards reach each other; absent with one card."""
+        if len(self._cards) < 2:  # there is no other card to reach
+            return absent(Evidence("npu-smi info -t topo", "one card"))
+        return self._once(host, ("-t", "topo"), queries.parse_topology)
+
+    def silent(self, _: Host) -> Fact[tuple[Refusal, ...]]:
+        """Queries about listed cards that ended without an answer. To be asked last."""
+        found = {words: item for words, item in self._silent.items() if item.kind in ("timeout", "invalid-card")}
+        lines = tuple(Evidence(words, item.line) for words, item in found.items())
+        if self._num_ended < self._num_asked:
+            return unknown(Evidence("npu-smi info -t", "not in the capture"))
+        if not self._num_asked or (all(item.kind == "absent" for item in self._silent.values()) and self._silent):
+            return absent(Evidence("npu-smi info -t", "nothing was asked"))
+        return known(tuple(found.values()), *(lines or (Evidence("npu-smi info -t", "every card answers"),)))
+
+    def _each(
+        self,
+        host: Host,
+        query: str,
+        cards: Iterable[Card],
+        parse: Callable[[str], tuple[T, ...] | None],
+        say: Callable[[T], str],
+        *,
+        by_chip: bool = False,
+        is_none_an_answer: bool = False,
+    ) -> Fact[tuple[T, ...]]:
+        """What each card says; `parse` gives None for a text that is no answer."""
+        found: list[T] = []
+        evidence: list[Evidence] = []
+        refused: list[Refusal] = []
+        num_read = 0
+        for card in cards:
+            words = ("-t", query, "-i", str(card.npu), *(("-c", str(card.chip)) if by_chip else ()))
+            text = self._text(host, words)
+            items = parse(text) if text is not None else None
+            num_read += items is not None
+            if text is None:
+                refused.append(self._silent[_command(words)])
+            for item in items or ():
+                value = _placed(item, card)
+                found.append(value)
+                evidence.append(Evidence(_command(words), say(value)))
+        if found or (num_read and is_none_an_answer):
+            return known(tuple(found), *(evidence or (Evidence(f"npu-smi info -t {query}", "none"),)))
+        lines = tuple(Evidence(f"npu-smi info -t {query}", item.line) for item in refused[:4])
+        if {item.kind for item in refused} <= {"unsupported", "absent"} and (refused or not num_read):
+            return absent(*(lines or (Evidence(f"npu-smi info -t {query}", "not for these cards"),)))
+        return unknown(*(lines or (Evidence(f"npu-smi info -t {query}", "cannot be read"),)))
+
+    def _once(self, host: Host, words: tuple[str, ...], parse: Callable[[str], T | None]) -> Fact[T]:
+        text = self._text(host, words)
+        value = parse(text) if text is not None else None
+        if value is not None:
+            return known(value, Evidence(_command(words), _first_line(text or "")))
+        why = self._silent.get(_command(words))
+        line = Evidence(_command(words), why.line if why else "cannot be read")
+        return absent(line) if why and why.kind in ("unsupported", "absent") else unknown(line)
+
+    def _text(self, host: Host, words: tuple[str, ...]) -> str | None:
+        """What the query printed; None, with the reason kept, where that is no answer."""
+        command = _command(words)
+        if sum(item.kind == "timeout" for item in self._silent.values()) >= _TIMEOUTS_AT_MOST:
+            self._silent[command] = Refusal("not-asked", "not asked: earlier queries did not end")
+            return None
+        self._num_asked += 1
+        for place in self._places:
+            ran = host.run((place, "info", *words), timeout_s=self._timeout_s)
+            if not ran.is_absent:
+                self._places = (place,)
+                break
+        self._num_ended += 1
+        refused = _refused(ran)
+        if refused is not None:
+            self._silent[command] = refused
+        return None if refused is not None else ran.out + ("\n" + ran.err if ran.err else "")
+
+
+def _refused(ran: Ran) -> Refusal | None:
+    if ran.timed_out:
+        return Refusal("timeout", "did not end")
+    if ran.is_absent:
+        return Refusal("absent", "not found")
+    text = ran.out + "\n" + ran.err
+    trouble = find_trouble(plain_lines(text))
+    if trouble.kind is not Trouble.UNREADABLE:
+        return Refusal("failed", trouble.line, trouble.ret)
+    return queries.refusal(text)
+
+
+def _placed(value: T, card: Card) -> T:
+    """The value with the card that was asked, where the answer does not say it."""
+    given: Any = value
+    names = {field.name for field in dataclasses.fields(given)}
+    missing = {
+        name: number
+        for name, number in (("npu", card.npu), ("chip", card.chip))
+        if name in names and getattr(given, name) is None
+    }
+    placed: T = dataclasses.replace(given, **missing) if missing else value
+    return placed
+
+
+def _spods(text: str) -> tuple[Spod, ...]:
+    found = queries.parse_spod(text)
+    return (found,) if found else ()
+
+
+def _faults(text: str) -> tuple[FaultEvent, ...] | None:
+    count, events = queries.parse_events(text)
+    return events if events or count is not None else None
+
+
+def _of_health(item: Health) -> str:
+    return "; ".join(
+        (f"Health {item.status}", *(("Error Code " + " ".join(item.codes),) if item.codes else ()), *item.information)
+    )
+
+
+def _of_ecc(item: Ecc) -> str:
+    return ", ".join(f"{label}: {count}" for label, count in item.counts.items() if count) or "no error counted"
+
+
+def _of_board(item: Board) -> str:
+    said = (
+        item.chip_name,
+        item.npu_name,
+        item.driver and f"software {item.driver}",
+        item.firmware and f"firmware {item.firmware}",
+    )
+    return ", ".join(word for word in said if word) or "-"
+
+
+def _of_spod(item: Spod) -> str:
+    return f"SDID {item.sdid}, super pod {item.pod} of {item.size}, server {item.server}"
+
+
+def _of_fault(item: FaultEvent) -> str:
+    return f"event id=0x{item.code}, severity={item.severity}, {item.about}"
+
+
+def _command(words: tuple[str, ...]) -> str:
+    return " ".join(("npu-smi", "info", *words))
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in plain_lines(text) if line.strip()), "")

@@ -1,0 +1,405 @@
+"""What `npu-smi info -t QUERY` and its fellows print: pure parsers for one card's answers.
+
+Start from `parse_health`, `parse_ecc`, `parse_board`, `parse_measures`, `parse_spod`, `parse_processes`, `parse_list`,
+`parse_map`, `parse_topology`, `parse_events`, `parse_watch`, `parse_version`, `parse_types`; `refusal` says why there
+is no answer. Each reads known labels only, so other lines in between do not count. As 23.0.5 prints health:
+
+        Health Status                  : OK
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv.facts.npu.text import integer, labelled, number, pattern_of, plain_lines, whole_lines, word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_HEAD = ("NPU ID", "Chip Count")
+_HEALTH = ("Health Status", "Health", "Error Code", "Error Information", "Chip ID", *_HEAD)
+_BITS = (
+    "Single Bit Error Count", "Double Bit Error Count", "Single Bit Aggregate Total Err Cnt",
+    "Double Bit Aggregate Total Err Cnt", "Single Bit Isolated Pages Count", "Double Bit Isolated Pages Count",
+    "Single Bit Next-Isolated Pages Count", "Double Bit Next-Isolated Pages Count",
+)  # fmt: skip
+_ECC = (*(f"{memory} {name}" for memory in ("DDR", "HBM") for name in _BITS), "Chip ID", *_HEAD)
+_BOARD = (
+    "Product Name", "NPU Name", "Chip Name", "Chip Type", "Chip Version", "Model", "Software Version",
+    "Firmware Version", "Compatibility", "Board ID", "PCIe Bus Info", "PCI Device ID", "Chip ID", *_HEAD,
+)  # fmt: skip
+_MEASURES = (
+    "Memory Usage Rate(%)", "HBM Usage Rate(%)", "Aicore Usage Rate(%)", "Aicore Freq(MHZ)", "Aicore curFreq(MHZ)",
+    "Aicore Count", "Temperature(C)", "NPU Real-time Power(W)", "DDR Capacity(MB)", "DDR Usage Rate(%)",
+    "DDR Hugepages Total(page)", "DDR Hugepages Usage Rate(%)", "HBM Capacity(MB)", "Aivector Usage Rate(%)",
+    "Aicpu Usage Rate(%)", "Ctrlcpu Usage Rate(%)", "DDR Bandwidth Usage Rate(%)", "HBM Bandwidth Usage Rate(%)",
+    "NPU Utilization(%)", "DDR Clock Speed(MHz)", "HBM Clock Speed(MHz)", "HBM Temperature(C)", "Chip ID", *_HEAD,
+)  # fmt: skip
+_SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID", "Chip ID", *_HEAD)
+_STATES = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
+_PROCESS = re.compile(r"Process id\s*:\s*(\d+)\s+Process name\s*:(.*)Process memory\(MB\)\s*:\s*(\d+)$")
+_EVENT = re.compile(r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$")
+_COLUMNS = re.compile(r"\s{2,}|\t+")
+_CHIP = re.compile(r"(?:NPU|Phy-ID)(\d+)")
+_LINKS = frozenset({"X", "HCCS", "HCCS_SW", "SIO", "PHB", "PIX", "PXB", "SYS", "UB", "NA"})
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A chip's health with what is wrong with it."""
+
+    npu: int | None  # None: the output does not say; it was asked for one card
+    chip: int | None
+    status: str  # OK, Warning, Alarm, Critical, UNKNOWN
+    codes: tuple[str, ...]  # "8C03A000": event codes of the card's firmware; () when there is none
+    information: tuple[str, ...]  # the tool's words for them
+
+
+@dataclass(frozen=True, slots=True)
+class Ecc:
+    """Error counters of a chip's memory, by the tool's own labels."""
+
+    npu: int | None
+    chip: int | None
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A card or one of its chips (`-c`). None stands where the tool prints NA or has no such line."""
+
+    npu: int | None
+    chip: int | None
+    product: str | None
+    chip_type: str | None  # "Ascend"; A2 and 310P have it, A3 has not
+    chip_name: str | None  # "910B3", "Ascend910", "Ascend950PR"
+    npu_name: str | None  # "9391": what a SoC's name ends with, where it does
+    driver: str | None  # Software Version
+    firmware: str | None
+    compatibility: str | None  # "OK"; users without rights get NOT SUPPORT
+    bus_id: str | None
+    pci_device: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Rates, speeds and capacities of a chip, by the tool's own labels, units included."""
+
+    npu: int | None
+    chip: int | None
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spod:
+    """Where a chip stands in its super pod."""
+
+    npu: int | None
+    chip: int | None
+    sdid: int | None
+    size: int | None
+    pod: int | None
+    server: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardProcess:
+    """A process on a card as `-t proc-mem` lists it."""
+
+    pid: int
+    name: str
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardList:
+    """What `-l` lists. `npus` can be fewer than `total` when the text is cut."""
+
+    total: int | None
+    npus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A row of `-m`. None stands where the tool prints `-` or has no such column."""
+
+    npu: int
+    chip: int | None
+    logic: int | None
+    physical: int | None
+    name: str  # "Ascend 910B3", "Mcu"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How the cards reach each other: from -> to -> HCCS, SIO, PHB, PIX, PXB, SYS, UB, NA."""
+
+    links: Mapping[int, Mapping[int, str]]
+    affinity: Mapping[int, str]  # card -> its CPUs, "144-167"
+    is_complete: bool  # False: rows are missing or cut
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEvent:
+    """A present fault of a card of the 950 generation."""
+
+    npu: int | None  # None: the output does not say; it was asked for one card
+    code: str  # "81AF8000"
+    severity: int
+    about: str  # the rest of the line
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a query has no answer."""
+
+    kind: str  # unsupported | invalid-card | failed | timeout | absent | not-asked
+    line: str
+    ret: int | None = None
+
+
+def parse_health(text: str) -> tuple[Health, ...]:
+    """One per chip; those without a readable state are left out."""
+    found = []
+    for head, block in _blocks(_health_lines(text), pattern_of(_HEALTH)):
+        status = next((word for word in block.get("Health Status", block.get("Health", "")).split() if word), "")
+        if status in _STATES:
+            codes = tuple(re.findall(r"\b[0-9A-F]{8}\b", block.get("Error Code", "")))
+            information = tuple(line for line in block.get("Error Information", "").split("\n") if word(line))
+            found.append(Health(head, integer(block.get("Chip ID")), status, codes, information))
+    return tuple(found)
+
+
+def _health_lines(text: str) -> list[str]:
+    """The lines; those that continue the error information with an empty label are joined to it, by line breaks."""
+    lines: list[str] = []
+    begins = pattern_of(("Error Information",))
+    for line in whole_lines(text):
+        more = re.fullmatch(r"\s*:\s+(\S.*)", line)
+        if more and lines and begins.search(lines[-1].split("\n", 1)[0]):
+            lines[-1] += "\n" + more[1].strip()
+        elif line.strip():
+            lines.append(line)
+    return lines
+
+
+def parse_ecc(text: str) -> tuple[Ecc, ...]:
+    """One per chip that shows a counter."""
+    found = []
+    for head, block in _blocks(whole_lines(text), pattern_of(_ECC)):
+        counts = {label: integer(value) for label, value in block.items() if label != "Chip ID"}
+        known = {label: count for label, count in counts.items() if count is not None}
+        if known:
+            found.append(Ecc(head, integer(block.get("Chip ID")), known))
+    return tuple(found)
+
+
+def parse_board(text: str) -> tuple[Board, ...]:
+    """One per card or chip."""
+    found = []
+    for head, block in _blocks(whole_lines(text), pattern_of(_BOARD)):
+        said = {label: word(value) for label, value in block.items()}
+        if any(value for label, value in said.items() if label != "Chip ID"):
+            found.append(
+                Board(
+                    head, integer(block.get("Chip ID")), said.get("Product Name"), said.get("Chip Type"),
+                    said.get("Chip Name"), said.get("NPU Name"), said.get("Software Version"),
+                    said.get("Firmware Version"), said.get("Compatibility"), said.get("PCIe Bus Info"),
+                    said.get("PCI Device ID"),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def parse_measures(text: str) -> tuple[Measures, ...]:
+    """One per chip, of `-t usages`, `-t common` and `-t memory`."""
+    found = []
+    for head, block in _blocks(whole_lines(text), pattern_of(_MEASURES)):
+        values = {label: number(value) for label, value in block.items() if label != "Chip ID"}
+        known = {label: value for label, value in values.items() if value is not None}
+        if known:
+            found.append(Measures(head, integer(block.get("Chip ID")), known))
+    return tuple(found)
+
+
+def parse_spod(text: str) -> Spod | None:
+    """The place in the super pod; None where the text holds none."""
+    for head, block in _blocks(whole_lines(text), pattern_of(_SPOD)):
+        names = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index")
+        values = [integer(block.get(name)) for name in names]
+        if any(value is not None for value in values):
+            return Spod(head, integer(block.get("Chip ID")), *values)
+    return None
+
+
+def _blocks(lines: Iterable[str], labels: re.Pattern[str]) -> list[tuple[int | None, dict[str, str]]]:
+    """(NPU ID, label -> value) for each chip. A label with two values in one block is in doubt and left out.
+
+    `Chip ID` stands before a chip's values in some answers and after them in others.
+    """
+    found: list[tuple[int | None, dict[str, str]]] = []
+    npu: int | None = None
+    block: dict[str, str] = {}
+    doubtful: set[str] = set()
+    closes = False
+
+    def close() -> None:
+        kept = {label: value for label, value in block.items() if label not in doubtful}
+        if set(kept) - {"Chip ID"}:
+            found.append((npu, kept))
+        block.clear()
+        doubtful.clear()
+
+    for line in lines:
+        first, _, rest = line.partition("\n")
+        read = labelled(first, labels)
+        if read is None:
+            continue
+        label, value = read[0], read[1] + ("\n" + rest if rest else "")
+        if label in _HEAD:
+            if label == "NPU ID":
+                close()
+                npu, closes = integer(value), False
+            continue
+        if label == "Chip ID":
+            closes = closes or bool(set(block) - {"Chip ID"} and "Chip ID" not in block)
+            if not closes:
+                close()
+        if block.setdefault(label, value) != value:
+            doubtful.add(label)
+        if label == "Chip ID" and closes:
+            close()
+    close()
+    return found
+
+
+def parse_processes(text: str) -> tuple[CardProcess, ...]:
+    """The processes that `-t proc-mem` lists."""
+    rows = (_PROCESS.search(line) for line in whole_lines(text))
+    return tuple(CardProcess(int(row[1]), row[2].strip(), int(row[3])) for row in rows if row)
+
+
+def parse_list(text: str) -> CardList | None:
+    """What `-l` says; None where neither a count nor a card can be read."""
+    labels = pattern_of(("Total Count", "Card Count", "NPU ID"))
+    total: int | None = None
+    npus: list[int] = []
+    for line in whole_lines(text):
+        read = labelled(line, labels)
+        value = integer(read[1]) if read else None
+        if read is None or value is None:
+            continue
+        if read[0] == "NPU ID":
+            npus.append(value)
+        else:
+            total = value
+    return CardList(total, tuple(npus)) if total is not None or npus else None
+
+
+def parse_map(text: str) -> tuple[Mapped, ...]:
+    """The rows of `-m`, by the names of its columns."""
+    columns: list[str] = []
+    rows = []
+    for line in whole_lines(text):
+        cells = [cell for cell in _COLUMNS.split(line.strip()) if cell]
+        if "NPU ID" in cells and "Chip Name" in cells:
+            columns = cells[cells.index("NPU ID") :]
+            continue
+        cells = cells[-len(columns) :] if columns else []
+        row = dict(zip(columns, cells)) if len(cells) == len(columns) else {}
+        npu = integer(row.get("NPU ID"))
+        if npu is not None and row["Chip Name"][:1].isalpha():
+            chip, logic, physical = (integer(row.get(name)) for name in ("Chip ID", "Chip Logic ID", "Chip Phy-ID"))
+            rows.append(Mapped(npu, chip, logic, physical, row["Chip Name"]))
+    return tuple(rows)
+
+
+def parse_topology(text: str) -> Topology | None:
+    """The matrix of `-t topo`; None where there is no header to read it by."""
+    columns: list[int] = []
+    links: dict[int, dict[int, str]] = {}
+    affinity: dict[int, str] = {}
+    for line in whole_lines(text):
+        words = line.split()
+        at = next((number for number, each in enumerate(words) if _CHIP.fullmatch(each)), len(words))
+        words = words[at:]  # a log's prefix ends where the first card's name begins
+        chips = [_CHIP.fullmatch(each) for each in words]
+        if "CPU Affinity" in line or (len(words) > 1 and all(chips)):
+            columns = columns or [int(chip[1]) for chip in chips if chip]
+        elif columns and words and chips[0] and not any(chips[1:]):
+            row, cells = int(chips[0][1]), words[1 : len(columns) + 1]
+            if len(cells) == len(columns) and _LINKS.issuperset(cells):
+                links[row] = {column: cell for column, cell in zip(columns, cells) if row != column}
+                if len(words) == len(columns) + 2 and re.fullmatch(r"[0-9,-]+", words[-1]):
+                    affinity[row] = words[-1]
+    if not columns:
+        return None
+    return Topology(links, affinity, set(links) == set(columns))
+
+
+def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
+    """(the count that it says, the events) of `-t current-fault-event`."""
+    count: int | None = None
+    events = []
+    labels = pattern_of(("Fault Event Count",))
+    for line in whole_lines(text):
+        read = labelled(line, labels)
+        if read:
+            count = integer(read[1])
+        event = _EVENT.search(line)
+        if event:
+            events.append(FaultEvent(None, event[1][2:].upper(), int(event[2]), event[3] or ""))
+    return count, tuple(events)
+
+
+def parse_watch(text: str) -> dict[int, dict[str, float]]:
+    """NPU -> column -> value, of the last round that `npu-smi info watch` printed."""
+    columns: list[str] = []
+    rows: dict[int, dict[str, float]] = {}
+    for line in whole_lines(text):
+        if "NpuID(Idx)" in line:
+            columns = re.findall(r"[A-Za-z][A-Za-z ]*\([^)]*\)", line[line.index("NpuID(Idx)") :])
+            continue
+        cells = line.split()[-len(columns) :] if columns else []
+        npu = integer(cells[0]) if len(cells) == len(columns) and cells else None
+        if npu is not None:
+            values = ((name.strip(), number(cell)) for name, cell in zip(columns[1:], cells[1:]))
+            rows[npu] = {name: value for name, value in values if value is not None}
+    return rows
+
+
+def parse_version(text: str) -> str | None:
+    """The version that `npu-smi -v` says; None where it says none."""
+    for line in whole_lines(text):
+        found = re.search(r"npu-smi version:\s*([0-9]+(?:\.[0-9A-Za-z]+)+)\s*$", line)
+        if found:
+            return found[1]
+    return None
+
+
+def parse_types(text: str) -> tuple[str, ...]:
+    """The queries that this tool's help names after `type:`."""
+    joined = " ".join(line.strip() for line in whole_lines(text))
+    found = re.search(r"\btype:\s*((?:[a-z][a-z0-9-]*,\s*)*[a-z][a-z0-9-]*)\.", joined)
+    return tuple(name.strip() for name in found[1].split(",")) if found else ()
+
+
+_REFUSALS = (
+    ("unsupported", re.compile(r"This device does not support querying [\w-]+")),
+    ("invalid-card", re.compile(r"Invalid card id\.|Error parameter of -i")),
+    ("failed", re.compile(r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d+)")),
+    ("unsupported", re.compile(r"Command or option is not found|Error parameter of -t")),
+)
+
+
+def refusal(text: str) -> Refusal | None:
+    """Why a query was refused; None where none of the known words is there."""
+    for line in plain_lines(text):
+        for kind, pattern in _REFUSALS:
+            found = pattern.search(line)
+            if found:
+                numbers = [value for value in found.groupdict().values() if value]
+                return Refusal(kind, line.strip(), int(numbers[0]) if numbers else None)
+    return None

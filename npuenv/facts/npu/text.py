@@ -1,0 +1,49 @@
+"""Text as terminals, logs and people hand it on: colours, carriage returns and prefixes taken off, nothing else."""
+
+from __future__ import annotations
+
+import re
+
+_LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def plain_lines(text: str) -> list[str]:
+    """The lines without colour codes and without blanks at their ends. Of one that is longer than any the tools print
+    only the beginning is kept.
+    """
+    return [line[:_LONGEST].rstrip("\r\n\t ") for line in _ANSI.sub("", text).splitlines()]
+
+
+def whole_lines(text: str) -> list[str]:
+    """The same without a last line that has no end: half a number reads like a whole one."""
+    lines = plain_lines(text)
+    return lines if not lines or text.endswith(("\n", "\r")) else lines[:-1]
+
+
+def labelled(line: str, labels: re.Pattern[str]) -> tuple[str, str] | None:
+    """(label, value) of a line `LABEL : value` that may carry a log's prefix; None where no known label is in it."""
+    found = labels.search(line)
+    return (found.group("label"), found.group("value").strip()) if found else None
+
+
+def pattern_of(labels: tuple[str, ...]) -> re.Pattern[str]:
+    """What finds one of the labels before a colon. A longer label wins over a shorter one that it ends with."""
+    words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
+    # A letter before it would make it the end of another label: `Physical Chip ID`.
+    return re.compile(rf"(?:^|[^A-Za-z\s])\s*(?P<label>{words})\s*:(?P<value>.*)$")
+
+
+def integer(text: str | None) -> int | None:
+    """A whole number; None for anything else, such as NA and `-`."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def number(text: str | None) -> float | None:
+    """A number with or without a fraction; None for anything else."""
+    return float(text) if text is not None and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) else None
+
+
+def word(text: str | None) -> str | None:
+    """The text; None where the tool has nothing to say."""
+    return None if text is None or text.strip() in ("", "-", "NA", "N/A", "xxx", "x.x.x") else text.strip()

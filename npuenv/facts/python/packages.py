@@ -1,0 +1,205 @@
+"""What lies in the target's folders: metadata, origins, shadows, foreign builds, and the state of the files themselves.
+
+Read from the same answer as the interpreter (`npuenv.facts.target.inventory`). Start from `packages` and `files`. An
+answer that an older npuenv recorded holds neither: they count as not asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from npuenv.facts.asker import NOT_ASKED
+from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A dist-info or egg-info that does not say what it should."""
+
+    entry: str  # torch-2.8.0.dist-info
+    name: str
+    what: str  # "no METADATA", "RECORD: Permission denied"
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """One distribution at several places; the first one counts."""
+
+    name: str
+    versions: tuple[str, ...]
+    folders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A module that is found elsewhere than where its distribution lies."""
+
+    module: str
+    place: str  # the folder that holds it
+    kind: str  # package, module; with "cwd-" before it where only programs started in the session's folder see it
+    over: str  # where the distribution lies; "" where no distribution owns the module
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A distribution that came from no index."""
+
+    url: str
+    commit: str  # "" where it is no repository
+    is_editable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A .pth file that adds folders to the path."""
+
+    file: str
+    adds: tuple[str, ...]
+    gone: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What the folders of the target's path hold besides names and versions."""
+
+    path: tuple[str, ...]
+    unreadable: Mapping[str, str]  # folder -> why
+    user_site: str  # the user's own folder where it is on the path; "" else
+    in_user_site: tuple[str, ...]
+    twice: tuple[Twice, ...]
+    leftovers: tuple[str, ...]  # "~orch": what a removal or an update that broke off leaves
+    trouble: tuple[Trouble, ...]
+    requires: Mapping[str, tuple[str, ...]]  # without those of extras
+    requires_python: Mapping[str, str]
+    origins: Mapping[str, Origin]
+    gone_sources: Mapping[str, str]  # editable distribution -> its folder, which is not there
+    links: tuple[Link, ...]
+    shadows: tuple[Shadow, ...]
+    foreign_wheels: Mapping[str, str]  # distribution -> the tag of its wheel, made for another Python or machine
+    foreign_extensions: Mapping[str, str]  # distribution -> one of its extensions, all for another Python
+    built: Mapping[str, Mapping[str, str]]  # module -> what it says of its build: {"torch": {"cuda": "12.8"}}
+    extensions: Mapping[str, tuple[str, ...]]  # module -> its shared libraries
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Files of one distribution that are not as it recorded them."""
+
+    owner: str
+    count: int
+    native: int  # how many of them are shared libraries
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The installed files against the records of their distributions."""
+
+    looked: int
+    missing: tuple[Owned, ...]
+    altered: tuple[Owned, ...]  # of another size
+    emptied: tuple[Owned, ...]  # of no bytes, where the record says there are some
+    unreadable: tuple[str, ...]  # folders
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """The contents of the installed files against the recorded SHA-256."""
+
+    looked: int
+    is_complete: bool  # False: the time ran out
+    altered: tuple[Owned, ...]
+    unreadable: tuple[str, ...]
+
+
+def packages(answer: Fact[dict[str, Any]]) -> Fact[Packages]:
+    """What the inventory says of metadata and folders."""
+    return _part(answer, "packages", _packages, lambda value: f"{len(value.requires)} with requirements")
+
+
+def files(answer: Fact[dict[str, Any]]) -> Fact[Files]:
+    """What the inventory says of the files."""
+    return _part(answer, "files", _files, lambda value: f"{value.looked} files")
+
+
+def hashes(answer: Fact[dict[str, Any]]) -> Fact[Hashes]:
+    """What the program `hashes` says."""
+    if answer.value is None:
+        return Fact(answer.state, None, answer.evidence)
+    return _part(known({"hashes": answer.value}, *answer.evidence), "hashes", _hashes, lambda it: f"{it.looked} files")
+
+
+def _part(
+    answer: Fact[dict[str, Any]], key: str, read: Callable[[Mapping[str, Any]], T], line: Callable[[T], str]
+) -> Fact[T]:
+    if answer.value is None:
+        return Fact(answer.state, None, answer.evidence)
+    if key not in answer.value:
+        return absent(Evidence(NOT_ASKED, "needs --level 1"))
+    where = answer.evidence[0].command if answer.evidence else key
+    try:
+        value = read(answer.value[key])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # foreign interpreter or capture
+        return unknown(Evidence(where, f"{key}: {type(error).__name__}: {error}"))
+    return Fact(State.KNOWN, value, (Evidence(where, line(value)),))
+
+
+def _packages(found: Mapping[str, Any]) -> Packages:
+    return Packages(
+        path=_words(found["path"]),
+        unreadable={str(item["place"]): str(item["why"]) for item in found["unreadable"]},
+        user_site=str(found["user_site"]),
+        in_user_site=_words(found["in_user_site"]),
+        twice=tuple(Twice(str(i["name"]), _words(i["versions"]), _words(i["folders"])) for i in found["twice"]),
+        leftovers=_words(found["leftovers"]),
+        trouble=tuple(Trouble(str(i["entry"]), str(i["name"]), str(i["what"])) for i in found["trouble"]),
+        requires={str(name): _words(lines) for name, lines in found["requires"].items()},
+        requires_python=_texts(found["requires_python"]),
+        origins={
+            str(name): Origin(str(item["url"]), str(item["commit"]), bool(item["is_editable"]))
+            for name, item in found["origins"].items()
+        },
+        gone_sources={str(item["name"]): str(item["folder"]) for item in found["gone_sources"]},
+        links=tuple(
+            Link(str(i["file"]), _words(i["adds"]), _words(i["gone"]), str(i["error"])) for i in found["links"]
+        ),
+        shadows=tuple(
+            Shadow(str(i["module"]), str(i["place"]), str(i["kind"]), str(i["over"])) for i in found["shadows"]
+        ),
+        foreign_wheels=_texts(found["foreign_wheels"]),
+        foreign_extensions=_texts(found["foreign_extensions"]),
+        built={str(name): _texts(values) for name, values in found["built"].items()},
+        extensions={str(name): _words(paths) for name, paths in found["extensions"].items()},
+    )
+
+
+def _files(found: Mapping[str, Any]) -> Files:
+    missing, altered, emptied = (_owned(found[key]) for key in ("missing", "altered", "emptied"))
+    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]))
+
+
+def _hashes(found: Mapping[str, Any]) -> Hashes:
+    return Hashes(
+        int(found["looked"]), bool(found["is_complete"]), _owned(found["altered"]), _words(found["unreadable"])
+    )
+
+
+def _owned(rows: Any) -> tuple[Owned, ...]:
+    return tuple(Owned(str(i["owner"]), int(i["count"]), int(i["native"]), _words(i["examples"])) for i in rows)
+
+
+def _words(items: Any) -> tuple[str, ...]:
+    if isinstance(items, str):
+        raise TypeError(items)
+    return tuple(map(str, items))
+
+
+def _texts(items: Any) -> dict[str, str]:
+    return {str(key): str(value) for key, value in items.items()}

@@ -1,0 +1,210 @@
+"""A pasted report as numbered lines and blocks. What the lines mean is for `npuenv.diagnose` to say.
+
+A paste is what people put into an issue: tables, lists, logs and shell sessions in any order, quoted, coloured,
+prefixed, cut. Here it is only decoded, cleaned, thinned out where it is long, and cut into blocks at shell prompts.
+Start from `read_paste`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+MAX_LINE = 2000  # characters of a line that are looked at; longer ones lose their middle
+_ALWAYS_KEPT = 600  # lines at either end of a paste that are never dropped as repeats
+_SAME_SHAPE_KEPT = 3  # lines that differ only in digits
+_MAX_LINES = 5_000  # that are looked at in all
+_MAX_SCANNED = 100_000  # lines at either end of a paste that are held against each other at all
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_TELLING = (
+    b"rror", b"xception", b"raceback", b"ailed", b"annot", b"arning", b"ersion", b"No module", b"not ", b"Killed",
+)  # fmt: skip
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\[(?:0|1|2|[39][0-7])(?:;[0-9]{1,3}){0,3}m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u2028\u2029\x85]")
+# What logs, containers and quoting put before a line. Each is tried at the start, again and again.
+_PREFIX = re.compile(
+    r"(?:> ?)+(?!>)(?=\S)|\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[(?:rank|default)\d{1,4}\]:?\s*|\|\|\s"
+    r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[\w.]+:\d+\]\s?"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? |[\w.-]{1,40}-\d{1,3} +\| |##\[error\]"
+)
+_PROMPT = re.compile(r"(?:\([\w.@-]+\)\s*)*(?:\[[^\]\n]{1,80}\]\s?|[\w.-]+@[\w.-]+:[^\n$#]{0,80})?[$#]\s+(\S[^\n]*)")
+_LEVEL = re.compile(r"(?:\b|\[)(ERROR|WARNING|WARN|INFO|CRITICAL|FATAL|DEBUG)\b|\[([EWI])\d{3,4} |^\[([EWI]) ")
+_LEVELS = {"E": "error", "W": "warning", "I": "info", "warn": "warning", "critical": "error", "fatal": "error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a paste."""
+
+    number: int  # from 1, as an editor counts them
+    shown: str  # as it stands there, without colours and the white space around it
+    text: str  # the same without quote marks and log prefixes, white space at the front kept
+    level: str = ""  # "error", "warning", "info" where the line itself says so
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines that belong together: what a typed command printed, or what stands before the first command."""
+
+    command: str | None  # None: nothing was typed before
+    lines: tuple[Line, ...]  # the command's own line first
+
+
+@dataclass(frozen=True, slots=True)
+class Paste:
+    """A report that was read."""
+
+    lines: tuple[Line, ...]
+    total: int  # lines in the paste
+    dropped: int  # of which were not looked at: repeats, and what is too much
+
+
+def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
+    """The lines of a paste, each redacted before anything else sees it.
+
+    Raises: BadInput where the bytes are no text.
+    """
+    data = _as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n")
+    total = data.count(b"\n") + 1 if data else 0
+    raw, first_of_tail = _ends(data, total)
+    kept = list(_kept(raw))
+    cut = [_shorten(_decode(raw[at])) for at in kept]
+    clean = _redacted([_CONTROL.sub(" ", _ANSI.sub("", line)) for line in cut], redact)
+    numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in kept]
+    lines = tuple(piece for number, line in zip(numbers, clean) for piece in _pieces(number, line))
+    return Paste(lines, total, total - len(kept))
+
+
+def _ends(data: bytes, total: int) -> tuple[list[bytes], int]:
+    """The lines of the data, or of a very long paste those of its two ends, and where the second end begins."""
+    if not data:
+        return [], 0
+    if total <= 2 * _MAX_SCANNED:
+        return data.split(b"\n"), total
+    head, tail = data.split(b"\n", _MAX_SCANNED), data.rsplit(b"\n", _MAX_SCANNED)
+    return head[:-1] + tail[1:], _MAX_SCANNED
+
+
+def blocks(lines: Iterable[Line]) -> Iterator[Block]:
+    """The paste cut at shell prompts."""
+    command: str | None = None
+    held: list[Line] = []
+    for line in lines:
+        typed = typed_command(line.text)
+        if typed is not None:
+            if held:
+                yield Block(command, tuple(held))
+            command, held = typed, []
+        held.append(line)
+    if held:
+        yield Block(command, tuple(held))
+
+
+def typed_command(text: str) -> str | None:
+    """What was typed at a prompt. Example: `[root@host1 ~]# npu-smi info` -> `npu-smi info`; None: no prompt."""
+    match = _PROMPT.match(text.strip())
+    return match.group(1) if match else None
+
+
+def _as_utf8(data: bytes) -> bytes:
+    """The bytes in an encoding in which lines can be cut. Raises: BadInput."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", errors="replace").encode("utf-8", errors="replace")
+    data = data[3:] if data.startswith(b"\xef\xbb\xbf") else data
+    head = data[:65536]
+    odd = sum(head.count(bytes([code])) for code in (*range(9), *range(14, 27), 127))
+    if odd > len(head) // 20 + 2:
+        raise BadInput(Message("diagnose.not-text"), Message("diagnose.not-text-hint"))
+    return data
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        pass  # not our guess to lose: Chinese consoles write GB 18030
+    try:
+        return line.decode("gb18030")
+    except UnicodeDecodeError:
+        return line.decode("utf-8", errors="replace")
+
+
+def _kept(raw: list[bytes]) -> Iterator[int]:
+    """Places of the lines that are looked at: all of a short paste; of a long one the ends and what is not a repeat."""
+    if len(raw) <= 2 * _ALWAYS_KEPT:
+        yield from range(len(raw))
+        return
+    fresh = _without_repeats(raw)
+    if len(fresh) > _MAX_LINES:
+        half = _MAX_LINES // 2
+        front = itertools.islice((at for at in fresh if _tells(raw[at])), half)
+        back = itertools.islice((at for at in reversed(fresh) if _tells(raw[at])), half)
+        fresh = sorted({*front, *back, *fresh[:_ALWAYS_KEPT], *fresh[-_ALWAYS_KEPT:]})
+    yield from fresh
+
+
+def _tells(line: bytes) -> bool:
+    return any(word in line for word in _TELLING)
+
+
+def _without_repeats(raw: list[bytes]) -> list[int]:
+    seen: dict[bytes, int] = {}
+    kept = []
+    last = len(raw) - _ALWAYS_KEPT
+    for at, line in enumerate(raw):
+        shape = line[:400].translate(_DIGITS)
+        count = seen.get(shape, 0)
+        seen[shape] = count + 1
+        if count < _SAME_SHAPE_KEPT or at < _ALWAYS_KEPT or at >= last:
+            kept.append(at)
+    return kept
+
+
+def _shorten(line: str) -> str:
+    """A line of bounded length; a log that was pasted as one line with written-out line ends keeps its ends."""
+    if len(line) <= MAX_LINE or "\\n" in line[:200_000]:
+        return line[:400_000]
+    return f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
+
+
+def _redacted(lines: list[str], redact: Callable[[str], str]) -> list[str]:
+    """All lines at once, because a name that one line shows is replaced in all; a redactor keeps line ends."""
+    whole = redact("\n".join(lines)).split("\n")
+    return whole if len(whole) == len(lines) else [redact(line).replace("\n", " ") for line in lines]
+
+
+def _pieces(number: int, line: str) -> Iterator[Line]:
+    if len(line) <= MAX_LINE:
+        yield _line(number, line)
+        return
+    for piece in line.split("\\n")[:2000]:
+        yield _line(number, piece[:MAX_LINE])
+
+
+def _line(number: int, line: str) -> Line:
+    text = line.replace("\r", " ").rstrip()
+    shown = text.strip()
+    level = _LEVEL.search(shown[:120])
+    for _ in range(6):
+        match = _PREFIX.match(text.lstrip() if text[:1] in " \t" and _PREFIX.match(text.lstrip()) else text)
+        if match is None:
+            break
+        text = (text.lstrip() if text[:1] in " \t" else text)[match.end() :]
+    return Line(number, shown, text, _level(level))
+
+
+def _level(match: re.Match[str] | None) -> str:
+    if match is None:
+        return ""
+    word = match.group(1)
+    letter = match.group(2) or match.group(3)
+    return _LEVELS.get(word.lower(), word.lower()) if word else _LEVELS[letter]

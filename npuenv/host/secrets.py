@@ -1,0 +1,238 @@
+"""What a secret looks like in a text: keys, tokens, passwords, signed addresses. Start from `without_secrets`.
+
+Each rule names words that its secrets never come without, so that most of a text is not looked at twice. Names of
+people and machines are not secrets but private; they are in `npuenv.host.redact`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECRET = "***"
+_MARK = "\ue000"  # a letter of nobody's alphabet, in the place of a backslash
+_ESCAPED_END = re.compile(r"(\\+)n")
+_MARKED_END = re.compile(f"({_MARK}+)\n")
+_LINE_END = re.compile(f"{_MARK}*\n")
+_AFTER_NAMES = "=:\"'\\\0\n"
+_SHORT = 2000  # letters; up to here it is faster to look at the whole text
+_OPEN = r"(?:\\*[\"'])?"
+# What a quote opens ends at the next one, which can be escaped itself: texts lie inside JSON inside JSON.
+_VALUE = r"""(?:(?<=")(?:[^"\\\n]|\\+(?![\\"]))+|(?<=')(?:[^'\\\n]|\\+(?![\\']))+|[^\s\0"',;&|<>)\]}\\]+)"""
+_GAP = r"[\s\0]"  # a process keeps its words apart by zero bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Secrets of one shape. `words` are in lower case; at least one of them is in every line that has such a secret."""
+
+    words: tuple[str, ...]
+    pattern: str
+    instead: str = SECRET
+    is_named: bool = False  # only where `=`, `:` or a quote follows the word: a log is full of `tokens` that are none
+
+
+_PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"
+_KEY = (
+    r"(?:token|secret|credentials?|webhook|-data|"
+    r"(?:api|private|account)[_-]?key|access[_-]?key(?:[_-]?id)?)"
+)
+_ASSIGNED = rf"[\"'\\]*{_GAP}*[=:]{_GAP}*{_OPEN}"
+# `InvalidAuthToken: Authentication failed` is a sentence: a single word of letters after a colon is no token.
+_NAMED = rf"[\"'\\]*{_GAP}*(?:=|:(?!{_GAP}*[A-Za-z]{{1,24}}(?:[\s.,;:)]|$))){_GAP}*{_OPEN}"
+_KEY_ENDS = (
+    "token", "secret", "apikey", "api_key", "api-key", "accesskey",
+    "access_key", "access-key", "privatekey", "private_key", "private-key", "accountkey", "account_key", "keyid",
+    "key_id", "key-id", "-data", "credential", "credentials", "webhook",
+)  # fmt: skip
+_PRIVATE_KEY = (
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:.{,20000}?-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|(?:\\n|[\s\ue000A-Za-z0-9+/=:,-])*)"
+)
+_RULES = (
+    Rule(("://",), r"(?<=://)[^\s/'\"<>\\]+@", f"{SECRET}@"),
+    Rule(("cookie",), r"(?i)(\b(?:set-)?cookie\s*:\s*)[^\r\n\"']+", rf"\1{SECRET}"),
+    Rule(
+        ("bearer ", "basic ", "negotiate "),
+        r"(?i)\b(bearer|basic|negotiate)(\s+)[A-Za-z0-9+/._~=-]{8,}",
+        rf"\1\2{SECRET}",
+    ),
+    Rule(
+        ("authorization", "-token", "-key"),
+        r"(?i)(\b(?:(?:proxy-)?authorization|(?:private|x-auth|x-vault|x-access)-token|x-api-key|api-key)[\"'\\]*\s*:\s*[\"'\\]*)"
+        r"(?:(?:token|digest|apikey|ntlm)\s+)?(?!\s|\*\*\*|bearer|basic|negotiate)[^\r\n\"'\\]+",
+        rf"\1{SECRET}",
+    ),
+    Rule(
+        (
+            "hf_",
+            "sk-",
+            "ghp_",
+            "gho_",
+            "ghu_",
+            "ghs_",
+            "ghr_",
+            "github_pat_",
+            "glpat-",
+            "akia",
+            "asia",
+            "eyj",
+            "aiza",
+            "xox",
+            "ltai",
+            "akid",
+            "npm_",
+            "pypi-",
+            "wandb_v1_",
+            "ms-",
+            "dop_v1_",
+            "ya29.",
+            "nvapi-",
+            "hooks.slack.com",
+        ),
+        r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}"
+        r"|glpat-[\w-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{12,}|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?|AIza[\w-]{30,}"
+        r"|xox[abeoprs]-[\w-]{10,}|LTAI[0-9A-Za-z]{12,}|AKID[0-9A-Za-z]{13,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,}"
+        r"|wandb_v1_\w{16,}|ms-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|dop_v1_[0-9a-f]{32,}"
+        r"|ya29\.[\w-]{20,}|nvapi-[\w-]{20,}|hooks\.slack\.com/services/[\w/]+)",
+    ),
+    Rule(("/hook/", "/robot/send"), r"(?<=/hook/)[\w-]{16,}"),
+    # A signed address: the signature and whose it is.
+    Rule(
+        ("?", "&"),
+        r"(?i)([?&][\w.-]*(?:signature|credential|token|key|keyid|secret|passw(?:or)?d|\bsig|auth)=)[^&\s\"'<>\\]+",
+        rf"\1{SECRET}",
+    ),
+    # NAME=VALUE, "name": "value", --name VALUE; with any prefix of the name.
+    Rule(
+        ("passwd", "password", "passphrase", "pwd"),
+        rf"(?i)((?!pwd[\"'\\]*\s*[=:]\s*[\"']?/){_PASSWORD}{_ASSIGNED})(?!\s|\*\*\*)(?=\S{{2,}})({_VALUE})",
+        rf"\1{SECRET}",
+        is_named=True,
+    ),
+    Rule(
+        _KEY_ENDS,
+        rf"(?i)({_KEY}{_NAMED})(?!\s|\*\*\*)(?=\S{{2,}})({_VALUE})",
+        rf"\1{SECRET}",
+        is_named=True,
+    ),
+    Rule(
+        ("--", "-p", "-k"),
+        rf"(?i)(--?[\w-]*(?:token|secret|password|passwd|api-?key|access-?key){_GAP}+{_OPEN})(?!\s|\*\*\*|-)({_VALUE})",
+        rf"\1{SECRET}",
+    ),
+    Rule(
+        ("docker", "podman", "sshpass", "mysql", "login", "htpasswd"),
+        rf"(?i)(\b(?:docker|podman|nerdctl|skopeo|buildah|helm|mysql|psql|sshpass|swanlab|wandb|kinit)\b[^\n|;&]{{0,300}}?{_GAP}-[pk]{_GAP}*{_OPEN})"
+        rf"(?!{_GAP}|[0-9]+:[0-9])({_VALUE})",
+        rf"\1{SECRET}",
+    ),
+    Rule(
+        ("wandb", "swanlab"),
+        rf"(?i)(\b(?:wandb|swanlab){_GAP}+login{_GAP}+(?:--relogin{_GAP}+)?{_OPEN})(?!-)({_VALUE})",
+        rf"\1{SECRET}",
+    ),
+    Rule(
+        ("curl", "wget"),
+        rf"(\b(?:curl|wget)\b[^\n]{{0,300}}?{_GAP}(?:-u|--user|--proxy-user)[\s\0=]*{_OPEN})({_VALUE})",
+        rf"\1{SECRET}",
+    ),
+    Rule(
+        ("sudo",),
+        rf"(\becho{_GAP}+(?:-n{_GAP}+)?{_OPEN})({_VALUE})(?=[\\\"']*\s*\|\s*sudo\s+(?:-\w+\s+)*-S)",
+        rf"\1{SECRET}",
+    ),
+    # .netrc, on one line or on several.
+    Rule(
+        ("password",),
+        rf"(?i)((?:^|\b(?:login|account){_GAP}+\S+{_GAP}+)[ \t]*password{_GAP}+{_OPEN})(?![=:])({_VALUE})",
+        rf"\1{SECRET}",
+    ),
+    Rule(
+        ("auth",),
+        r"(?i)([\"'\\]+_?auth[\"'\\]+\s*:\s*[\"'\\]+|(?<![\w.])_auth\s*=\s*)[A-Za-z0-9+/=]{6,}",
+        rf"\1{SECRET}",
+    ),
+    Rule(
+        ("ak=", "ak:", 'ak"', "ak'", "ak =", "sk=", "sk:", 'sk"', "sk'", "sk ="),
+        r"(?i)((?<![\w.-])[as]k[\"'\\]*\s*[=:]\s*[\"'\\]*)[A-Za-z0-9+/=]{16,}",
+        rf"\1{SECRET}",
+    ),
+    Rule(("ssh-", "ecdsa-"), r"((?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+)\s+)AAAA[A-Za-z0-9+/=]+", rf"\1{SECRET}"),
+)
+
+
+def without_secrets(text: str) -> str:
+    """The text with `***` for everything that looks like a secret; it keeps its lines.
+
+    Long texts cost by the lines that could hold one.
+    """
+    if "PRIVATE KEY" in text:
+        text = _compiled(_PRIVATE_KEY).sub(_hidden_lines, text)
+    lowered = text.lower()
+    for rule in _RULES:
+        if any(word in lowered for word in rule.words):
+            changed = _applied(rule, text, lowered)
+            if changed != text:
+                text, lowered = changed, changed.lower()
+    return text
+
+
+def _hidden_lines(found: re.Match[str]) -> str:
+    return SECRET + "".join(_LINE_END.findall(found.group()))
+
+
+def lines_of(text: str) -> str:
+    """The text with its escaped line ends, as JSON has them, made real ones, so that a line starts where it does."""
+    return _ESCAPED_END.sub(lambda found: _MARK * len(found.group(1)) + "\n", text) if "\\n" in text else text
+
+
+def unlined(text: str) -> str:
+    """The text of `lines_of` as it was."""
+    return _MARKED_END.sub(lambda found: "\\" * len(found.group(1)) + "n", text) if _MARK in text else text
+
+
+def _applied(rule: Rule, text: str, lowered: str) -> str:
+    change = functools.partial(_compiled(rule.pattern).sub, rule.instead)
+    if len(text) < _SHORT:
+        return change(text)
+    return on_lines(rule.words, text, lowered, change, after=_AFTER_NAMES if rule.is_named else "")
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.MULTILINE | re.DOTALL)
+
+
+def on_lines(words: tuple[str, ...], text: str, lowered: str, change: Callable[[str], str], *, after: str = "") -> str:
+    """The change made only to lines that have one of the words, with a letter of `after` behind it if that is given."""
+    if len(lowered) != len(text):
+        return change(text)  # a letter whose small form is longer: places in the two would differ
+    kept: list[str] = []
+    done = 0
+    for start, end in _lines_with(words, lowered, after):
+        kept += (text[done:start], change(text[start:end]))
+        done = end
+    return "".join((*kept, text[done:]))
+
+
+def _lines_with(words: tuple[str, ...], lowered: str, after: str) -> list[tuple[int, int]]:
+    """Where the lines begin and end that have one of the words, in order, each once."""
+    ends: dict[int, int] = {}
+    for word in words:
+        at = lowered.find(word)
+        while at >= 0:
+            beyond = at + len(word)
+            if after and lowered[beyond : beyond + 2].lstrip(" ")[:1] not in after:
+                at = lowered.find(word, beyond)
+                continue
+            end = lowered.find("\n", at)
+            end = len(lowered) if end < 0 else end
+            ends[lowered.rfind("\n", 0, at) + 1] = end
+            at = lowered.find(word, end)
+    return sorted(ends.items())

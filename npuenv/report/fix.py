@@ -1,0 +1,134 @@
+"""What `doctor --fix` would do and what it did, as text and as the `npuenv.fix/1` document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from npuenv import __version__
+from npuenv.checks import title
+from npuenv.host.shell import shell_line
+from npuenv.messages import Message, say
+from npuenv.plan.fix import SESSION_STEP
+from npuenv.plan.types import Run
+from npuenv.report.cells import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from npuenv.plan.fix import Cures, Shown
+    from npuenv.plan.types import Step
+
+SCHEMA = "npuenv.fix/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What became of a plan. Ids of checks, except in `states` and `reasons`, which are by step id."""
+
+    states: Mapping[str, str] = field(default_factory=dict)  # planned | already | done | failed
+    reasons: Mapping[str, Message] = field(default_factory=dict)  # of failed steps
+    mended: tuple[str, ...] = ()
+    in_shell: tuple[str, ...] = ()  # mended in a shell that has read the session file
+    left: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()  # failures that were none before
+    undo: str | None = None
+    session_file: str | None = None
+
+
+def plan_lines(cures: Cures, lang: str, states: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The plan for reading: each step that is not done already with its reason and commands, then what is only shown.
+
+    `states`: see `Mended`; None where nothing is done.
+    """
+    steps = [step for step in cures.plan.steps if (states or {}).get(step.id) != "already"]
+    if steps:
+        yield _say("plan-head", lang)
+    for number, step in enumerate(steps, 1):
+        yield _say("plan-step", lang, number=number, step=step.id, why=step.why)
+        for line in _commands(step, cures):
+            yield f"     $ {line}"
+        notes = [_say("plan-for", lang, checks=cures.mends[step.id])]
+        notes += [_say("plan-root", lang)] if step.needs_root else []
+        notes += [] if cures.undo[step.id] else [_say("plan-once", lang)]
+        yield f"     {' · '.join(notes)}"
+    if cures.shown:
+        yield _say("shown-head", lang)
+    shared: dict[str, tuple[Shown, list[str]]] = {}
+    for each in cures.shown:  # what several checks want is told once
+        shared.setdefault(f"{each.says} {each.commands} {each.why}", (each, []))[1].append(each.check)
+    for each, checks in shared.values():
+        names = tuple(map(title, checks))
+        yield "  - " + clean(_say("shown", lang, names=names, says=each.says, why=each.why))
+        yield from (f"     $ {shell_line(argv)}" for argv in each.commands)
+
+
+def outcome_lines(result: Mended, lang: str) -> Iterator[str]:
+    """What is mended and what is not, and how to take it back."""
+    yield from (say(why, lang) for why in result.reasons.values())
+    for name, checks in (("mended", result.mended), ("mended-in-shell", result.in_shell), ("left", result.left)):
+        if checks:
+            yield _say(name, lang, names=tuple(map(title, checks)))
+    if result.new:
+        yield _say("new", lang, names=tuple(map(title, result.new)))
+    if result.session_file is not None:
+        yield _say("use-session", lang)
+        yield f"     $ {shell_line(('.', result.session_file))}"
+    if result.undo is not None:
+        yield _say("undo", lang, path=shell_line((result.undo,)))
+
+
+def fix_document(
+    cures: Cures, result: Mended, *, exit_code: int, is_dry_run: bool, lang: str, redact: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The JSON document. `redact` puts stand-ins for names back into what was made for this machine."""
+
+    def words(argv: Sequence[str]) -> list[str]:
+        return [redact(word) for word in argv]
+
+    steps = [
+        {
+            "id": step.id,
+            "why": redact(say(step.why, lang)),
+            "checks": list(cures.mends[step.id]),
+            "state": result.states.get(step.id, "planned"),
+            "commands": [words(action.argv) for action in step.do if isinstance(action, Run)],
+            "writes": [redact(action.path) for action in step.do if not isinstance(action, Run)],
+            "needs_root": step.needs_root,
+            "undo": [words(argv) for argv in cures.undo[step.id]],
+        }
+        for step in cures.plan.steps
+    ]
+    shown = [
+        {
+            "check": each.check,
+            "says": redact(say(each.says, lang)),
+            "commands": [words(argv) for argv in each.commands],
+            "why": say(each.why, lang),
+        }
+        for each in cures.shown
+    ]
+    return {
+        "schema": SCHEMA,
+        "npuenv": __version__,
+        "exit": exit_code,
+        "dry_run": is_dry_run,
+        "steps": steps,
+        "shown": shown,
+        "session": [shell_line(words(argv)) for argv in cures.session],
+        "mended": list(result.mended),
+        "mended_in_shell": list(result.in_shell),
+        "left": list(result.left),
+        "new": list(result.new),
+        "undo": redact(result.undo) if result.undo else None,
+    }
+
+
+def _commands(step: Step, cures: Cures) -> Iterator[str]:
+    if step.id == SESSION_STEP:
+        yield from map(shell_line, cures.session)
+    yield from (shell_line(action.argv) for action in step.do if isinstance(action, Run))
+
+
+def _say(name: str, lang: str, /, **args: object) -> str:
+    return say(Message(f"fix.{name}", args), lang)

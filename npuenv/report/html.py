@@ -1,0 +1,261 @@
+"""The doctor's report as one HTML page to send to somebody. Start from `render_html`.
+
+The page is whole in itself: no script, no picture, no address is loaded, and its policy forbids any. Whatever a machine
+printed stands in it as text. The standard library alone, because the doctor's single file carries this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from typing import TYPE_CHECKING, Any
+
+from npuenv import __version__
+from npuenv.checks import Status, title
+from npuenv.facts.collect import to_json
+from npuenv.host.shell import shell_line
+from npuenv.messages import Message, say
+from npuenv.report.cells import clean
+from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, machine_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from npuenv.checks import Finding, Fix
+    from npuenv.facts.collect import Facts
+
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--fg:#1c2024;--dim:#60646c;--line:#d9dce1;--card:#f7f8fa;--code:#eef0f3;
+--fail:#b4232a;--warn:#8a5a00;--unknown:#7a3ea8;--ok:#1b7340;--skip:#60646c}
+@media (prefers-color-scheme:dark){:root{--bg:#111417;--fg:#e8eaed;--dim:#9aa0a8;--line:#31363c;--card:#191d21;
+--code:#22272c;--fail:#ff8a8a;--warn:#f0bd55;--unknown:#cf9df0;--ok:#6fd397;--skip:#9aa0a8}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--fg);overflow-wrap:anywhere;
+font:15px/1.5 system-ui,"Noto Sans CJK SC","Microsoft YaHei",sans-serif}
+main{max-width:62rem;margin:0 auto;padding:1.5rem 1.25rem 3rem}
+h1{font-size:1.5rem;line-height:1.25;margin:0 0 .25rem}
+h2{font-size:1.1rem;margin:2rem 0 .75rem}
+p{margin:.35rem 0}
+.dim{color:var(--dim)}
+.verdict{font-size:1.1rem;font-weight:600}
+.counts{display:flex;flex-wrap:wrap;gap:.5rem;list-style:none;padding:0;margin:1rem 0}
+.counts li{border:1px solid var(--line);border-radius:.5rem;padding:.35rem .8rem;background:var(--card)}
+.counts b{font-size:1.15rem;margin-right:.3rem}
+.finding{border:1px solid var(--line);border-left:4px solid var(--tone);border-radius:.4rem;background:var(--card);
+margin:.6rem 0;padding:.7rem 1rem}
+.finding>h3,.finding>summary{font-size:1rem;font-weight:600;margin:0}
+details.finding{margin:.25rem 0;padding:.3rem .8rem}
+.label{color:var(--tone);font-weight:700;margin-right:.5rem}
+.fail{--tone:var(--fail)}.warn{--tone:var(--warn)}.unknown{--tone:var(--unknown)}.ok{--tone:var(--ok)}
+.skip{--tone:var(--skip)}
+.brief{font-weight:400}
+summary{cursor:pointer}
+details.area{border-top:1px solid var(--line);padding:.45rem 0}
+details.area>summary{font-weight:600}
+code,pre,.value{font:13px/1.5 ui-monospace,SFMono-Regular,Consolas,"Liberation Mono",monospace}
+pre{background:var(--code);border-radius:.35rem;padding:.5rem .75rem;margin:.4rem 0;white-space:pre-wrap;
+-webkit-user-select:all;user-select:all}
+dl.evidence{margin:.5rem 0}
+dl.evidence dt{color:var(--dim)}
+dl.evidence dd{margin:0 0 .3rem 1rem;white-space:pre-wrap}
+.caution{color:var(--warn);font-weight:600}
+.meta{color:var(--dim);font-size:.85rem}
+table{border-collapse:collapse;width:100%;table-layout:fixed}
+td,th{border-top:1px solid var(--line);padding:.3rem .5rem .3rem 0;text-align:left;vertical-align:top}
+th{width:30%;font-weight:500}
+td .value{white-space:pre-wrap;margin:0;background:none;padding:0;user-select:text}
+footer{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:.75rem}
+@media (max-width:34rem){main{padding:1rem .8rem 2rem}.finding{padding:.6rem .7rem}th{width:38%}}
+@media print{:root{--bg:#fff;--fg:#000;--card:#fff;--code:#f3f3f3;--dim:#444;--line:#bbb}main{max-width:none;padding:0}
+.finding{break-inside:avoid}details::details-content{content-visibility:visible;display:block}}
+"""
+_LANGUAGES = {"en": "en", "zh": "zh-Hans"}
+_SHORT_LIST = 12  # lines up to which the value of a fact stands open
+
+
+def render_html(findings: Sequence[Finding], facts: Facts, *, lang: str = "en", asked: str = "") -> str:
+    """The page. `asked` is the command line that made it, shown in the foot; "" leaves it away."""
+    problems = [group for group in grouped(findings) if group.first.status in PROBLEMS]
+    rest = [finding for finding in in_order(findings) if finding.status not in PROBLEMS]
+    body = [
+        *_head(findings, facts, lang),
+        *(part for group in problems for part in _problem(group, lang)),
+        *_others(rest, lang),
+        *_facts(to_json(facts), lang),
+        *_foot(asked, lang),
+    ]
+    return _page(_words("html-title", lang), "\n".join(body), lang)
+
+
+def _page(name: str, body: str, lang: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        f'<!DOCTYPE html>\n<html lang="{_LANGUAGES[lang]}">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{_text(name)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n"
+        "</html>\n"
+    )
+
+
+def _head(findings: Sequence[Finding], facts: Facts, lang: str) -> Iterator[str]:
+    machine, versions = machine_lines(facts, lang)
+    number = counts(findings)
+    yield f"<header>\n<h1>{_text(_words('html-title', lang))}</h1>"
+    for line in filter(None, (machine, versions, facts.machine.time.value)):
+        yield f'<p class="dim">{_text(line)}</p>'
+    worst = next(status for status in (*PROBLEMS, Status.OK) if number[status] or status is Status.OK)
+    verdict = _text(_words(f"verdict-{worst.value}", lang))
+    yield f'<p class="verdict {worst.value}"><span class="label">{verdict}</span></p>'
+    yield '<ul class="counts">'
+    for status in (*PROBLEMS, Status.OK, Status.SKIP):
+        yield (
+            f'<li class="{status.value}"><b class="label">{number[status]}</b>'
+            f"{_text(_words(f'count-{status.value}', lang))}</li>"
+        )
+    yield "</ul>\n</header>"
+
+
+def _problem(group: Group, lang: str) -> Iterator[str]:
+    """A problem, open, with all that is known about it; several that could not be judged for one reason, together."""
+    yield f'<section class="finding {group.first.status.value}" id="{_text(group.first.check)}">'
+    yield f"<h3>{_heading(group.findings, lang)}</h3>"
+    if group.because is not None:
+        yield f"<p>{_text(_words('because', lang, name=title(group.because)))}</p>"
+    yield from _details(group.findings, lang)
+    yield "</section>"
+
+
+def _others(findings: Sequence[Finding], lang: str) -> Iterator[str]:
+    """What is well or does not apply, by area, each area folded."""
+    areas: dict[str, list[Finding]] = {}
+    for finding in findings:
+        areas.setdefault(finding.check.partition(".")[0], []).append(finding)
+    if areas:
+        yield f"<h2>{_text(_words('html-others', lang))}</h2>"
+    for area, members in areas.items():
+        number = counts(members)
+        parts = [(status, number[status]) for status in (Status.OK, Status.SKIP) if number[status]]
+        joint = "、" if lang == "zh" else ", "
+        listed = joint.join(f"{count} {_words(f'count-{status.value}', lang)}" for status, count in parts)
+        yield f'<details class="area"><summary>{_text(_words(f"area-{area}", lang))} '
+        yield f'<span class="dim brief">{_text(listed)}</span></summary>'
+        for finding in members:
+            yield f'<details class="finding {finding.status.value}" id="{_text(finding.check)}">'
+            yield f"<summary>{_heading([finding], lang)}</summary>"
+            yield from _details([finding], lang)
+            yield "</details>"
+        yield "</details>"
+
+
+def _heading(findings: Sequence[Finding], lang: str) -> str:
+    label = f'<span class="label">{_text(_words(f"label-{findings[0].status.value}", lang))}</span>'
+    names = ("、" if lang == "zh" else ", ").join(say(title(finding.check), lang) for finding in findings)
+    says = f'<span class="brief">{_text(say(findings[0].says, lang))}</span>'
+    return f"{label}{_text(names)}{'：' if lang == 'zh' else ': '}{says}"
+
+
+def _details(findings: Sequence[Finding], lang: str) -> Iterator[str]:
+    """What `findings` share: evidence and cure; then the id and the source of each."""
+    finding = findings[0]
+    if finding.evidence:
+        yield '<dl class="evidence">'
+        for item in finding.evidence:
+            yield f"<dt><code>{_text(item.command)}</code></dt><dd><code>{_text(item.line)}</code></dd>"
+        yield "</dl>"
+    if finding.fix is not None:
+        yield from _cure(finding.fix, lang)
+    for each in findings:
+        source = say(Message("doctor.source", {"source": each.source}), lang)
+        yield f'<p class="meta"><code>{_text(each.check)}</code> · {_text(source)}</p>'
+
+
+def _cure(fix: Fix, lang: str) -> Iterator[str]:
+    kind = "fix-dangerous" if fix.is_dangerous else "fix"
+    css = ' class="caution"' if fix.is_dangerous else ""
+    yield f"<p{css}>{_text(_words(kind, lang, says=fix.says))}</p>"
+    if fix.needs_root and fix.commands:
+        yield f'<p class="meta">{_text(_words("as-root", lang))}</p>'
+    for argv in fix.commands:
+        yield f"<pre>{_text(shell_line(argv))}</pre>"
+
+
+def _facts(groups: Mapping[str, Any], lang: str) -> Iterator[str]:
+    """All facts, folded, group by group; a group that is a single fact stands under its own name."""
+    yield f"<h2>{_text(_words('html-facts', lang))}</h2>"
+    for name, group in groups.items():
+        members = {name: group} if "state" in group and "evidence" in group else group
+        if not members:
+            continue
+        yield f'<details class="area"><summary>{_text(name)} <span class="dim brief">{len(members)}</span></summary>'
+        yield "<table><tbody>"
+        for key, fact in members.items():
+            yield f'<tr><th scope="row"><code>{_text(key)}</code></th><td>{_fact(fact, lang)}</td></tr>'
+        yield "</tbody></table></details>"
+
+
+def _fact(fact: Mapping[str, Any], lang: str) -> str:
+    if fact["state"] != "known":
+        reason = next((item["line"] for item in fact["evidence"] if item["line"]), "")
+        state = _text(_words(f"state-{fact['state']}", lang))
+        return f'<span class="dim">{state}</span> <code>{_text(reason)}</code>'
+    lines = list(_outline(fact["value"]))
+    block = f'<pre class="value">{_text(chr(10).join(lines), is_block=True)}</pre>'
+    if len(lines) > _SHORT_LIST:
+        return f"<details><summary>{_text(_words('html-lines', lang, count=len(lines)))}</summary>{block}</details>"
+    return block
+
+
+def _outline(value: Any) -> Iterator[str]:
+    """A JSON value as indented lines; what holds only plain values stands on one line.
+
+    Example: {"a": 1, "b": [{"c": 2}, {"c": 3}]} -> "a: 1", "b:", "  - c: 2", "  - c: 3"
+    """
+    if _is_plain(value) or not value:
+        yield _one_line(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if _is_plain(item) or (isinstance(item, (dict, list)) and not item):
+                yield f"{key}: {_one_line(item)}"
+            else:
+                yield f"{key}:"
+                yield from (f"  {line}" for line in _outline(item))
+    else:
+        for item in value:
+            if isinstance(item, dict) and all(map(_is_plain, item.values())):
+                yield "- " + ", ".join(f"{key}: {_one_line(part)}" for key, part in item.items())
+            else:
+                first, *rest = _outline(item)
+                yield f"- {first}"
+                yield from (f"  {line}" for line in rest)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, (dict, list))
+
+
+def _one_line(value: Any) -> str:
+    if isinstance(value, str):
+        return value if value.strip() else json.dumps(value)
+    return "-" if value == [] or value == {} else json.dumps(value)
+
+
+def _foot(asked: str, lang: str) -> Iterator[str]:
+    yield '<footer class="meta">'
+    if asked:
+        yield f"<p><code>{_text(asked)}</code></p>"
+    yield f"<p>{_text(_words('html-foot', lang, version=__version__))}</p></footer>"
+
+
+def _words(name: str, lang: str, /, **args: object) -> str:
+    return say(Message(f"doctor.{name}", args), lang)
+
+
+def _text(text: str, *, is_block: bool = False) -> str:
+    """The text as HTML: escaped, without control characters, safe in an attribute too."""
+    lines = text.split("\n") if is_block else [text]
+    return html.escape("\n".join(map(clean, lines)), quote=True)

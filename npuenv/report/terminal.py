@@ -1,0 +1,312 @@
+"""The doctor's findings as text: a tree on a terminal, plain lines elsewhere. Start from `render_report`.
+
+rich draws. It is imported when a report is rendered, because most forms of the report do without it.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv.checks import Status, title
+from npuenv.host.shell import shell_line
+from npuenv.messages import Message, say
+from npuenv.report.cells import clean
+from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, is_mendable, machine_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from npuenv.checks import Finding, Fix
+    from npuenv.facts.collect import Facts
+
+    Span = tuple[str, str]  # text and the name of a style
+
+_STYLES = {
+    Status.FAIL: "bold red",
+    Status.UNKNOWN: "magenta",
+    Status.WARN: "yellow",
+    Status.OK: "green",
+    Status.SKIP: "dim",
+}
+_MARKS = {Status.FAIL: "✘", Status.UNKNOWN: "?", Status.WARN: "!", Status.OK: "✔", Status.SKIP: "-"}
+_ASCII_MARKS = {**_MARKS, Status.FAIL: "x", Status.OK: "+"}
+_LABEL_WIDTH = 8  # the longest word for a status, and a space
+_PLAIN_WIDTH = 100  # where a list is cut when there is no terminal to ask
+_GUIDE_WIDTH = 4  # of the tree's lines before a branch
+_NAMES_AT_MOST = 8  # of checks that share one reason
+_EVIDENCE_LINES = 4  # of one deciding line, folded; -v shows all
+_ROOM = 1 << 20  # rich cuts what is wider than its console; commands must stay whole
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the report is written on. Without `is_terminal` nothing is folded, so that a log keeps commands whole."""
+
+    width: int = 100
+    is_terminal: bool = False
+    has_color: bool = False
+    is_unicode: bool = True  # False: the terminal's encoding has no tree lines
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How much is said, and how. `restore` turns stand-ins in commands back into this machine's names."""
+
+    lang: str = "en"
+    is_verbose: bool = False
+    is_quiet: bool = False
+    restore: Callable[[str], str] = str
+    again: str = "npuenv doctor"  # the command line that repeats this run
+    can_fix: bool = True  # False: a replay, or the single file
+    deeper: str = ""  # the command line that looks further; "": nothing further to look at
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """What stands below a finding. `commands` are never folded, so that they can be copied."""
+
+    spans: tuple[Span, ...]
+    commands: tuple[tuple[Span, ...], ...] = ()
+    at_most: int = 0  # folded lines; 0: no limit
+
+
+class _Sheet:
+    """Takes lines and trees, and gives their text."""
+
+    def __init__(self, page: Page) -> None:
+        from rich.console import Console
+
+        self._page = page
+        self._file = _Memory(page)
+        self._console = Console(
+            file=self._file,
+            width=_ROOM,
+            force_terminal=page.has_color,
+            color_system="standard" if page.has_color else None,
+            no_color=not page.has_color,
+            legacy_windows=False,
+            highlight=False,
+        )
+
+    @property
+    def text(self) -> str:
+        return self._file.getvalue()
+
+    def add(self, thing: RenderableType) -> None:
+        self._console.print(thing, no_wrap=True, crop=False, overflow="ignore")
+
+    def folded(self, spans: Iterable[Span], *, before: int = 0, indent: int = 0, at_most: int = 0) -> Text:
+        """Styled text in lines that fit behind `before` columns; all but the first begin `indent` columns later.
+
+        Where there is no terminal nothing is folded. With `at_most` the rest is cut with an ellipsis.
+        """
+        from rich.text import Text
+
+        whole = Text.assemble(*spans)
+        if not self._page.is_terminal:
+            return whole
+        width = max(self._page.width - before - indent, 8)  # narrower than that, nothing can be read anyway
+        lines = list(whole.wrap(self._console, width))
+        if at_most and len(lines) > at_most:
+            lines = lines[:at_most]
+            lines[-1].truncate(width - 2)
+            lines[-1].append(" …" if self._page.is_unicode else "..", "dim")
+        for line in lines:
+            line.rstrip()
+        return Text("\n" + " " * indent).join(lines)
+
+
+class _Memory(io.StringIO):
+    """Keeps what is printed; rich draws with plain characters where the encoding is ASCII."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__()
+        self._encoding = "utf-8" if page.is_unicode else "ascii"
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner: Manner) -> str:
+    """The whole report. Worst first, causes before their consequences; what is well in one line per area.
+
+    With `is_quiet` only what went wrong; with `is_verbose` every check with its id and source.
+    """
+    sheet = _Sheet(page)
+    if not manner.is_quiet:
+        _add_head(sheet, facts, manner)
+    told: tuple[Status, ...] = PROBLEMS
+    if manner.is_quiet:  # what decides the exit code
+        told = (Status.FAIL,) if counts(findings)[Status.FAIL] else (Status.UNKNOWN,)
+    groups = grouped(findings, is_merging=not manner.is_verbose)
+    shown = [group for group in groups if group.first.status in told or (manner.is_verbose and not manner.is_quiet)]
+    for group in shown:
+        _add_finding(sheet, group, page, manner)
+    has_gap = bool(shown) and page.is_terminal and not manner.is_quiet
+    if not (manner.is_verbose or manner.is_quiet):
+        if has_gap:
+            sheet.add("")
+        _add_well(sheet, in_order(findings), page, manner)
+    if has_gap:
+        sheet.add("")
+    _add_end(sheet, findings, manner)
+    return sheet.text
+
+
+def _add_head(sheet: _Sheet, facts: Facts, manner: Manner) -> None:
+    """Which machine this is, in one line, and what is on it, in another; what is not known is left out."""
+    machine, versions = machine_lines(facts, manner.lang)
+    name = say(Message("doctor.title"), manner.lang)
+    sheet.add(sheet.folded([(name, "bold"), ("  " if machine else "", ""), (clean(machine), "dim")]))
+    if versions:
+        sheet.add(sheet.folded([(clean(versions), "cyan")]))
+
+
+def _add_finding(sheet: _Sheet, group: Group, page: Page, manner: Manner) -> None:
+    """A finding with its branches: evidence, cure, commands."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    label, says, indent = _label(group.first.status, page, manner.lang), list(_says(group, manner.lang)), _indent(page)
+    if indent > _GUIDE_WIDTH:  # a column of its own
+        head = Text.assemble(label, sheet.folded(says, indent=indent))
+    else:
+        head = sheet.folded([label, *says], indent=indent)
+    branches = _branches(group, manner, " → " if page.is_terminal and page.is_unicode else " -> ")
+    if page.is_terminal:
+        tree = Tree(head, guide_style="dim")
+        for branch in branches:
+            tree.add(_leaf(sheet, branch, is_verbose=manner.is_verbose))
+        sheet.add(tree)
+        return
+    sheet.add(head)
+    for branch in branches:
+        sheet.add(Text.assemble("  ", *branch.spans))
+        for command in branch.commands:
+            sheet.add(Text.assemble("    ", *command))
+
+
+def _leaf(sheet: _Sheet, branch: _Branch, *, is_verbose: bool) -> Text:
+    """A branch folded beside the tree's lines, and its commands below it, whole."""
+    from rich.text import Text
+
+    text = sheet.folded(branch.spans, before=_GUIDE_WIDTH, at_most=0 if is_verbose else branch.at_most)
+    return Text("\n").join([text, *(Text.assemble("  ", *command) for command in branch.commands)])
+
+
+def _says(group: Group, lang: str) -> Iterator[Span]:
+    names = [clean(say(title(finding.check), lang)) for finding in group.findings]
+    if len(names) > _NAMES_AT_MOST:
+        left = len(names) - _NAMES_AT_MOST + 1
+        names = [*names[: _NAMES_AT_MOST - 1], say(Message("doctor.more", {"count": left}), lang)]
+    joint = "、" if lang == "zh" else ", "
+    yield joint.join(names) + ("：" if lang == "zh" else ": "), "bold"
+    yield clean(say(group.first.says, lang)), ""
+    if group.because is not None:
+        yield " " + say(Message("doctor.because", {"name": title(group.because)}), lang), "dim"
+
+
+def _branches(group: Group, manner: Manner, arrow: str) -> Iterator[_Branch]:
+    finding, lang = group.first, manner.lang
+    if (finding.status in PROBLEMS or manner.is_verbose) and group.because is None:
+        for item in dict.fromkeys(finding.evidence):
+            spans = (clean(item.command), "dim"), (arrow if item.line else "", "dim"), (clean(item.line), "cyan")
+            yield _Branch(spans, at_most=_EVIDENCE_LINES)
+    if manner.is_verbose:
+        source = say(Message("doctor.source", {"source": finding.source}), lang)
+        yield _Branch(((f"[{finding.check}] {clean(source)}", "dim"),))
+    if finding.fix is not None:
+        yield _cure(finding.fix, manner)
+
+
+def _cure(fix: Fix, manner: Manner) -> _Branch:
+    key = "doctor.fix-dangerous" if fix.is_dangerous else "doctor.fix"
+    prompt = "# " if fix.needs_root else "$ "
+    commands = tuple(((prompt, "dim"), (manner.restore(shell_line(argv)), "bold")) for argv in fix.commands)
+    return _Branch(((clean(say(Message(key, {"says": fix.says}), manner.lang)), ""),), commands)
+
+
+def _add_well(sheet: _Sheet, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
+    """What is well, one line per area, cut where the line ends; then how much does not apply."""
+    from rich.text import Text
+
+    room = (page.width if page.is_terminal else _PLAIN_WIDTH) - _indent(page)
+    areas: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.status is Status.OK:
+            areas.setdefault(finding.check.partition(".")[0], []).append(say(title(finding.check), manner.lang))
+    for area, names in areas.items():
+        label = _label(Status.OK, page, manner.lang)
+        sheet.add(Text.assemble(label, _listed(area, names, room, manner.lang)))
+    num_skipped = counts(findings)[Status.SKIP]
+    if num_skipped:
+        says = Text(say(Message("doctor.skipped", {"count": num_skipped}), manner.lang), "dim")
+        says.truncate(room, overflow="ellipsis")
+        sheet.add(Text.assemble(_label(Status.SKIP, page, manner.lang), says))
+
+
+def _listed(area: str, names: Sequence[str], width: int, lang: str) -> Text:
+    """The names of an area's checks, as many as fit into one line, and how many more there are."""
+    from rich.text import Text
+
+    says = Text()
+    for num_shown in range(len(names), -1, -1):
+        shown: tuple[object, ...] = tuple(names[:num_shown])
+        if num_shown < len(names):
+            left = len(names) - num_shown
+            more = Message("doctor.more" if shown else "doctor.num-checks", {"count": left})
+            shown = (*shown, more)
+        says = Text(say(Message("doctor.well", {"area": Message(f"doctor.area-{area}"), "names": shown}), lang))
+        if says.cell_len <= width:
+            break
+    says.truncate(width, overflow="ellipsis")
+    return says
+
+
+def _add_end(sheet: _Sheet, findings: Sequence[Finding], manner: Manner) -> None:
+    """The counts in one line, and what to do next in another."""
+    number = counts(findings)
+    is_bad = bool(number[Status.FAIL])
+    args = {status.value: number[status] for status in Status}
+    summary = say(Message("doctor.summary-bad" if is_bad else "doctor.summary-good", args), manner.lang)
+    sheet.add(sheet.folded([(summary, "bold red" if is_bad else "green")]))
+    following = _next(findings, manner)
+    if following and not manner.is_quiet:
+        sheet.add(sheet.folded([(say(following, manner.lang), "")]))
+
+
+def _next(findings: Sequence[Finding], manner: Manner) -> Message | None:
+    """The one thing to do next."""
+    number = counts(findings)
+    num_mendable = sum(is_mendable(finding) for finding in findings)
+    if num_mendable and manner.can_fix:
+        return Message("doctor.next-fix", {"command": f"{manner.again} --fix", "count": num_mendable})
+    if number[Status.FAIL]:
+        return Message("doctor.next-mend", {"command": manner.again})
+    if number[Status.UNKNOWN]:
+        return Message("doctor.next-unknown")
+    return Message("doctor.next-deeper", {"command": manner.deeper}) if manner.deeper else None
+
+
+def _label(status: Status, page: Page, lang: str) -> Span:
+    """The mark and the word for a status, filled up to one width in columns."""
+    from rich.cells import cell_len
+
+    word = say(Message(f"doctor.label-{status.value}"), lang)
+    if page.is_terminal:
+        marks = _MARKS if page.is_unicode else _ASCII_MARKS
+        word = f"{marks[status]} {word}"
+    return word + " " * max(1, _indent(page) - cell_len(word)), _STYLES[status]
+
+
+def _indent(page: Page) -> int:
+    """Columns before the text of a finding; on a narrow terminal the text takes them."""
+    if not page.is_terminal:
+        return _LABEL_WIDTH
+    return _LABEL_WIDTH + 2 if page.width >= 60 else 4

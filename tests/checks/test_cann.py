@@ -1,0 +1,258 @@
+"""CANN and NNAL on a healthy A2 host with one thing changed: what each check finds, and with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from changes import HEALTHY, both, cards, find, lost, part, put, variables
+from changes import packages as installed
+
+from npuenv.checks import Status
+from npuenv.checks.registry import CHECKS
+from npuenv.facts import absent, known
+from npuenv.facts.base import Evidence
+from npuenv.facts.cann.installs import Entry, Install, Installs
+from npuenv.facts.cann.kernels import Custom, CustomOps, Kernels
+from npuenv.facts.cann.parts import Ops, Part, Running
+from npuenv.facts.cann.surroundings import Atb, Written
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from changes import Change
+
+    from npuenv.facts.collect import Facts
+
+ROOT, OTHER = "/usr/local/Ascend/cann-8.5.0", "/usr/local/Ascend/cann-9.1.0"
+OLD = "/usr/local/Ascend/ascend-toolkit/8.3.RC1"
+ATB = "/usr/local/Ascend/nnal/atb/latest/atb/cxx_abi_1"
+KERNELS = f"{ROOT}/opp/built-in/op_impl/ai_core/tbe/kernel"
+OPS_INFO = f"{ROOT}/aarch64-linux/ascend_ops_install.info"
+INFO = f"{ROOT}/aarch64-linux/ascend_toolkit_install.info"
+HERE = Install(ROOT, "8.5.0", "cann", ("/usr/local/Ascend/cann",))
+HOME = Entry("ASCEND_HOME_PATH", 0, ROOT, ROOT, ROOT, True)
+
+
+def entry(
+    variable: str, path: str, home: str, *, position: int = 0, real: str | None = None, is_there: bool = True
+) -> Entry:
+    return Entry(variable, position, path, home, home if real is None else real, is_there)
+
+
+def entries(*more: Entry) -> Change:
+    return put(entries=(HOME, *more))
+
+
+def parts(**releases: str) -> Change:
+    found = tuple(
+        Part(name, "8.5.0.2.220", release, f"{ROOT}/{name}/version.info") for name, release in releases.items()
+    )
+    return put(**{"cann.parts": found, "cann.running": None})
+
+
+def ops(version: str, *, chip: str = "910b", place: str = OPS_INFO) -> Change:
+    return put(ops=Ops(version, chip, place))
+
+
+def kernels(*chips: str, hollow: tuple[str, ...] = ()) -> Change:
+    return put(kernels=Kernels(KERNELS, chips, hollow))
+
+
+def custom(path: str, *, is_there: bool = True, chips: tuple[str, ...] | None = None) -> Change:
+    return put(custom=CustomOps((Custom(path, "ASCEND_CUSTOM_OPP_PATH", is_there, chips),), ()))
+
+
+def atb(**values: Any) -> Change:
+    return put(atb=dataclasses.replace(Atb(ATB, "1", True, True), **values))
+
+
+def with_table(name: str) -> Change:
+    """All cards of another chip."""
+
+    def change(facts: Facts) -> Facts:
+        assert facts.npu.smi.value is not None
+        changed = tuple(dataclasses.replace(card, name=name) for card in facts.npu.smi.value.cards)
+        return part("smi", cards=changed)(facts)
+
+    return change
+
+
+LIBRARY = entry("LD_LIBRARY_PATH", f"{OTHER}/lib64", OTHER)
+CASES: list[tuple[str, Change, Status, str]] = [
+    ("cann.links", put(installs=Installs((HERE,), (), {})), Status.OK, ROOT),
+    ("cann.links", put(installs=Installs((HERE,), ("/usr/local/Ascend/cann",), {})), Status.WARN, "leads nowhere"),
+    (
+        "cann.links",
+        put(installs=Installs((HERE,), (), {"/usr/local/Ascend/ascend-toolkit/latest": (OLD, f"{OLD}.1")})),
+        Status.WARN,
+        "belong to several installs",
+    ),
+    ("cann.one-version", entries(entry("LD_LIBRARY_PATH", f"{ROOT}/lib64", ROOT)), Status.OK, ROOT),
+    ("cann.one-version", entries(LIBRARY), Status.FAIL, "cann-9.1.0"),
+    ("cann.one-version", entries(entry("ASCEND_OPP_PATH", f"{OTHER}/opp", OTHER)), Status.FAIL, "ASCEND_OPP_PATH"),
+    (
+        "cann.one-version",
+        entries(
+            entry("LD_LIBRARY_PATH", f"{ROOT}/lib64", ROOT),
+            entry("LD_LIBRARY_PATH", f"{OTHER}/lib64", OTHER, position=1),
+        ),
+        Status.WARN,
+        "behind",
+    ),
+    ("cann.one-version", entries(entry("PATH", f"{OTHER}/bin", OTHER)), Status.WARN, "PATH"),
+    # The link `latest` of the older layout leads to the same install: no mixture.
+    (
+        "cann.one-version",
+        entries(entry("LD_LIBRARY_PATH", "/a/ascend-toolkit/latest/lib64", "/a/ascend-toolkit/latest", real=ROOT)),
+        Status.OK,
+        ROOT,
+    ),
+    ("cann.one-version", put(entries=(LIBRARY,)), Status.SKIP, ""),
+    ("cann.gone", entries(entry("LD_LIBRARY_PATH", f"{OLD}/lib64", OLD, is_there=False)), Status.WARN, "8.3.RC1"),
+    ("cann.gone", put(entries=(dataclasses.replace(HOME, is_there=False),)), Status.OK, ""),
+    (
+        "cann.stand-ins",
+        variables(LD_LIBRARY_PATH=f"{ROOT}/aarch64-linux/devlib:{ROOT}/lib64"),
+        Status.FAIL,
+        "devlib",
+    ),
+    (
+        "cann.stand-ins",
+        variables(LD_LIBRARY_PATH=f"{ROOT}/runtime/lib64/stub:/usr/local/Ascend/driver/lib64/driver"),
+        Status.FAIL,
+        "stub",
+    ),
+    (
+        "cann.stand-ins",
+        variables(LD_LIBRARY_PATH=f"/usr/local/Ascend/driver/lib64:{ROOT}/aarch64-linux/devlib"),
+        Status.OK,
+        "",
+    ),
+    ("cann.python-path", both(variables(PYTHONPATH="/workspace/verl"), entries()), Status.WARN, "tbe"),
+    ("cann.python-path", both(variables(PYTHONPATH=None), entries()), Status.WARN, "tbe"),
+    ("cann.python-path", variables(ASCEND_HOME_PATH=None), Status.SKIP, ""),
+    (
+        "cann.python-path",
+        both(
+            variables(PYTHONPATH=f"{ROOT}/python/site-packages:"),
+            entries(entry("PYTHONPATH", f"{ROOT}/python/site-packages", ROOT)),
+        ),
+        Status.OK,
+        "",
+    ),
+    ("cann.python-packages", installed(decorator=None, attrs=None), Status.WARN, "attrs, decorator"),
+    ("cann.python-packages", installed(decorator="5.2.1"), Status.OK, ""),
+    ("cann.python-packages", installed(torch_npu=None), Status.SKIP, ""),
+    ("cann.gcc", put(compilers={"gcc": "7.5.0"}), Status.WARN, "7.5.0"),
+    ("cann.gcc", put(compilers={"gcc": "12.3.1"}), Status.OK, "12.3.1"),
+    ("cann.gcc", put(compilers={"cmake": "3.22.1"}), Status.SKIP, ""),
+    ("cann.writable", put(writes=(Written("HOME", "/root/atc_data", "read-only"),)), Status.WARN, "/root/atc_data"),
+    ("cann.writable", put(writes=(Written("HOME", "/root/ascend", "writable"),)), Status.OK, ""),
+    ("cann.parts", parts(compiler="8.5.0", opp="8.5.0"), Status.OK, "8.5.0"),
+    ("cann.parts", parts(compiler="8.5.0", opp="8.3.RC1"), Status.FAIL, "opp of 8.3.RC1"),
+    ("cann.parts", parts(compiler="8.5.0", opp="8.5.1"), Status.WARN, "8.5.1"),
+    ("cann.parts", parts(compiler="8.5.0", opp_kernel="8.3.RC1"), Status.OK, ""),
+    (
+        "cann.parts",
+        put(**{"cann.parts": None, "cann.running": Running({"runtime": "8.0.0", "opp": "8.1.RC1"}, {}, {})}),
+        Status.FAIL,
+        "runtime of 8.0.0",
+    ),
+    ("cann.ops", ops("8.5.0"), Status.OK, "8.5.0"),
+    ("cann.ops", ops("8.3.RC1"), Status.FAIL, "8.3.RC1"),
+    ("cann.ops", ops("8.5.1"), Status.WARN, "8.5.1"),
+    # Before 8.5 a toolkit takes older kernels, and newer ones not.
+    ("cann.ops", ops("8.3.RC1", chip="", place=f"{ROOT}/opp_kernel/version.info"), Status.WARN, "8.3.RC1"),
+    ("cann.ops", ops("9.0.0", chip="", place=f"{ROOT}/opp_kernel/version.info"), Status.FAIL, "9.0.0"),
+    ("cann.kernels", kernels("ascend910b"), Status.OK, "ascend910b"),
+    ("cann.kernels", kernels("ascend310p"), Status.FAIL, "ascend310p"),
+    ("cann.kernels", kernels(), Status.FAIL, "not installed"),
+    ("cann.kernels", kernels(hollow=("ascend910b",)), Status.FAIL, "next to no operators"),
+    ("cann.kernels", both(with_table("Ascend910"), kernels("ascend910b")), Status.FAIL, "needs ascend910_93"),
+    ("cann.kernels", both(with_table("Ascend910"), kernels("ascend910_93", "ascend910b")), Status.OK, "ascend910_93"),
+    ("cann.kernels", both(lost("kernels"), ops("8.5.0", chip="310p")), Status.FAIL, "310p"),
+    ("cann.kernels", both(lost("kernels"), ops("8.5.0", chip="910B")), Status.OK, "ascend910b"),
+    ("cann.kernels", both(lost("kernels"), put(ops=None)), Status.UNKNOWN, "cann.kernels"),
+    ("cann.kernels", cards(name="Ascend1234"), Status.SKIP, ""),
+    ("cann.custom-ops", custom("/ops/vendors/customize", chips=("ascend910b",)), Status.OK, "1"),
+    ("cann.custom-ops", custom("/ops/vendors/CAM", is_there=False), Status.WARN, "/ops/vendors/CAM"),
+    ("cann.custom-ops", custom("/ops/vendors/customize", chips=("ascend910_93",)), Status.WARN, "ascend910_93"),
+    (
+        "cann.custom-ops",
+        put(custom=CustomOps((), (f"{ROOT}/opp/vendors/config.ini",))),
+        Status.FAIL,
+        "config.ini",
+    ),
+    ("nnal.sourced", both(variables(ATB_HOME_PATH="/gone"), atb(home="/gone", is_there=False)), Status.FAIL, "/gone"),
+    ("nnal.sourced", variables(LD_LIBRARY_PATH=f"{ROOT}/lib64"), Status.WARN, "libatb.so"),
+    ("nnal.library", atb(has_library=False), Status.FAIL, "libatb.so"),
+    ("nnal.library", atb(), Status.OK, "libatb.so"),
+    ("nnal.library", atb(is_there=False), Status.SKIP, ""),
+    ("nnal.abi", both(atb(), put(torch_abi="0")), Status.FAIL, "cxx_abi_0"),
+    ("nnal.abi", both(atb(), put(torch_abi="1")), Status.OK, "cxx_abi_1"),
+    ("nnal.abi", both(atb(abi=""), put(torch_abi="1")), Status.SKIP, ""),
+    ("nnal.abi", both(atb(abi="0"), put(torch_abi=None), installed(torch="2.7.1+cpu")), Status.FAIL, "cxx_abi_0"),
+    ("nnal.abi", both(atb(abi="0"), put(torch_abi=None), installed(torch="2.5.1")), Status.SKIP, ""),
+    ("cann.found", part("toolkit", torn=INFO), Status.WARN, INFO),
+    ("cann.found", part("toolkit", set_env=""), Status.WARN, "set_env.sh"),
+    ("cann.found", part("toolkit", torn=""), Status.OK, "8.5.0"),
+]
+# Their cases stand with those of the other checks that were there from the start.
+ELSEWHERE = {"cann.sourced", "cann.arch", "cann.driver", "nnal.present"}
+MINE = [check for check in CHECKS if check.id.split(".")[0] in ("cann", "nnal")]
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "status", "words"),
+    CASES,
+    ids=[f"{number}-{c[0]}-{c[2].value}" for number, c in enumerate(CASES)],
+)
+def test_one_change_gives_the_expected_finding(check: str, change: Change, status: Status, words: str) -> None:
+    finding = find(change(HEALTHY), check)
+    assert (finding.status, words in say(finding.says)) == (status, True), (finding.status, say(finding.says))
+    assert finding.source and say(finding.says, "zh")
+    if status in (Status.FAIL, Status.WARN):
+        assert finding.evidence and finding.fix is not None
+        assert say(finding.fix.says) and say(finding.fix.says, "zh")
+
+
+def test_every_check_has_a_case_that_is_not_fine_and_one_that_is() -> None:
+    bad = {case[0] for case in CASES if case[2] in (Status.FAIL, Status.WARN)}
+    fine = {case[0] for case in CASES if case[2] is Status.OK} | {"nnal.sourced"}
+    assert {check.id for check in MINE} - ELSEWHERE == bad
+    assert bad - fine == set()
+
+
+@pytest.mark.parametrize("check", [check for check in MINE if check.reads], ids=lambda check: check.id)
+def test_what_could_not_be_read_is_unknown_and_never_fine(check: Any) -> None:
+    for name in check.reads:
+        assert find(lost(name)(HEALTHY), check.id).status is Status.UNKNOWN
+
+
+def test_libraries_under_another_name_of_the_same_install_count_as_sourced() -> None:
+    latest = "/usr/local/Ascend/ascend-toolkit/latest"
+    by_link = entry("LD_LIBRARY_PATH", f"{latest}/lib64", latest, real=ROOT)
+    change = both(variables(LD_LIBRARY_PATH=f"{latest}/lib64"), entries(by_link))
+    assert find(change(HEALTHY), "cann.sourced").status is Status.OK
+    untold = both(variables(LD_LIBRARY_PATH=f"{latest}/lib64"), entries(dataclasses.replace(by_link, real="")))
+    assert find(untold(HEALTHY), "cann.sourced").status is Status.FAIL
+
+
+def test_the_cure_for_another_abi_names_the_option_of_the_script() -> None:
+    finding = find(both(atb(), put(torch_abi="0"))(HEALTHY), "nnal.abi")
+    assert finding.fix is not None
+    assert finding.fix.commands == (("source", "/usr/local/Ascend/nnal/atb/set_env.sh", "--cxx_abi=0"),)
+
+
+def test_without_cann_one_check_speaks() -> None:
+    lines = Evidence("/usr/local/Ascend/cann", "absent")
+    facts = dataclasses.replace(
+        HEALTHY,
+        cann=dataclasses.replace(
+            HEALTHY.cann, **{field.name: absent(lines) for field in dataclasses.fields(HEALTHY.cann)}
+        ),
+        environment=known({"HOME": "/root"}, lines),
+    )
+    speaking = [check.id for check in MINE if find(facts, check.id).status not in (Status.OK, Status.SKIP)]
+    assert speaking == ["cann.found"]

@@ -1,0 +1,378 @@
+"""Checks about cards and devices: one change to a healthy A2 host each, and every healthy table that was published."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble
+
+from npuenv._toml import load_file
+from npuenv.checks import Status, check_all
+from npuenv.checks.npu.boards import CHECKS as BOARDS
+from npuenv.checks.npu.cards import CHECKS as CARDS
+from npuenv.checks.npu.devices import CHECKS as DEVICES
+from npuenv.checks.npu.driver import CHECKS as DRIVER
+from npuenv.facts import Evidence
+from npuenv.facts.machine.account import Account
+from npuenv.facts.npu.burn import Dmi, parse_dmi
+from npuenv.facts.npu.holders import Holder
+from npuenv.facts.npu.kernel import Claim, KernelEvent, parse_kernel_log
+from npuenv.facts.npu.queries import (
+    Board,
+    Ecc,
+    FaultEvent,
+    Health,
+    Mapped,
+    Refusal,
+    Spod,
+    Topology,
+    parse_board,
+    parse_ecc,
+    parse_health,
+    parse_spod,
+    parse_topology,
+)
+from npuenv.facts.npu.smi import Process, SmiTable, Trouble, parse_info
+from npuenv.facts.python.interpreter import DeviceRun, Devices
+from npuenv.matrix import load_matrix
+from npuenv.messages import LANGUAGES, say
+
+OURS = (*CARDS, *BOARDS, *DEVICES)
+TABLES = sorted((Path(__file__).parents[1] / "facts" / "cases" / "smi").glob("info_*.toml"))
+CONTAINER = put(container="docker")
+ME = Account(1000, 1000, "bob", (1000,), ("bob",))
+BOARD = Board(0, None, None, None, None, None, "25.5.1", "7.8.0.5.216", "OK", None, None)
+SPOD = Spod(0, 0, 16777216, 384, 0, 4)
+RUN = DeviceRun(0, True, True, 0.001, 1, "")
+EIGHT = tuple(dataclasses.replace(RUN, number=number) for number in range(8))
+
+
+def table_of(name: str) -> SmiTable:
+    read = parse_info(load_file(TABLES[0].parent / f"{name}.toml")["output"])
+    assert isinstance(read, SmiTable)
+    return read
+
+
+def health(status: str, *codes: str, npu: int = 0) -> Change:
+    return put(health=(Health(npu, 0, status, codes, ()),))
+
+
+def ill(status: str, *codes: str) -> Change:
+    return both(cards(health=status), health(status, *codes))
+
+
+def holder(**values: object) -> Change:
+    """A process on NPU 2, in the table and as this session sees it."""
+    first = Holder(2, 0, 4711, "python", 41230, False, True, 1000, False)
+    held = dataclasses.replace(first, **values)  # type: ignore[arg-type]
+    row = Process(2, 0, 4711, "python", 41230)
+    return both(part("smi", processes=(row,)), put(holders=(held,), account=ME))
+
+
+def ecc(**counts: int) -> Change:
+    labels = {name.replace("_", " "): count for name, count in counts.items()}
+    return put(ecc=(Ecc(3, 0, labels),))
+
+
+def without(*numbers: int) -> Change:
+    """Cards taken out of the table and out of /dev."""
+    assert HEALTHY.npu.smi.value is not None
+    left = tuple(card for card in HEALTHY.npu.smi.value.cards if card.npu not in numbers)
+    return both(part("smi", cards=left), nodes(*(card.npu for card in left)), put(mapped=None, pci_addresses=None))
+
+
+def chips(*suffixes: str) -> Change:
+    return put(chips=tuple(dataclasses.replace(BOARD, chip_name="Ascend910", npu_name=suffix) for suffix in suffixes))
+
+
+def links(word: str, count: int = 8, **changes: str) -> Change:
+    rows = {
+        one: {
+            other: changes.get(f"n{min(one, other)}_{max(one, other)}", word) for other in range(count) if other != one
+        }
+        for one in range(count)
+    }
+    return put(topology=Topology(rows, {}, True))
+
+
+def devices(*runs: DeviceRun, error: str = "", **values: object) -> Change:
+    reached = [run for run in runs if not run.error]
+    value = Devices(
+        True, 8, ("Ascend910B2",) * 8, all(run.copies_exactly for run in reached) if reached else None,
+        all(run.computes_correctly for run in reached) if reached else None, 0.2, 0.05, error, runs,
+    )  # fmt: skip
+    return put(devices=dataclasses.replace(value, **values))  # type: ignore[arg-type]
+
+
+def put_kernel(events: tuple[KernelEvent, ...]) -> Change:
+    return put(**{"npu.kernel": events})
+
+
+def dmi(**items: str) -> Change:
+    return put(dmi=Dmi(items, {"aicore": ("Device 4: a timeout error occurred.",)}, 0, ""))
+
+
+def burn(*runs: DeviceRun) -> Change:
+    return put(burn=Devices(True, 8, (), True, True, 0.1, 0.5, "", runs))
+
+
+EVENTS = {
+    name: KernelEvent(name, 5, "A6193215" if name == "exception" else "", "line")
+    for name in ("abnormal", "exception", "conflict")
+}
+CASES: list[tuple[str, Change, Status, str]] = [
+    ("cards.healthy", ill("Alarm"), Status.WARN, "0.0"),
+    ("cards.healthy", ill("Alarm", "A4025021", "8C03A000", "8C084E00"), Status.FAIL, "8C03A000"),
+    ("cards.healthy", ill("Alarm", "A4025021"), Status.WARN, "A4025021"),
+    ("cards.healthy", ill("Warning", "80C98008"), Status.WARN, "80C98008"),
+    ("cards.healthy", ill("Warning", "80E01801"), Status.WARN, "80E01801"),
+    ("cards.healthy", ill("Alarm", "80E18402"), Status.FAIL, "80E18402"),
+    ("cards.healthy", ill("Alarm", "12345678"), Status.WARN, "12345678"),
+    ("cards.healthy", ill("Critical"), Status.FAIL, "Critical"),
+    ("cards.healthy", cards(health="Critical", power_w=0.0), Status.FAIL, "dead"),
+    ("cards.healthy", health("Alarm", "8C084E00", npu=3), Status.WARN, "3.0"),
+    ("cards.healthy", cards(health="UNKNOWN"), Status.UNKNOWN, "health"),
+    ("cards.supported", cards(name="910B"), Status.FAIL, "first-generation"),
+    ("cards.supported", cards(name="910PremiumA"), Status.FAIL, "910PremiumA"),
+    ("cards.complete", without(3), Status.WARN, "NPU 3"),
+    ("cards.complete", without(0, 1, 2, 3, 6, 7), Status.OK, "2 chips"),
+    ("cards.complete", both(without(3), CONTAINER), Status.SKIP, "container"),
+    ("cards.complete", put(pci_addresses=("0000:c1:00.0", "0000:ff:00.0")), Status.WARN, "0000:ff:00.0"),
+    ("cards.complete",
+     put(mapped=(Mapped(8, 0, 8, 8, "Ascend 910B2"), Mapped(0, 1, None, None, "Mcu"))),
+     Status.WARN, "NPU 8.0"),
+    ("cards.complete", put(pci_addresses=("0000:c1:00.0", "0000:c1:00.3")), Status.OK, "8 chips"),
+    ("cards.complete", nodes(0, 1, 2), Status.SKIP, "nodes"),
+    ("cards.complete", part("smi", is_complete=False), Status.UNKNOWN, "cut"),
+    ("cards.one-kind", cards(name="910B3"), Status.WARN, "910B2, 910B3"),
+    ("cards.one-kind", chips("9391", "9392"), Status.WARN, "Ascend910 9391, Ascend910 9392"),
+    ("cards.one-kind", chips("9391", "9391"), Status.OK, "one kind"),
+    ("cards.whole", cards(npu=32768), Status.OK, "1 slices"),
+    ("cards.free", holder(), Status.WARN, "your own processes 4711"),
+    ("cards.free", holder(uid=1001), Status.WARN, "other users"),
+    ("cards.free", holder(is_here=False, uid=None, is_in_container=True), Status.WARN, "in containers"),
+    ("cards.free", holder(is_zombie=True), Status.WARN, "dead but not gone"),
+    ("cards.free", holder(is_here=False, uid=None), Status.WARN, "processes run on NPU 2"),
+    ("cards.free", cards(hbm_used_mib=61440), Status.WARN, "hold memory"),
+    ("cards.free", both(holder(), cards(hbm_used_mib=61440)), Status.WARN, "chips 0.0"),
+    ("cards.free", both(cards(hbm_used_mib=61440), part("smi", listed=())), Status.OK, "no process"),
+    ("cards.stuck", cards(busy_percent=100), Status.WARN, "0.0"),
+    ("cards.stuck", both(cards(busy_percent=100), CONTAINER), Status.SKIP, "container"),
+    ("cards.stuck", cards(busy_percent=99), Status.OK, "busy"),
+    ("cards.stuck", both(cards(busy_percent=100), cards(hbm_used_mib=61440)), Status.OK, "none of"),
+    ("cards.answer", put(silent=(Refusal("timeout", "did not end"),)), Status.FAIL, "1 questions"),
+    ("cards.answer", put(silent=None), Status.SKIP, "does not tell"),
+    ("cards.memory", ecc(HBM_Double_Bit_Error_Count=2), Status.WARN, "3.0"),
+    ("cards.memory", ecc(HBM_Double_Bit_Isolated_Pages_Count=1), Status.WARN, "3.0"),
+    ("cards.memory", ecc(HBM_Single_Bit_Error_Count=9, HBM_Double_Bit_Aggregate_Total_Err_Cnt=1), Status.OK, "1 cards"),
+    ("cards.alike",
+     put(boards=(BOARD, dataclasses.replace(BOARD, firmware="7.7.0.6.236"))),
+     Status.WARN, "7.7.0.6.236"),
+    ("cards.alike", put(boards=(BOARD, dataclasses.replace(BOARD, driver="25.2.0"))), Status.WARN, "25.2.0"),
+    ("cards.alike",
+     put(boards=(BOARD, dataclasses.replace(BOARD, firmware=None, driver=None))),
+     Status.OK, "7.8.0.5.216"),
+    ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT OK"),)), Status.FAIL, "NPU 0"),
+    ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT SUPPORT"),)), Status.SKIP, "tell"),
+    ("cards.linked", links("HCCS", n1_6="SYS"), Status.WARN, "1-6"),
+    ("cards.linked", links("SYS"), Status.OK, "PCIe only"),
+    ("cards.linked", part("topology", is_complete=False), Status.UNKNOWN, "cut"),
+    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5))), Status.OK, "server 4"),
+    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, server=3))), Status.FAIL, "0/3, 0/4"),
+    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, npu=1))), Status.FAIL, "16777216"),
+    ("cards.events", put(faults=()), Status.OK, "no present fault"),
+    ("cards.events", put(faults=(FaultEvent(0, "81AF8000", 2, ""),)), Status.WARN, "81AF8000"),
+    ("cards.events", put(faults=(FaultEvent(0, "80E18402", 2, ""),)), Status.FAIL, "80E18402"),
+    ("cards.events", put(faults=(FaultEvent(0, "80E21007", 1, ""),)), Status.OK, "80E21007"),
+    ("cards.kernel", put_kernel((EVENTS["abnormal"],)), Status.WARN, "device 5"),
+    ("cards.kernel", put_kernel((EVENTS["exception"],)), Status.WARN, "device 5"),
+    ("cards.kernel", put_kernel((EVENTS["conflict"],)), Status.OK, "since the boot"),
+    ("cards.kernel", both(put_kernel((EVENTS["abnormal"],)), cards(health="Alarm")), Status.SKIP, "health"),
+    ("cards.claimed", put(claims=(Claim(0, 4711, (0, 1), False),)), Status.WARN, "4711"),
+    ("cards.claimed",
+     put(claims=(Claim(0, 4711, (0, 1), True), Claim(128, 1, (0,), False))),
+     Status.OK, "no container"),
+    ("cards.claimed", both(put(claims=(Claim(0, 4711, (0, 1), False),)), holder()), Status.SKIP, "processes"),
+    ("cards.claimed", both(put(claims=(Claim(0, 4711, (0, 1), False),)), CONTAINER), Status.SKIP, "tell"),
+    ("devices.computes", devices(error="RuntimeError: drvRetCode=87"), Status.FAIL, "held by another container"),
+    ("devices.computes", devices(error="ModuleNotFoundError: x"), Status.FAIL, "ModuleNotFoundError"),
+    ("devices.computes",
+     devices(dataclasses.replace(RUN, computes_correctly=False), *EIGHT[1:]),
+     Status.FAIL, "devices 0 is wrong"),
+    ("devices.computes",
+     devices(dataclasses.replace(RUN, copies_exactly=False), *EIGHT[1:]),
+     Status.FAIL, "devices 0 came back"),
+    ("devices.computes",
+     devices(*(dataclasses.replace(run, computes_correctly=False) for run in EIGHT)),
+     Status.FAIL, "8 devices"),
+    ("devices.computes", devices(*EIGHT, count=7), Status.WARN, "7"),
+    ("devices.answers", devices(*EIGHT), Status.OK, "all 8"),
+    ("devices.answers",
+     devices(*EIGHT[:7], dataclasses.replace(EIGHT[7], error="ended by signal 11")),
+     Status.FAIL, "7"),
+    ("devices.answers",
+     both(devices(*EIGHT[:7], dataclasses.replace(EIGHT[7], error="busy")), holder()),
+     Status.WARN, "7"),
+    ("devices.answers", devices(dataclasses.replace(RUN, error="x"), error="x"), Status.SKIP, "alone"),
+    ("devices.burn-in", burn(*EIGHT), Status.OK, "8 products"),
+    ("devices.burn-in", burn(*EIGHT[:7], dataclasses.replace(EIGHT[7], computes_correctly=False)), Status.FAIL, "7"),
+    ("devices.burn-in", gone("burn", Evidence("npu-smi info", "processes run on the cards")), Status.SKIP, "not done"),
+    ("devices.dmi", dmi(driver="HEALTH", aicore="PASS", prbs="SKIP"), Status.OK, "driver, aicore"),
+    ("devices.dmi", dmi(driver="HEALTH", aicore="EMERGENCY_WARN"), Status.FAIL, "aicore EMERGENCY_WARN"),
+    ("devices.dmi", dmi(driver="HEALTH", aicore="FAIL"), Status.FAIL, "aicore FAIL"),
+    ("devices.dmi", dmi(driver="GENERAL_WARN"), Status.WARN, "driver GENERAL_WARN"),
+    ("devices.dmi", dmi(prbs="SKIP"), Status.SKIP, "nothing to say"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "change", "status", "words"), CASES, ids=lambda value: getattr(value, "value", None))
+def test_one_change_gives_the_expected_finding(check: str, change: Change, status: Status, words: str) -> None:
+    finding = find(change(HEALTHY), check, level=3)
+    assert (finding.status, words in say(finding.says)) == (status, True), say(finding.says)
+    if status is Status.FAIL:
+        assert finding.fix is not None
+    for lang in LANGUAGES:
+        assert "{" not in say(finding.says, lang)
+        assert finding.fix is None or "{" not in say(finding.fix.says, lang)
+
+
+@pytest.mark.parametrize("check", [check for check in OURS if check.reads], ids=lambda check: check.id)
+def test_an_input_that_is_unknown_makes_the_finding_unknown(check: object) -> None:
+    assert hasattr(check, "reads") and hasattr(check, "id")
+    names = ["npu.smi", "npu.smi_trouble"] if "npu.smi_trouble" in check.reads else list(check.reads)
+    finding = find(lost(*names)(HEALTHY), check.id, level=3)
+    assert finding.status is Status.UNKNOWN
+
+
+def test_every_check_has_a_case_that_is_right_and_one_that_is_not() -> None:
+    healthy = {item.check for item in check_all(HEALTHY, level=3, checks=OURS) if item.status is Status.OK}
+    right = healthy | {check for check, _, status, _ in CASES if status is Status.OK}
+    wrong = {check for check, _, status, _ in CASES if status in (Status.WARN, Status.FAIL)}
+    elsewhere = {"cards.present", "devices.openable", "devices.managers", "devices.agree", "session.visible-devices"}
+    ids = {check.id for check in OURS}
+    assert ids - right == set()
+    assert ids - wrong - elsewhere == {"cards.whole"}  # a fault only for a framework that trains
+
+
+@pytest.mark.parametrize(
+    ("framework", "status"), [("verl", Status.FAIL), ("roll", Status.FAIL), ("vllm-ascend", Status.OK)]
+)
+def test_slices_are_a_fault_for_training_alone(framework: str, status: Status) -> None:
+    table = table_of("info_310P3_vnpu_container_25.5.1")
+    assert find(put(smi=table)(HEALTHY), "cards.whole", framework=framework).status is status
+
+
+def test_a_table_that_npu_smi_cannot_give_is_told_once() -> None:
+    facts = trouble(Trouble.INIT, -8005)(HEALTHY)
+    absent_details = put(
+        health=None,
+        ecc=None,
+        boards=None,
+        chips=None,
+        mapped=None,
+        topology=None,
+        spods=None,
+        silent=None,
+        holders=None,
+    )
+    found = check_all(absent_details(facts), level=1, checks=(*OURS, *DRIVER))
+    told = {item.check for item in found if item.status in (Status.FAIL, Status.UNKNOWN)}
+    assert told == {"driver.npu-smi", "cards.healthy"}
+
+
+def test_my_own_processes_are_ended_by_number_and_only_on_request() -> None:
+    cure = find(holder()(HEALTHY), "cards.free").fix
+    assert cure is not None and cure.commands == (("kill", "4711"),) and cure.is_dangerous
+
+
+BUSY = {"info_910B3_25.0.rc1.b010_busy", "info_910B3_25.2.0_one_proc", "info_910B3_26.0_process_table"}
+BUSY |= {"info_A3_25.3.rc1_16chips_busy", "info_hugepages_23.0.rc3"}
+FIRST_GENERATION = {"info_910B_22.0.4.1", "info_910B_ddr_25.5.2"}
+SICK = {"info_950PR_25.7.rc1_alarm"}
+
+
+@pytest.mark.parametrize("path", [path for path in TABLES if path.stem not in SICK], ids=lambda path: path.stem)
+@pytest.mark.parametrize("container", [None, "docker"])
+def test_a_healthy_table_gives_no_alarm(path: Path, container: str | None) -> None:
+    """The tables as people showed them; cards in use are in use, and the first generation is what it is."""
+    table = table_of(path.stem)
+    assert HEALTHY.npu.driver.value is not None
+    version = dataclasses.replace(HEALTHY.npu.driver.value, version=table.driver or "25.5.1")
+    other = {
+        "holders": (), "health": None, "ecc": None, "boards": None, "chips": None, "mapped": None, "topology": None,
+        "spods": None, "faults": None, "pci_addresses": None, "claims": None, "nodes": None, "devices": None,
+    }  # fmt: skip
+    facts = put(smi=table, container=container, driver=version, topology_files=("950",), **other)(HEALTHY)
+    found = check_all(facts, level=3, checks=(*OURS, *DRIVER))
+    loud = {item.check: say(item.says) for item in found if item.status in (Status.WARN, Status.FAIL)}
+    if path.stem in BUSY:
+        assert "run on NPU" in loud.pop("cards.free")
+    if path.stem in FIRST_GENERATION:
+        assert "first-generation" in loud.pop("cards.supported")
+    assert loud == {}
+
+
+def test_the_sick_table_names_its_two_ill_cards_and_the_memory_that_nobody_holds() -> None:
+    facts = put(smi=table_of("info_950PR_25.7.rc1_alarm"), holders=(), health=None)(HEALTHY)
+    assert say(find(facts, "cards.healthy").says).startswith("chips 0.0, 1.0 ")
+    free = find(facts, "cards.free")
+    assert "NPU 0" in say(free.says) and "chips 1.0" in say(free.says)
+    assert find(facts, "cards.stuck").status is Status.OK  # its 100 % belong to the memory that is told already
+
+
+def test_a_half_pair_of_a3_is_missed_and_a_lone_card_is_not() -> None:
+    table = table_of("info_A3_25.3.rc1_16chips_busy")
+    half = dataclasses.replace(table, cards=table.cards[:-1])
+    facts = put(smi=half, nodes=None, mapped=None, pci_addresses=None)(HEALTHY)
+    assert "NPU 7" in say(find(facts, "cards.complete").says)
+
+
+def details_of(folder: str, name: str) -> str:
+    text: str = load_file(TABLES[0].parents[1] / folder / f"{name}.toml")["output"]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (put(health=parse_health(details_of("npu_health", "health_ok_910A_23.0.5"))), "cards.healthy"),
+        (put(health=parse_health(details_of("npu_health", "health_950_doc"))), "cards.healthy"),
+        (put(ecc=parse_ecc(details_of("npu_ecc", "ecc_910A_23.0.5"))), "cards.memory"),
+        (put(boards=parse_board(details_of("npu_board", "board_card_910A_23.0.5"))), "cards.alike"),
+        (put(boards=parse_board(details_of("npu_board", "board_950PR_25.7.rc1.6"))), "cards.compatible"),
+        (put(topology=parse_topology(details_of("npu_topology", "topo_910B3_24.1.rc1"))), "cards.linked"),
+        (put(topology=parse_topology(details_of("npu_topology", "topo_950_single_doc"))), "cards.linked"),
+        (put(spods=(parse_spod(details_of("npu_spod", "spod_info_A3")),)), "cards.super-pod"),
+        (put_kernel(parse_kernel_log(details_of("npu_kernel", "healthy"))), "cards.kernel"),
+        (put(dmi=parse_dmi(details_of("npu_dmi", "health_check"), 0)), "devices.dmi"),
+    ],
+)
+def test_a_healthy_answer_of_a_real_card_gives_no_alarm(change: Change, check: str) -> None:
+    assert find(change(HEALTHY), check, level=3).status is Status.OK
+
+
+def test_the_alarm_of_a_real_card_names_its_codes_and_the_cost_of_a_reset() -> None:
+    (found,) = parse_health(details_of("npu_health", "health_alarm_910A_23.0.5"))
+    facts = both(cards(health="Alarm"), put(health=(dataclasses.replace(found, npu=0, chip=0),)))(HEALTHY)
+    finding = find(facts, "cards.healthy")
+    assert finding.status is Status.FAIL
+    assert "A4025021, 8C03A000, 8C084E00" in say(finding.says)
+    assert finding.fix is not None and "every process on the card ends" in say(finding.fix.says)
+    assert finding.fix.commands == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [
+        ("80E21007", "none"),
+        ("8c03a000", "reset"),
+        ("A2301001", "separate"),
+        ("A8028801", "separate"),
+        ("00000000", None),
+    ],
+)
+def test_of_two_rows_for_an_event_the_graver_one_counts(code: str, action: str | None) -> None:
+    row = load_matrix().npu_fault(code)
+    assert (row.action if row else None) == action

@@ -1,0 +1,182 @@
+"""Checks of the machine and its folders on a healthy host with one thing changed: what they find, with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+from changes import HEALTHY, both, find, gone, lost, put, variables
+
+from npuenv.checks import Status
+from npuenv.checks.registry import CHECKS
+from npuenv.facts.base import Evidence
+from npuenv.facts.machine.account import Account, Privileges
+from npuenv.facts.machine.hardware import Memory
+from npuenv.facts.machine.libraries import CxxLibrary
+from npuenv.facts.machine.mounts import Folder, Mount
+from npuenv.facts.machine.places import Cache
+from npuenv.facts.machine.processes import Process, Processes
+from npuenv.facts.machine.system import Space
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from changes import Change
+
+GIB = 1 << 20
+OK, WARN, FAIL, SKIP, UNKNOWN = Status.OK, Status.WARN, Status.FAIL, Status.SKIP, Status.UNKNOWN
+ROOT = Mount("/", "ext4", ("rw",))
+BOB = Account(1000, 1000, "bob", (1000,), ("bob",))
+
+
+def folder(path: str = "/tmp", free: int = 500 * GIB, *, mount: Mount | None = ROOT, **values: object) -> Folder:
+    whole = Folder(path, True, free, 1000 * GIB, 60_000_000, 50_000_000, mount.place if mount else "/", mount)
+    return dataclasses.replace(whole, **values)  # type: ignore[arg-type]  # fields by name
+
+
+def memory(available: int, total: int = 512 * GIB) -> Memory:
+    return Memory(total, available, 8 * GIB, 2 * GIB, 0, 2048)
+
+
+def table(*rows: tuple[int, int, str, str], init: str = "systemd") -> Change:
+    found = [Process(pid, parent, stat, name) for pid, parent, stat, name in rows]
+    return put(processes=Processes(100, init, tuple(found), tuple(item for item in found if item.is_zombie)))
+
+
+def cache(variable: str, **values: object) -> Cache:
+    return Cache(variable, "/data/cache", folder("/data/cache", mount=Mount("/data", "nfs4", ("rw",)), **values))
+
+
+LUSTRE = Mount("/lustre", "lustre", ("rw", "lazystatfs"))
+CASES: list[tuple[str, Change, Status, str]] = [
+    ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 100)), FAIL, "64.0 GiB"),
+    ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 3 * GIB)), WARN, "3.0 GiB"),
+    ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 30 * GIB)), OK, "30.0 GiB"),
+    ("machine.shared-memory-free", put(shared_memory=Space(65536, 0)), SKIP, "too little"),
+    ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/opt/gcc7/lib64/libstdc++.so.6", 19, True)), FAIL, "3.4.19"),
+    ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/usr/lib64/libstdc++.so.6", 19, False)), FAIL, "/usr/lib64"),
+    ("machine.libstdcxx", both(put(libstdcxx=CxxLibrary("/x", 19, False)), put(glibc="2.17")), SKIP, "C library"),
+    ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/x", 24, False)), OK, "3.4.24"),
+    ("machine.libstdcxx", put(libstdcxx=None), SKIP, "no libstdc++"),
+    ("machine.tasks", both(put(limits={"Max processes": 1024}), put(account=BOB)), WARN, "1024"),
+    ("machine.tasks", put(limits={"Max processes": 1024}), OK, "enough"),  # the superuser is not held to it
+    ("machine.tasks", both(put(limits={"Max processes": -1}), put(account=BOB)), OK, "enough"),
+    ("machine.tasks", put(limits={}), SKIP, "no such limit"),
+    ("machine.memory", put(memory=memory(GIB)), WARN, "1.0 GiB of 512.0 GiB"),
+    ("machine.memory", put(memory=memory(3 * GIB)), WARN, "3.0 GiB"),
+    ("machine.memory", put(memory=memory(100 * GIB)), OK, "100.0 GiB"),
+    ("machine.memory", put(memory=memory(GIB, 4 * GIB)), OK, "1.0 GiB"),  # a small machine that is idle
+    ("machine.memory", put(memory=Memory(GIB, None, None, None, None, None)), SKIP, "does not say"),
+    ("machine.clock", put(time="1970-01-01T00:03:00Z"), FAIL, "1970"),
+    ("machine.clock", put(time="2106-02-07T06:28:15Z"), FAIL, "2106"),
+    ("machine.clock", put(time="2026-11-21T10:00:00Z"), OK, "2026"),
+    ("machine.encoding", put(encoding="gb18030"), WARN, "gb18030"),
+    ("machine.encoding", put(encoding=None), OK, "utf-8"),
+    ("machine.encoding", both(put(encoding="gb18030"), variables(PYTHONUTF8="1")), OK, ""),
+    ("machine.user-entry", put(account=Account(1000, 1000, None, (1000,), ())), FAIL, "1000"),
+    ("machine.user-entry", put(account=BOB), OK, "1000"),
+    ("machine.user-entry", put(account=None), SKIP, "not known"),
+    ("machine.driver-group", both(put(driver_group=None), put(container=None)), WARN, "HwHiAiUser"),
+    ("machine.driver-group", put(driver_group=1000, container=None), OK, "there"),
+    ("machine.driver-group", put(driver_group=None, container="docker"), SKIP, "host"),
+    ("machine.leftovers", table((7, 1, "Sl", "VLLM::EngineCor")), WARN, "7"),
+    ("machine.leftovers", table((7, 1, "Sl", "VLLM::EngineCor"), init="vllm"), OK, "none"),  # the server is process 1
+    ("machine.leftovers", table((7, 1, "Sl", "ray::IDLE"), (8, 1, "Sl", "ray::WorkerDict")), WARN, "2 processes"),
+    ("machine.leftovers", both(table((6, 1, "Sl", "raylet")), put(address="10.0.0.5:6379")), OK, "none"),
+    ("machine.leftovers", table((6, 1, "Sl", "raylet"), (7, 6, "Sl", "ray::IDLE")), WARN, "1 processes"),
+    ("machine.leftovers", table((5, 3, "Sl", "python3"), (6, 5, "Sl", "raylet")), OK, "none"),  # of ray.init()
+    ("machine.leftovers", table((7, 99, "Zl", "VLLMEngineCor")), WARN, "7"),
+    ("machine.leftovers", table((7, 1, "Sl", "python3")), OK, "none"),  # started with nohup
+    ("machine.leftovers", put(processes=None), SKIP, "cannot be seen"),
+    ("machine.zombies", table((7, 1, "Z", "python3 <defunct>"), init="sleep"), WARN, "1 processes"),
+    ("machine.zombies", table(*((n, 5, "Z", "python3 <defunct>") for n in range(10, 20))), WARN, "10 processes"),
+    ("machine.zombies", table((7, 5, "Z", "python3 <defunct>")), OK, "none"),  # its parent may be about to look
+    ("machine.home", put(home=folder("/home/npu", is_writable=False)), FAIL, "/home/npu"),
+    ("machine.home", put(home=folder("/home/npu", is_writable=None)), UNKNOWN, "/home/npu"),
+    ("machine.home", put(home=folder("/home/npu")), OK, "/home/npu"),
+    ("machine.home", put(home=None), FAIL, "not there"),
+    ("machine.tmp", put(tmp=None), FAIL, "/tmp"),
+    ("machine.tmp", put(tmp=folder(is_writable=False)), FAIL, "cannot be written"),
+    ("machine.tmp", put(tmp=folder(free=100 << 10, mount=Mount("/tmp", "tmpfs", ("rw",)))), FAIL, "100 MiB"),
+    ("machine.tmp", put(tmp=folder(free=GIB, mount=Mount("/tmp", "tmpfs", ("rw",)))), WARN, "1.0 GiB"),
+    ("machine.tmp", both(put(tmp=folder(free=100)), put(home=folder("/root", free=100))), OK, "/tmp"),  # one disk
+    ("machine.tmp", put(tmp=folder(mount=Mount("/tmp", "tmpfs", ("rw", "noexec")))), WARN, "noexec"),
+    ("machine.tmp", put(tmp=folder()), OK, "/tmp"),
+    ("machine.inodes", put(home=folder("/root", files_free=100)), FAIL, "100 more files"),
+    ("machine.inodes", put(tmp=folder(files_free=2_000)), WARN, "2000"),
+    ("machine.inodes", put(tmp=folder(files_free=20_000)), OK, "20000"),
+    ("machine.inodes", put(home=folder(files_free=None), tmp=folder(files_free=None)), SKIP, "no such limit"),
+    ("machine.inodes", put(caches=(cache("HF_HOME", files_free=7),)), FAIL, "/data/cache"),
+    ("machine.caches", put(caches=(cache("TRITON_CACHE_DIR", is_writable=False),)), FAIL, "TRITON_CACHE_DIR"),
+    ("machine.caches", put(caches=(cache("HF_HOME", is_writable=False),)), WARN, "HF_HOME"),
+    (
+        "machine.caches",
+        both(put(caches=(cache("HF_HOME", is_writable=False),)), variables(HF_HUB_OFFLINE="1")),
+        OK,  # models that lie there ready, and are meant to be read only
+        "HF_HOME",
+    ),
+    ("machine.caches", put(caches=(cache("VLLM_CACHE_ROOT", free=1000),)), WARN, "VLLM_CACHE_ROOT"),
+    ("machine.caches", put(caches=None), SKIP, "no cache variable"),
+    ("machine.file-locks", put(home=folder("/lustre/bob", mount=LUSTRE)), WARN, "/lustre"),
+    (
+        "machine.file-locks",
+        put(home=folder("/lustre/bob", mount=Mount("/lustre", "lustre", ("rw", "flock")))),
+        OK,
+        "nothing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "change", "status", "words"), CASES)
+def test_each_check_of_the_machine_finds_what_is_there(check: str, change: Change, status: Status, words: str) -> None:
+    finding = find(change(HEALTHY), check)
+    assert finding.status is status, finding
+    assert words in say(finding.says) and say(finding.says, "zh")
+    if finding.status in (WARN, FAIL):
+        assert finding.fix is not None and say(finding.fix.says) and say(finding.fix.says, "zh")
+
+
+@pytest.mark.parametrize(
+    "check", [check for check in CHECKS if check.id.startswith("machine.")], ids=lambda check: check.id
+)
+def test_what_could_not_be_read_is_unknown_and_never_fine(check: object) -> None:
+    from npuenv.checks.base import Check
+
+    assert isinstance(check, Check)
+    for name in check.reads:
+        assert find(lost(name)(HEALTHY), check.id).status is UNKNOWN
+    assert find(HEALTHY, check.id).status in (OK, SKIP)
+
+
+def test_leftovers_are_ended_by_their_numbers_and_only_by_the_user() -> None:
+    change = table((88120, 87990, "Zl", "VLLMEngineCor"), (90010, 1, "Sl", "ray::IDLE"))
+    cure = find(change(HEALTHY), "machine.leftovers").fix
+    assert cure is not None and cure.is_dangerous and not cure.is_automatic
+    assert cure.commands == (("kill", "87990", "90010"),)
+
+
+@pytest.mark.parametrize(("server", "status"), [("raylet", OK), ("sshd", WARN)])
+def test_the_rest_of_a_killed_ray_is_found_by_its_command_line(server: str, status: Status) -> None:
+    monitor = "/opt/env/bin/python -u /opt/env/lib/python3.11/site-packages/ray/_private/log_monitor.py --logs-dir=/tmp"
+    rows = (Process(5, 1, "Sl", server), Process(7, 1, "Sl", "python", monitor))
+    change = both(put(processes=Processes(9, "systemd", rows, ())), put(address="10.0.0.5:6379"))
+    assert find(change(HEALTHY), "machine.leftovers").status is status
+
+
+def test_a_missing_temporary_folder_is_named_as_the_session_names_it() -> None:
+    change = both(variables(TMPDIR="/scratch/gone"), gone("tmp", Evidence("df -kP /scratch/gone", "No such file")))
+    finding = find(change(HEALTHY), "machine.tmp")
+    assert "/scratch/gone" in say(finding.says)
+    assert finding.fix is not None and finding.fix.commands == (("mkdir", "-p", "/scratch/gone"),)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "is_filtered", "is_privileged", "may_set_policy"),
+    [(0xA80425FB, True, False, False), (0x1FFFFFFFFFF, False, True, True), (0xA8842 << 12, True, False, True)],
+)
+def test_privileges_are_read_off_the_bits(
+    capabilities: int, is_filtered: bool, is_privileged: bool, may_set_policy: bool
+) -> None:
+    privileges = Privileges(capabilities, is_filtered, False)
+    assert privileges.is_privileged is is_privileged
+    assert privileges.may_set_memory_policy is may_set_policy

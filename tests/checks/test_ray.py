@@ -1,0 +1,165 @@
+"""Checks of Ray on a healthy host with one thing changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from changes import HEALTHY, both, find, gone, lost, packages, put, variables
+
+from npuenv.checks import Status
+from npuenv.facts.base import Evidence
+from npuenv.facts.machine.mounts import Folder, Mount
+from npuenv.facts.machine.processes import Process, Processes
+from npuenv.facts.ray.session import Session
+from npuenv.facts.ray.status import Demand, Refusal, Resource, Trouble
+from npuenv.facts.ray.status import Status as Cluster
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from changes import Change
+
+GIB = 1 << 20
+OK, WARN, FAIL, SKIP, UNKNOWN = Status.OK, Status.WARN, Status.FAIL, Status.SKIP, Status.UNKNOWN
+NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+
+
+def cluster(nodes: int = 1, demands: tuple[Demand, ...] = (), *, used: float = 0.0, **totals: float) -> Change:
+    rows = tuple(Resource(name, used, total) for name, total in totals.items())
+    return put(status=Cluster(nodes, rows, demands))
+
+
+def demand(bundles: int = 1, how: str = "", **needs: float) -> tuple[Demand, ...]:
+    return (Demand(tuple(sorted(needs.items())), bundles, how, 1, f"{needs} * {bundles} ({how}): 1+ pending"),)
+
+
+def refused(kind: Refusal, line: str = "its line") -> Change:
+    return put(status=Trouble(kind, line), address="10.0.0.5:6379", processes=RAYLET)
+
+
+RAYLET = Processes(9, "systemd", (Process(7, 1, "Sl", "raylet"),), ())
+NO_RAY = Processes(9, "systemd", (Process(7, 1, "Sl", "python3"),), ())
+NOTED = put(address="10.0.0.5:6379", processes=NO_RAY)
+
+
+def disk(free: int, size: int = 1000 * GIB) -> Change:
+    return put(session_disk=Folder("/tmp/ray", True, free, size, None, None, "/", Mount("/", "ext4", ("rw",))))
+
+
+CASES: list[tuple[str, Change, Status, str]] = [
+    ("ray.address", put(address="10.0.0.5:6379", processes=RAYLET), OK, "10.0.0.5"),
+    ("ray.address", NOTED, WARN, "10.0.0.5"),
+    ("ray.address", both(NOTED, cluster(NPU=8.0)), OK, "10.0.0.5"),  # it answers: its node runs out of our sight
+    ("ray.address", put(address=None), SKIP, "no address"),
+    ("ray.answers", cluster(NPU=8.0), OK, "1 nodes"),
+    ("ray.answers", refused(Refusal.TOKEN, "InvalidAuthToken"), FAIL, "InvalidAuthToken"),
+    ("ray.answers", refused(Refusal.VERSION), FAIL, "another Ray"),
+    ("ray.answers", refused(Refusal.UNREACHABLE), FAIL, "its line"),
+    ("ray.answers", refused(Refusal.TIMEOUT), FAIL, "does not answer"),
+    ("ray.answers", refused(Refusal.NO_CLUSTER), FAIL, "its line"),
+    ("ray.answers", refused(Refusal.OTHER), FAIL, "its line"),
+    ("ray.answers", both(refused(Refusal.TIMEOUT), NOTED), SKIP, "no node"),
+    ("ray.npu-resource", cluster(CPU=192.0, NPU=8.0), OK, "8 cards"),
+    ("ray.npu-resource", cluster(CPU=192.0, GPU=8.0), FAIL, "8 GPU and no NPU"),
+    ("ray.npu-resource", cluster(CPU=192.0), FAIL, "no NPU, though 8"),
+    ("ray.npu-resource", put(status=None), SKIP, "no status"),
+    ("ray.gpu-declared", cluster(GPU=8.0, NPU=8.0), WARN, "8 GPU beside 8 NPU"),
+    ("ray.gpu-declared", cluster(NPU=8.0), OK, "none"),
+    ("ray.gpu-declared", cluster(GPU=8.0), SKIP, "no cards"),
+    ("ray.npu-count", cluster(2, NPU=12.0), WARN, "12 cards on 2 nodes, 16"),
+    ("ray.npu-count", cluster(2, NPU=16.0), OK, "16"),
+    ("ray.npu-count", cluster(1, NPU=16.0), FAIL, "16 cards, but 8"),
+    ("ray.npu-count", both(cluster(1, NPU=2.0), variables(ASCEND_RT_VISIBLE_DEVICES="0,1")), OK, "2"),
+    ("ray.npu-count", cluster(CPU=8.0), SKIP, "no status"),
+    ("ray.demands", cluster(CPU=4.0, NPU=8.0, demands=demand(8, "STRICT_PACK", NPU=1.0, CPU=3.0)), FAIL, "processors"),
+    (
+        "ray.demands",
+        cluster(CPU=32.0, NPU=8.0, used=5.0, demands=demand(8, "STRICT_PACK", NPU=1.0, CPU=3.0)),
+        OK,
+        "1 w",
+    ),
+    ("ray.demands", cluster(CPU=192.0, NPU=8.0, demands=demand(NPU=1.0)), WARN, "enough is free"),
+    ("ray.demands", cluster(2, CPU=40.0, NPU=16.0, demands=demand(8, "STRICT_PACK", NPU=1.0, CPU=3.0)), FAIL, "40"),
+    ("ray.demands", cluster(2, CPU=40.0, NPU=16.0, used=16.0, demands=demand(8, "PACK", NPU=1.0, CPU=3.0)), OK, "1 w"),
+    ("ray.demands", cluster(CPU=32.0, NPU=4.0, demands=demand(8, "PACK", NPU=1.0)), FAIL, "NPU"),
+    ("ray.demands", cluster(CPU=32.0, GPU=8.0, demands=demand(NPU=1.0)), SKIP, "no cards"),
+    ("ray.demands", cluster(NPU=8.0), OK, "0 waiting"),
+    ("ray.cpus", put(cpus=4.0), WARN, "4 processors for 8"),
+    ("ray.cpus", cluster(2, CPU=8.0, NPU=16.0), WARN, "8 processors for 16"),
+    ("ray.cpus", both(put(cpus=16.0), packages(verl="0.7.1")), WARN, "3 per chip"),
+    ("ray.cpus", both(put(cpus=16.0), packages(verl="0.5.0")), OK, "16"),
+    ("ray.cpus", both(put(cpus=24.0), packages(verl="0.7.1")), OK, "24"),
+    ("ray.cpus", both(put(cpus=16.0), packages(verl="of.mine")), OK, "16"),
+    ("ray.folder", put(session=Session("/tmp/ray", True, 1, None, True)), OK, "/tmp/ray"),
+    ("ray.folder", put(session=Session("/tmp/ray", False, 1, None, True)), FAIL, "another user"),
+    ("ray.folder", put(session=Session("/tmp/ray", True, 1, "10.0.0.5:6379", False)), FAIL, "another user"),
+    ("ray.folder", put(session=None), SKIP, "not used"),
+    ("ray.path-length", variables(RAY_TMPDIR="/net/projects/people/somebody/slurm_jobdir/1355700/tmp"), FAIL, "107"),
+    ("ray.path-length", variables(RAY_TMPDIR="/scratch/bob"), OK, "/scratch/bob/ray"),
+    ("ray.path-length", both(variables(TMPDIR="/x" * 40), packages(ray=None)), SKIP, "usual"),
+    ("ray.path-length", both(variables(TMPDIR="/x" * 40), packages(ray="2.50.1")), FAIL, "107"),
+    ("ray.disk", disk(30 * GIB), WARN, "97%"),
+    ("ray.disk", disk(500 * GIB), OK, "50%"),
+    ("ray.disk", disk(GIB), SKIP, "in the first place"),
+    ("ray.visible-devices", both(variables(**{NOSET: "0"}), packages(ray="2.41.0")), WARN, "2.41.0"),
+    ("ray.visible-devices", both(variables(**{NOSET: "0"}), packages(ray="2.60.0")), OK, NOSET),
+    ("ray.visible-devices", variables(**{NOSET: "1"}), OK, NOSET),
+]
+
+
+@pytest.mark.parametrize(("check", "change", "status", "words"), CASES)
+def test_each_check_of_ray_finds_what_is_there(check: str, change: Change, status: Status, words: str) -> None:
+    finding = find(change(HEALTHY), check)
+    assert finding.status is status, finding
+    assert words in say(finding.says) and say(finding.says, "zh")
+    if finding.status in (WARN, FAIL):
+        assert finding.fix is not None and say(finding.fix.says) and say(finding.fix.says, "zh")
+
+
+@pytest.mark.parametrize(
+    ("check", "fact"),
+    [
+        ("ray.address", "address"),
+        ("ray.answers", "status"),
+        ("ray.npu-resource", "status"),
+        ("ray.gpu-declared", "status"),
+        ("ray.npu-count", "status"),
+        ("ray.demands", "status"),
+        ("ray.cpus", "cpus"),
+        ("ray.folder", "session"),
+        ("ray.disk", "session"),
+    ],
+)
+def test_what_could_not_be_read_is_unknown(check: str, fact: str) -> None:
+    assert find(lost(fact)(HEALTHY), check).status is UNKNOWN
+
+
+def test_the_note_is_removed_where_it_lies_and_the_variable_is_unset() -> None:
+    note = Evidence("/tmp/ray/ray_current_cluster", "10.0.0.5:6379")
+    variable = Evidence("environment", "RAY_ADDRESS=10.0.0.5:6379")
+    commands = [find(_addressed(line), "ray.address").fix for line in (note, variable)]
+    assert [fix.commands for fix in commands if fix] == [
+        (("rm", "/tmp/ray/ray_current_cluster"),),
+        (("unset", "RAY_ADDRESS"),),
+    ]
+
+
+def _addressed(line: Evidence) -> Any:
+    import dataclasses
+
+    from npuenv.facts import known
+
+    facts = put(processes=NO_RAY)(HEALTHY)
+    return dataclasses.replace(facts, ray=dataclasses.replace(facts.ray, address=known("10.0.0.5:6379", line)))
+
+
+def test_the_switch_is_only_wrong_where_vllm_starts_its_own_workers() -> None:
+    facts = variables(**{NOSET: "1"})(HEALTHY)
+    assert find(facts, "ray.visible-devices", framework="vllm-ascend").status is WARN
+    assert find(facts, "ray.visible-devices", framework="roll").status is OK
+
+
+def test_where_ray_was_never_asked_nothing_is_said() -> None:
+    facts = gone("status", Evidence("not asked", "needs --level 2"))(HEALTHY)
+    for check in ("ray.answers", "ray.npu-resource", "ray.demands", "ray.gpu-declared"):
+        assert find(facts, check, level=1).status is SKIP

@@ -1,0 +1,395 @@
+"""`doctor --fix`: plans, asks, runs, looks again, and leaves an undo; on a small made-up machine and on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import jsonschema
+import pytest
+
+import npuenv.report
+from npuenv.checks import Finding, Fix, Status
+from npuenv.cli import main
+from npuenv.cli.common import Ui
+from npuenv.cli.fix import mend
+from npuenv.front.judging import Judged
+from npuenv.errors import BadInput, ExitCode
+from npuenv.facts.collect import collect
+from npuenv.host.local import LocalHost
+from npuenv.lock.wheels import write_wheel
+from npuenv.messages import Message
+from npuenv.plan.types import Want
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.host.base import Host
+
+pytestmark = pytest.mark.usefixtures("home")
+SAYS = Message("doctor.title")
+
+
+@dataclass
+class World:
+    """A machine of a few checks: each is well when its condition holds for the host that is looked at."""
+
+    cures: dict[str, Fix] = field(default_factory=dict)
+    is_well: dict[str, Callable[[Host], bool]] = field(default_factory=dict)
+    num_looks: int = 0
+
+    def add(self, check: str, is_well: Callable[[Host], bool], *commands: tuple[str, ...], **more: object) -> None:
+        self.is_well[check] = is_well
+        self.cures[check] = Fix(SAYS, commands, **{"is_automatic": True, **more})  # type: ignore[arg-type]
+
+    def look(self, host: Host) -> Judged:
+        self.num_looks += 1
+        findings = tuple(
+            Finding(check, Status.OK, SAYS, (), "", None)
+            if is_well(host)
+            else Finding(check, Status.FAIL, SAYS, (), "", self.cures[check])
+            for check, is_well in self.is_well.items()
+        )
+        return Judged(collect(LocalHost(), only=frozenset()), findings, None, host)
+
+    def mend(
+        self, *, is_json: bool = False, is_dry_run: bool = False, yes: bool = True, is_quiet: bool = False
+    ) -> ExitCode:
+        host = LocalHost()
+        return mend(Ui("en", is_json, is_quiet), host, self.look, self.look(host), is_dry_run=is_dry_run, yes=yes)
+
+
+def data() -> Path:
+    return Path(os.environ["XDG_DATA_HOME"]) / "npuenv"
+
+
+def problems(document: object) -> list[str]:
+    path = Path(npuenv.report.__file__).parent / "schemas" / "fix-1.schema.json"
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
+
+
+def test_what_is_mended_is_said_and_can_be_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "a mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)), undo=(("rm", str(mark)),))
+    world.add("cards.healthy", lambda host: False, ("npu-smi", "info"), is_automatic=False)
+    assert world.mend() is ExitCode.PROBLEMS
+    out = capsys.readouterr().out
+    assert "mended: disk space\n" in out and "still there: card health\n" in out
+    assert mark.exists() and world.num_looks == 2
+    undo = data() / "fixes" / "1" / "undo.sh"
+    assert f"to take it back: sh {undo}" in out
+    subprocess.run(["sh", str(undo)], check=True)
+    assert not mark.exists()
+
+
+def test_a_second_run_has_nothing_to_do_and_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = tmp_path / "mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
+    assert world.mend() is ExitCode.FINE
+    assert world.mend() is ExitCode.FINE
+    assert capsys.readouterr().out.endswith("nothing for npuenv to do: no finding has a cure that may be run\n")
+    assert [path.name for path in (data() / "fixes").iterdir()] == ["1"]
+
+
+def test_a_dry_run_shows_everything_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
+    world.add("network.tls-agrees", lambda host: False, ("hccn_tool", "-i", "0", "-tls", "-s"), is_dangerous=True)
+    world.add("session.hccl", lambda host: "A_B" in host.environ(), ("export", "A_B=1 2"), is_automatic=False)
+    assert world.mend(is_dry_run=True, yes=False) is ExitCode.PROBLEMS
+    out = capsys.readouterr().out
+    assert f"1. machine-disk: npuenv doctor\n     $ touch {mark}\n" in out
+    assert "     for: machine.disk · cannot be taken back\n" in out
+    assert "     $ export A_B='1 2'\n" in out
+    assert "only shown, not run:\n  - TLS of the cards (never run by npuenv" in out
+    assert not mark.exists() and not data().exists() and world.num_looks == 1
+
+
+def test_what_several_checks_want_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    for check in ("cards.healthy", "cards.free"):
+        world.add(check, lambda host: False, ("npu-smi", "info"), is_automatic=False)
+    world.mend(is_dry_run=True)
+    out = capsys.readouterr().out
+    assert "  - card health, cards in use (has to be done by hand): npuenv doctor\n     $ npu-smi info\n" in out
+    assert out.count("npu-smi info") == 1
+
+
+def test_the_documents_of_plan_and_outcome_hold_to_their_schema(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = tmp_path / "mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
+    world.add("cards.healthy", lambda host: False, ("false",))
+    world.add("session.hccl", lambda host: host.environ().get("A_B") == "1", ("export", "A_B=1"), is_automatic=False)
+    world.mend(is_json=True, is_dry_run=True)
+    plan = json.loads(capsys.readouterr().out)
+    assert problems(plan) == [] and plan["dry_run"] is True and plan["undo"] is None
+    assert {step["id"]: step["state"] for step in plan["steps"]} == dict.fromkeys(
+        ("machine-disk", "cards-healthy", "session"), "planned"
+    )
+    assert world.mend(is_json=True) is ExitCode.PROBLEMS
+    done = json.loads(capsys.readouterr().out)
+    assert problems(done) == [] and done["exit"] == 1
+    assert {step["id"]: step["state"] for step in done["steps"]} == {
+        "machine-disk": "done",
+        "cards-healthy": "failed",
+        "session": "done",
+    }
+    assert (done["mended"], done["mended_in_shell"]) == (["machine.disk"], ["session.hccl"])
+    assert done["left"] == ["cards.healthy"] and done["session"] == ["export A_B=1"]
+
+
+def test_a_shell_that_reads_the_file_is_looked_at_too(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    world.add("session.hccl", lambda host: host.environ().get("A_B") == "1", ("export", "A_B=1"), is_automatic=False)
+    world.add("session.proxy", lambda host: "LANG" not in host.environ(), ("unset", "LANG"), is_automatic=False)
+    world.add("session.task-queue", lambda host: False, ("export", "USELESS=1"), is_automatic=False)
+    assert world.mend() is ExitCode.PROBLEMS
+    out = capsys.readouterr().out
+    file = data() / "session.sh"
+    assert "mended once you have run the line below: HCCL settings, proxies\n" in out
+    assert "still there: task queue setting\n" in out
+    assert f"     $ . {file}\n" in out
+    assert world.mend() is ExitCode.PROBLEMS
+    out = capsys.readouterr().out
+    assert "nothing left to do here; what is for your own shell is written already\n" in out and f"$ . {file}" in out
+    assert [path.name for path in (data() / "fixes").iterdir()] == ["1"]
+
+
+def test_programs_of_a_sourced_shell_get_its_variables_and_no_others() -> None:
+    from npuenv.host.sourced import sourced
+
+    file = data() / "session.sh"
+    file.parent.mkdir(parents=True)
+    file.write_text("export A_B='x y'\nunset LANG\necho noise; echo noise >&2\n", encoding="utf-8")
+    host = sourced(LocalHost(), str(file))
+    assert host is not None
+    ran = host.run((sys.executable, "-c", "import os; print(os.environ.get('A_B'), os.environ.get('LANG'))"))
+    assert (ran.code, ran.out) == (0, "x y None\n") and ran.argv[0] == sys.executable
+    assert host.run(("no-such-program",)).is_absent
+    assert host.run(("uname", "-m")).out == LocalHost().run(("uname", "-m")).out
+    without = sourced(LocalHost(), str(file.with_name("absent")))
+    assert without is None or "A_B" not in without.environ()
+
+
+def test_a_failed_step_keeps_the_others_going_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    world = World()
+    cure = ("ls", "/no/such/place")
+    world.add("machine.glibc", lambda host: mark.exists(), cure)
+    world.add("ray.tmp", lambda host: mark.exists(), ("touch", str(mark)))
+    world.is_well = {"machine.glibc": world.is_well["machine.glibc"], "cann.found": world.is_well["ray.tmp"]}
+    world.cures["cann.found"] = world.cures["ray.tmp"]
+    # The failed cure counts although another step made its check well.
+    assert world.mend() is ExitCode.PROBLEMS
+    out = capsys.readouterr().out
+    assert "step machine-glibc failed: ls ended with 2: " in out and "/no/such/place" in out
+    assert mark.exists() and "mended: C library, CANN\n" in out
+
+
+def test_quiet_tells_only_what_is_not_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
+    assert world.mend(is_quiet=True) is ExitCode.FINE
+    assert capsys.readouterr().out == "" and mark.exists()
+    world.add("cards.healthy", lambda host: False, ("true",))
+    assert world.mend(is_quiet=True) is ExitCode.PROBLEMS
+    assert capsys.readouterr().out == "still there: card health\n"
+
+
+def test_an_interrupted_cure_says_how_it_is_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    mark = tmp_path / "mark"
+    world = World()
+    slow = ("sh", "-c", "touch mark; sleep 30")
+    world.add("machine.disk", lambda host: False, (sys.executable, "-c", "import time; time.sleep(30)"), undo=(slow,))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            world.mend()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    undo = data() / "fixes" / "1" / "undo.sh"
+    assert capsys.readouterr().err.endswith(f"to take it back: sh {undo}\n")
+    assert "touch mark; sleep 30" in undo.read_text(encoding="utf-8") and not mark.exists()
+    assert "interrupted" in (data() / "fixes" / "1" / ".npuenv" / "journal.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_failure_that_was_none_before_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
+    world.add("cann.found", lambda host: not mark.exists(), is_automatic=False)
+    assert world.mend() is ExitCode.PROBLEMS
+    assert "new since then, undo it if it is worse: CANN\n" in capsys.readouterr().out
+
+
+def test_without_a_terminal_and_without_yes_the_plan_is_shown_and_nothing_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        with pytest.raises(BadInput) as raised:
+            world.mend(yes=False)
+    assert raised.value.exit_code is ExitCode.INPUT
+    assert f"$ touch {mark}" in capsys.readouterr().out
+    assert not mark.exists() and not data().exists()
+
+
+def test_the_answer_no_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    mark = tmp_path / "mark"
+    world = World()
+    world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    with pytest.raises(click.Abort):
+        world.mend(yes=False)
+    assert not mark.exists()
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert world.mend(yes=False) is ExitCode.FINE
+    assert mark.exists()
+
+
+def test_a_step_that_is_done_already_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    mark.write_text("", encoding="utf-8")
+    world = World()
+    want = Want("path.state", (str(mark),), "file")
+    world.add("machine.disk", lambda host: False, ("touch", str(tmp_path / "never")), done_when=(want,))
+    assert world.mend() is ExitCode.PROBLEMS
+    assert "nothing left to do here" in capsys.readouterr().out
+    assert not (tmp_path / "never").exists() and not data().exists()
+
+
+def test_the_undo_names_a_step_before_it_begins(tmp_path: Path) -> None:
+    """So that an interruption in the middle of a step leaves a true undo."""
+    seen = tmp_path / "seen"
+    undo = data() / "fixes" / "1" / "undo.sh"
+    world = World()
+    world.add("machine.disk", lambda host: seen.exists(), ("cp", str(undo), str(seen)), undo=(("rm", str(seen)),))
+    assert world.mend() is ExitCode.FINE
+    assert f"rm {seen}" in seen.read_text(encoding="utf-8")
+
+
+def test_pip_mends_a_real_environment_with_the_users_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of wheels is known to PIP_FIND_LINKS alone, so the step must have been given it."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels, "numbers", "2.4", files={"numbers_a.py": "A = 1\n"})
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    want = Want("dist.version", (python, "numbers"), "2.4")
+    world = World()
+    world.add(
+        "python.numpy",
+        lambda host: host.run((python, "-c", "import numbers_a")).code == 0,
+        (python, "-m", "pip", "install", "numbers==2.4"),
+        undo=((python, "-m", "pip", "uninstall", "-y", "numbers"),),
+        done_when=(want,),
+    )
+    assert world.mend() is ExitCode.FINE
+    subprocess.run(["sh", str(data() / "fixes" / "1" / "undo.sh")], check=True, capture_output=True)
+    assert LocalHost().run((python, "-c", "import numbers_a")).code == 1
+
+
+@pytest.fixture
+def overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The Python of a real environment in which triton was installed over triton-ascend; pip knows both."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name, backend in (("triton-ascend", "ascend"), ("triton", "nvidia")):
+        files = {"triton/__init__.py": f"OWNER = {name!r}\n", f"triton/backends/{backend}/__init__.py": ""}
+        write_wheel(wheels, name, "3.2.0", files={**files, "triton/backends/__init__.py": ""})
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    for name in ("triton-ascend", "triton"):
+        subprocess.run([python, "-m", "pip", "install", "-q", name], check=True)
+    return python
+
+
+def owner(python: str) -> str:
+    return subprocess.run([python, "-c", "import triton; print(triton.OWNER)"], capture_output=True, text=True).stdout
+
+
+def test_an_overwritten_triton_ascend_is_mended_and_the_damage_can_be_taken_back(
+    overwritten: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert owner(overwritten) == "triton\n"
+    words = ["doctor", "--level", "1", "--python", overwritten, "--fix", "--yes", "--json"]
+    main(words)
+    first = json.loads(capsys.readouterr().out)
+    assert "python.triton" in first["mended"] and owner(overwritten) == "triton-ascend\n"
+    main(words)
+    assert "python-triton" not in [step["id"] for step in json.loads(capsys.readouterr().out)["steps"]]
+    subprocess.run(["sh", first["undo"]], check=True, capture_output=True)
+    assert owner(overwritten) == "triton\n"
+
+
+def test_nothing_is_removed_where_the_replacement_cannot_be_had(
+    overwritten: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/no/such/folder")
+    assert main(["doctor", "--level", "1", "--python", overwritten, "--fix", "--yes"]) == 1
+    assert "step python-triton failed" in capsys.readouterr().out
+    assert owner(overwritten) == "triton\n"
+
+
+@pytest.fixture
+def few_files() -> None:
+    """This machine allows only 4096 open files, which the doctor warns of with a line for the user's shell."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    yield  # type: ignore[misc]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_this_machine_is_mended_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--level", "0", "--fix", "--dry-run"]) == 1
+    out = capsys.readouterr().out
+    assert "     $ ulimit -n 65536\n" in out and not data().exists()
+    assert main(["doctor", "--level", "0", "--fix", "--yes"]) == 1
+    text = (data() / "session.sh").read_text(encoding="utf-8")
+    assert "ulimit -n 65536  # machine.open-files\n" in text
+    capsys.readouterr()
+    assert main(["doctor", "--level", "0", "--fix", "--yes", "--json"]) == 1
+    again = json.loads(capsys.readouterr().out)
+    assert problems(again) == []
+    assert [step["state"] for step in again["steps"]] == ["already"]
+    assert main(["doctor", "--level", "0", "--fix"]) == 1  # nothing to ask about

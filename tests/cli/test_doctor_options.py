@@ -1,0 +1,301 @@
+"""The doctor's command line: what is judged, the forms of the report, where it goes, and what contradicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from npuenv.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.usefixtures("home")
+ROOT = Path(__file__).parents[2]
+HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+HELD = str(HOSTS / "container_8020.json")
+REPLAY = ("doctor", "--from", HELD, "--level", "2")
+
+
+def test_each_form_is_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["schema"] == "npuenv.doctor/1"
+    assert main([*REPLAY, "--format", "sarif"]) == 1
+    log = json.loads(capsys.readouterr().out)
+    assert log["version"] == "2.1.0" and log["runs"][0]["invocations"][0]["exitCode"] == 1
+    assert main([*REPLAY, "--format", "junit"]) == 1
+    assert ElementTree.fromstring(capsys.readouterr().out).tag == "testsuites"
+    assert main([*REPLAY, "--format", "html", "--lang", "zh"]) == 1
+    page = capsys.readouterr().out
+    assert page.startswith("<!DOCTYPE html>") and "发现故障" in page
+    assert main([*REPLAY, "--format", "text"]) == 1
+    assert capsys.readouterr().out.startswith("npuenv doctor  Ubuntu 22.04")
+
+
+def test_json_is_the_same_under_both_of_its_names(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*REPLAY, "--json"])
+    one = capsys.readouterr().out
+    main([*REPLAY, "--format", "json"])
+    assert capsys.readouterr().out == one
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("r.html", "<!DOCTYPE html>"),
+        ("r.json", '{\n  "schema": "npuenv.doctor/1"'),
+        ("r.xml", "<?xml"),
+        ("r.sarif", '{\n  "$schema"'),
+        ("r.txt", "npuenv doctor  "),
+    ],
+)
+def test_a_files_name_chooses_the_form(
+    name: str, start: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    assert main([*REPLAY, "-o", str(file)]) == 1
+    assert file.read_text(encoding="utf-8").startswith(start)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"{file} written\n")
+
+
+def test_a_format_outweighs_the_files_name_and_a_dash_is_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "r.txt"
+    assert main([*REPLAY, "--format", "html", "-o", str(file)]) == 1
+    assert file.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    capsys.readouterr()
+    assert main([*REPLAY, "-o", "-", "--format", "junit"]) == 1
+    assert capsys.readouterr().out.startswith("<?xml")
+
+
+@pytest.mark.parametrize("place", ["/no/such/folder/r.html", "/"])
+def test_a_report_that_cannot_be_written_is_one_sentence_before_any_looking(
+    place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    code = main(["doctor", "--level", "3", "-o", place])
+    assert code == 2 and time.monotonic() - began < 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {place} cannot be written: ") and len(err.splitlines()) == 2
+
+
+def test_a_report_that_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--format", "html", "-o", "/dev/full"]) == 2
+    assert capsys.readouterr().err.startswith("error: /dev/full cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--save", "a", "--from", "b"),
+        ("--save", "a", "--from-report", "b"),
+        ("--from", "a", "--from-report", "b"),
+        ("--from-report", "a", "--fix"),
+        ("--from-report", "a", "--python", "b"),
+        ("--from-report", "a", "--stack", "cpu"),
+        ("--from-report", "a", "--format", "junit"),
+        ("--from-report", "a", "--level", "2"),
+        ("--fix", "--from", HELD),
+        ("--fix", "--save", "a"),
+        ("--fix", "-o", "a"),
+        ("--fix", "--format", "html"),
+        ("--dry-run",),
+        ("--yes",),
+        ("--json", "--format", "html"),
+        ("--hash", "--level", "0"),
+        ("--for", "verl", "--stack", "cpu"),
+        ("--save", "x.json", "-o", "x.json"),
+        ("--level", "4"),
+        ("--format", "pdf"),
+    ],
+)
+def test_options_that_contradict_are_told_with_a_way_out(
+    words: Sequence[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *words]) == 2
+    said = capsys.readouterr()
+    if "--json" in words:
+        assert json.loads(said.out)["error"]["hint"]
+    else:
+        error, hint = said.err.splitlines()
+        assert error.startswith("error: ") and hint.startswith("  try: ") and said.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_an_unknown_stack_names_its_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--stack", "verl-cann9.1.1"]) == 2
+    assert "verl-cann9.1.0" in capsys.readouterr().err
+    assert main(["doctor", "--stack", "x", "--format", "json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "bad-input"
+
+
+@pytest.mark.parametrize("words", [("--format", "json"), ("--format=json",), ("--json",)])
+def test_wrong_usage_is_a_document_too_where_one_is_asked_for(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *words, "--level", "9"]) == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["schema"] == "npuenv.error/1" and said.err == ""
+
+
+def test_a_stack_decides_what_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--from", str(HOSTS / "no_card.json"), "--stack", "cpu", "--json"])
+    made = json.loads(capsys.readouterr().out)
+    assert made["asked"] == {"for": "cpu", "stack": "cpu", "level": 1}
+    status = {item["check"]: item["status"] for item in made["findings"]}
+    assert status["cards.present"] == "skip"
+    main(["doctor", "--from", str(HOSTS / "no_card.json"), "--stack", "verl-0.7.1-cann8.5.0", "--json"])
+    made = json.loads(capsys.readouterr().out)
+    status = {item["check"]: item["status"] for item in made["findings"]}
+    assert status["cards.present"] == "fail"
+
+
+def test_a_dry_run_of_a_capture_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--fix", "--dry-run", "--json"]) == 1
+    made = json.loads(capsys.readouterr().out)
+    assert made["schema"] == "npuenv.fix/1" and "driver.npu-smi" in made["left"]
+    assert not (Path(os.environ["XDG_DATA_HOME"]) / "npuenv").exists()
+
+
+def test_a_pasted_report_is_diagnosed_in_both_forms_and_to_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paste = tmp_path / "paste.txt"
+    paste.write_text("dcmi model initialized failed, because the device is used. ret is -8020\n", encoding="utf-8")
+    code = main(["doctor", "--from-report", str(paste), "--format", "json"])
+    document = capsys.readouterr().out
+    assert json.loads(document)["exit"] == code
+    file = tmp_path / "d.json"
+    assert main(["doctor", "--from-report", str(paste), "-o", str(file)]) == code
+    assert json.loads(file.read_text(encoding="utf-8")) == json.loads(document)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"{file} written\n")
+    assert main(["doctor", "--from-report", str(paste)]) == code
+    assert "-8020" in capsys.readouterr().out
+
+
+def test_quiet_says_nothing_of_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--from", str(HOSTS / "a2_healthy.json"), "--level", "2", "-q"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main([*REPLAY, "-q"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("FAIL") and not any(line.startswith(("ok", "warn", "unknown")) for line in lines)
+
+
+def test_saving_and_replaying_give_the_same_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = tmp_path / "c.json"
+    live = main(["doctor", "--level", "0", "--json", "--save", str(capture)])
+    one = json.loads(capsys.readouterr().out)
+    assert main(["doctor", "--level", "0", "--json", "--from", str(capture)]) == live
+    assert json.loads(capsys.readouterr().out) == one
+
+
+@pytest.mark.parametrize("form", ["html", "json", "sarif", "junit"])
+def test_a_report_to_pass_on_names_nobody(
+    form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USER", "marialuisa")
+    monkeypatch.setenv("https_proxy", "http://marialuisa:pa55w0rd@127.0.0.1:9")
+    main(["doctor", "--level", "0", "--python", "/home/marialuisa/env/bin/python", "--format", form])
+    out = capsys.readouterr().out
+    assert len(out) > 1000 and "marialuisa" not in out and "pa55w0rd" not in out
+    monkeypatch.undo()
+
+
+def in_terminal(*words: str, columns: int = 100, **env: str) -> tuple[str, int]:
+    """What the command shows on a terminal of its own, and its exit code."""
+    parent, child = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM", "COLUMNS")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "npuenv", *words],
+        cwd=ROOT,
+        env={**clean, "TERM": "xterm-256color", "COLUMNS": str(columns), "PYTHONUTF8": "1", **env},
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        close_fds=True,
+    )
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(parent, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(parent)
+    return shown.decode("utf-8").replace("\r\n", "\n"), process.wait(30)
+
+
+def test_a_terminal_gets_a_coloured_tree_of_its_width() -> None:
+    shown, code = in_terminal(*REPLAY, columns=72)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert code == 1 and "\x1b[1;31m" in shown and "✘ FAIL" in plain and "└── " in plain
+    assert max(len(line) for line in plain.splitlines() if " $ " not in line) <= 72
+
+
+@pytest.mark.parametrize("words", [("--no-color",), ()])
+def test_no_color_is_obeyed_on_a_terminal(words: tuple[str, ...]) -> None:
+    shown, _ = in_terminal(*REPLAY, *words, **({} if words else {"NO_COLOR": "1"}))
+    assert "\x1b" not in shown and "✘ FAIL" in shown
+
+
+def test_a_reader_that_goes_away_is_met_in_silence() -> None:
+    ran = subprocess.run(
+        ["sh", "-c", '"$@" | head -n 1', "sh", sys.executable, "-m", "npuenv", *REPLAY, "--format", "json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("{\n", "")
+
+
+@pytest.fixture
+def slow_tool(tmp_path: Path) -> str:
+    """A PATH on which npu-smi takes three seconds."""
+    slow = tmp_path / "npu-smi"
+    slow.write_text("#!/bin/sh\nsleep 3\necho nothing\n", encoding="utf-8")
+    slow.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "npuenv", "doctor", "--lang", "en"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": slow_tool},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert err.lstrip() == "interrupted; nothing is lost, run the same command again to go on\n"
+
+
+def test_a_slow_look_says_on_a_terminal_what_it_waits_for(slow_tool: str) -> None:
+    shown, _ = in_terminal("doctor", "--lang", "en", PATH=slow_tool)
+    assert re.search(r"… \S*npu-smi info \(\d s\)", shown)
+    assert "\x1b[2K" in shown
+    quiet, _ = in_terminal("doctor", "-q", PATH=slow_tool)
+    assert "… " not in quiet

@@ -1,0 +1,1 @@
+"""Which function reads the cases of which folder, by group of facts."""

@@ -1,0 +1,113 @@
+"""Every answer of hccn_tool in a file: one file per output, in `cases/hccn`.
+
+A file names the item that was asked (link, ip, tls, ...), what the tool answered for each card (out, err, code,
+timed_out, absent), and what has to be read from it: the state, for known facts the named parts of the value ("none"
+stands for None), and a part of the evidence's line.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npuenv._toml import load_file
+from npuenv.facts import Fact, State
+from npuenv.facts.collect import plain
+from npuenv.facts.hccn.answers import answer
+from npuenv.facts.hccn.items import ITEMS
+from npuenv.host.base import Ran
+
+HERE = Path(__file__).parent
+CASES = sorted((HERE / "cases" / "hccn").glob("*.toml"))
+TRANSCRIPTS = HERE.parents[2] / "shared" / "transcripts" / "hccn_tool"
+
+
+def _ran(item: str, said: dict[str, Any]) -> Ran:
+    code = None if said.get("timed_out") or said.get("absent") else said.get("code", 0)
+    argv = ("hccn_tool", "-i", "0", f"-{item}", "-g")
+    return Ran(argv, code, said.get("out", ""), said.get("err", ""), said.get("timed_out", False))
+
+
+def _named(value: Any, parts: Any) -> Any:
+    """The parts of a value that a case names; None as the word that TOML can hold."""
+    if isinstance(value, dict) and isinstance(parts, dict):
+        return {key: _named(value.get(key), part) for key, part in parts.items()}
+    if isinstance(value, list) and isinstance(parts, list) and len(value) == len(parts):
+        return [_named(item, part) for item, part in zip(value, parts, strict=True)]
+    return "none" if value is None else value
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_an_answer_of_the_tool_reads_as_expected(path: Path) -> None:
+    case = load_file(path)
+    item = case["item"]
+    assert set(case["answers"]) == set(case["expected"])
+    for card, expected in case["expected"].items():
+        fact: Fact[Any] = answer(_ran(item, case["answers"][card]), item, ITEMS[item])
+        assert fact.state.value == expected["state"], fact
+        if fact.state is State.KNOWN:
+            assert _named(plain(fact.value), expected["value"]) == expected["value"]
+        assert any(expected.get("line", "") in line.line for line in fact.evidence), fact.evidence
+
+
+# Of lists of single values, what is left of a cut answer is true.
+LISTS = ("tls", "optical", "stat", "link_stat", "port_info", "dev_info")
+WHOLE = [path for path in CASES if load_file(path)["item"] not in LISTS]
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
+def test_an_answer_that_lacks_its_last_lines_is_unreadable_or_the_same(path: Path) -> None:
+    case = load_file(path)
+    parse = ITEMS[case["item"]]
+    for said in case["answers"].values():
+        lines = said.get("out", "").splitlines(keepends=True)
+        whole = parse("".join(lines))
+        for kept in range(len(lines)):
+            cut = parse("".join(lines[:kept]))
+            is_less = whole is None or "recv time out" in said["out"]  # two answers, or a ping without its last line
+            assert cut is None or cut == whole or is_less, (kept, cut)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_damaged_answer_never_raises(path: Path) -> None:
+    case = load_file(path)
+    chance = random.Random(path.stem)
+    for said in case["answers"].values():
+        text = said.get("out", "") or said.get("err", "")
+        for _ in range(40):
+            at = chance.randrange(len(text) + 1)
+            broken = (
+                text[:at] + chance.choice(("", "\x00", "[", "|", "\x1b[", "\ufffd")) + text[at + chance.randrange(3) :]
+            )
+            fact: Fact[Any] = answer(_ran(case["item"], {**said, "out": broken}), case["item"], ITEMS[case["item"]])
+            assert (fact.value is not None) == (fact.state is State.KNOWN)
+
+
+def test_a_cut_table_of_ports_is_unreadable_as_long_as_ports_may_be_missing() -> None:
+    lines = load_file(HERE / "cases" / "hccn" / "a5_dev_info.toml")["answers"]["0"]["out"].splitlines(keepends=True)
+    for kept in range(7):
+        assert ITEMS["dev_info"]("".join(lines[:kept])) is None
+    found = ITEMS["dev_info"]("".join(lines[:7]))
+    assert found is not None and [port.number for port in found.ports] == [4, 5, 6]
+
+
+def test_every_item_has_a_known_answer_and_one_that_is_not() -> None:
+    states: dict[str, set[str]] = {}
+    for path in CASES:
+        case = load_file(path)
+        states.setdefault(case["item"], set()).update(item["state"] for item in case["expected"].values())
+    always_known = {"lldp", "fec", "bandwidth", "link_stat", "hccs_ping", "ub_ping", "netdetect", "port_info"}
+    assert set(states) == set(ITEMS)
+    assert {item for item, seen in states.items() if "known" not in seen} == set()
+    assert {item for item, seen in states.items() if seen == {"known"}} <= always_known
+
+
+@pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the shared transcripts are not here")
+def test_every_transcript_of_the_tool_is_a_case_with_its_very_text() -> None:
+    for transcript in sorted(TRANSCRIPTS.glob("*.txt")):
+        case = load_file(HERE / "cases" / "hccn" / f"{transcript.stem}.toml")
+        said = "".join(item.get("out", "") + item.get("err", "") for item in case["answers"].values())
+        assert said == transcript.read_text(encoding="utf-8"), transcript.name

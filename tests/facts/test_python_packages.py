@@ -1,0 +1,192 @@
+"""Answers of the inventory, of the loader's look and of the hashes: right, odd, and of any other shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from python_answers import SITE, elf, files, hashes, packages
+from scripted_host import ScriptedHost, inventory
+
+from npuenv.facts import Fact, State
+from npuenv.facts.asker import Asker, was_asked
+from npuenv.facts.base import Evidence, known, unknown
+from npuenv.facts.python import collect
+from npuenv.facts.python import elf as elf_facts
+from npuenv.facts.python import interpreter as python_facts
+from npuenv.facts.python import packages as package_facts
+from npuenv.host.base import Ran
+
+PYTHON = "/opt/env/bin/python"
+WHERE = Evidence(f"{PYTHON} (inventory)", "")
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def whole() -> dict[str, Any]:
+    torch = {"torch": "2.8.0+cpu", "torch-npu": "2.8.0.post2"}
+    return inventory(torch, packages=packages(torch), files=files(), machine="aarch64")
+
+
+def test_a_whole_answer_is_known() -> None:
+    found = package_facts.packages(known(whole(), WHERE))
+    assert found.value is not None and found.value.requires == {"torch-npu": ("torch==2.8.0",)}
+    looked = package_facts.files(known(whole(), WHERE))
+    assert looked.value is not None and looked.value.looked == 18000
+
+
+def test_an_answer_of_an_older_inventory_was_not_asked() -> None:
+    old = known(inventory({"torch": "2.8.0"}), WHERE)
+    assert not was_asked(package_facts.packages(old)) and not was_asked(package_facts.files(old))
+
+
+def test_what_could_not_be_read_stays_unknown() -> None:
+    lost: Fact[dict[str, Any]] = unknown(WHERE)
+    assert package_facts.packages(lost).state is State.UNKNOWN
+    assert package_facts.hashes(lost).state is State.UNKNOWN
+
+
+@settings(max_examples=60, deadline=None)
+@given(key=st.sampled_from(sorted(packages({}))), value=TREES)
+def test_no_value_of_any_part_raises_or_becomes_another_type(key: str, value: Any) -> None:
+    answer = whole()
+    answer["packages"][key] = value
+    found = package_facts.packages(known(answer, WHERE))
+    assert (found.value is not None) == (found.state is State.KNOWN)
+    if found.value is not None:
+        assert all(isinstance(item, str) for item in (*found.value.path, *found.value.leftovers))
+
+
+@settings(max_examples=40, deadline=None)
+@given(part=st.sampled_from(["packages", "files"]), value=TREES)
+def test_no_part_of_another_shape_raises(part: str, value: Any) -> None:
+    answer = known({**whole(), part: value}, WHERE)
+    for found in (package_facts.packages(answer), package_facts.files(answer)):
+        assert (found.value is not None) == (found.state is State.KNOWN)
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=st.text(max_size=40) | TREES.map(json.dumps))
+def test_no_text_of_the_loader_raises(text: str) -> None:
+    host = ScriptedHost(commands={"npuenv-elf  /x.so": Ran((), 0, text, "")})
+    found = elf_facts.elf(host, ["/x.so"], near=[], timeout_s=1.0)
+    assert (found.value is not None) == (found.state is State.KNOWN)
+
+
+def test_a_look_without_its_reader_is_absent_with_the_reason() -> None:
+    host = ScriptedHost(commands={"npuenv-elf  /x.so": '{"error": "pyelftools is not here"}\n'})
+    found = elf_facts.elf(host, ["/x.so"], near=[], timeout_s=1.0)
+    assert found.state is State.ABSENT and found.evidence[0].line == "pyelftools is not here"
+
+
+def test_a_capture_from_elsewhere_without_the_look_is_absent_or_unknown() -> None:
+    assert elf_facts.elf(ScriptedHost(), ["/x.so"], near=[], timeout_s=1.0).state is State.ABSENT
+    broken = ScriptedHost(commands={"npuenv-elf  /x.so": Ran((), 1, "", "npuenv-elf: /x.so: Input/output error")})
+    found = elf_facts.elf(broken, ["/x.so"], near=[], timeout_s=1.0)
+    assert found.state is State.UNKNOWN and "Input/output" in found.evidence[0].line
+
+
+@pytest.mark.parametrize(
+    ("paths", "what", "path"),
+    [
+        ({}, "no-folder", "/opt/env"),
+        ({"/opt/env": "folder", "/opt/env/pyvenv.cfg": "home = /opt/py311/bin\n"}, "no-home", "/opt/py311/bin"),
+        ({"/opt/env": "folder"}, "no-program", PYTHON),
+    ],
+)
+def test_an_environment_that_does_not_run_says_why(paths: dict[str, str], what: str, path: str) -> None:
+    host = ScriptedHost()
+    for place, text in paths.items():
+        host.folder(place) if text == "folder" else host.file(place, text)
+    found = python_facts.broken(host, PYTHON)
+    assert found.value == python_facts.Broken(what, path)
+
+
+def test_a_folder_in_order_does_not_explain_a_python_that_fails() -> None:
+    host = ScriptedHost()
+    host.folder("/opt/env", "bin", "pyvenv.cfg")
+    host.folder("/usr/bin")
+    host.file("/opt/env/pyvenv.cfg", "home = /usr/bin\n")
+    host.file(PYTHON, "")
+    assert python_facts.broken(host, PYTHON).state is State.ABSENT
+    assert python_facts.broken(host, "python3").state is State.ABSENT
+
+
+def scripted(**extra: Any) -> ScriptedHost:
+    host = ScriptedHost(variables={"VIRTUAL_ENV": "/opt/env", "HOME": "/root"})
+    host.answers(f"{PYTHON} inventory", {**whole(), **extra})
+    for module in ("torch", "torch_npu"):
+        host.answers(f"{PYTHON} imports {module}", {"ok": True, "version": "2.8.0", "errors": []})
+    return host
+
+
+def test_level_0_runs_nothing() -> None:
+    host = scripted()
+    found = collect(Asker(host, 0, PYTHON))
+    assert not was_asked(found.interpreter) and not was_asked(found.imports)
+    assert host.asked == []
+
+
+def test_level_1_asks_for_imports_and_the_loader_but_not_for_hashes() -> None:
+    host = scripted()
+    found = collect(Asker(host, 1, PYTHON))
+    assert found.import_torch_npu.value is not None
+    assert not was_asked(found.hashes) and not was_asked(found.devices)
+    (asked,) = [words for words in host.asked if words.startswith("npuenv-elf")]
+    assert asked.startswith(f"npuenv-elf /opt/env/lib:/usr/local/lib {SITE}/torch/_C")
+    assert asked.endswith(f"{SITE}/torch_npu/lib/libtorch_npu.so")
+
+
+def test_hashes_are_asked_for_by_level_2_or_by_name() -> None:
+    for level, by_name in ((2, False), (1, True)):
+        host = scripted()
+        host.answers(f"{PYTHON} hashes", hashes(12))
+        found = collect(Asker(host, level, PYTHON, hashes=by_name))
+        assert found.hashes.value is not None and found.hashes.value.looked == 12
+
+
+def test_only_installed_modules_of_what_is_judged_are_imported() -> None:
+    some = {"numpy": "1.26.4", "pyarrow": "24.0.0", "click": "8.1.8"}
+    for framework, wanted in (("cpu", {"numpy"}), ("verl", {"numpy", "pyarrow"})):
+        host = ScriptedHost()
+        host.answers(f"{PYTHON} inventory", inventory(some))
+        for module in wanted:
+            host.answers(f"{PYTHON} imports {module}", {"ok": True, "version": "1", "errors": []})
+        found = collect(Asker(host, 1, PYTHON, framework))
+        assert found.imports.value is not None and set(found.imports.value) == wanted
+
+
+def test_a_module_that_hangs_leaves_the_others_known() -> None:
+    host = ScriptedHost()
+    host.answers(f"{PYTHON} inventory", inventory({"numpy": "1.26.4", "ray": "2.48.0"}))
+    host.answers(f"{PYTHON} imports numpy", {"ok": True, "version": "1.26.4", "errors": []})
+    host.fails(f"{PYTHON} imports ray", timed_out=True)
+    found = collect(Asker(host, 1, PYTHON, "verl")).imports
+    assert found.value is not None and set(found.value) == {"numpy"}
+    assert any(item.line == "timed out" and "import ray" in item.command for item in found.evidence)
+
+
+def test_the_look_gives_what_the_document_says() -> None:
+    row = {"path": "/a.so", "library": "libhccl.so", "lies_in": "/usr/local/Ascend/cann/lib64"}
+    host = ScriptedHost(commands={"npuenv-elf  /a.so": elf(1, missing=[row])})
+    found = elf_facts.elf(host, ["/a.so"], near=[], timeout_s=1.0)
+    assert found.value is not None
+    assert found.value.missing == (elf_facts.MissingLibrary("/a.so", "libhccl.so", "/usr/local/Ascend/cann/lib64"),)
+
+
+def test_where_torch_hangs_nothing_that_rests_on_it_is_waited_for() -> None:
+    host = ScriptedHost()
+    host.answers(
+        f"{PYTHON} inventory", inventory({"numpy": "1", "torch": "2.8.0", "vllm": "0.13.0", "tensordict": "1"})
+    )
+    host.answers(f"{PYTHON} imports numpy", {"ok": True, "version": "1", "errors": []})
+    host.fails(f"{PYTHON} imports torch", timed_out=True)
+    found = collect(Asker(host, 1, PYTHON, "verl"))
+    assert found.imports.value is not None and set(found.imports.value) == {"numpy"}
+    assert not [words for words in host.asked if "vllm" in words or "tensordict" in words]

@@ -1,0 +1,177 @@
+"""More than sixty secrets, put where a doctor looks: none of them comes out of anything that leaves the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_host import ScriptedHost, inventory, plain_machine, with_cann
+
+from npuenv._toml import load_file
+from npuenv.cli import main
+from npuenv.host.base import Looked, PathState
+from npuenv.host.recorded import RecordingHost, load_capture
+from npuenv.host.redact import Redactor, redact_text
+
+SECRETS = load_file(Path(__file__).parent / "secrets.toml")["secret"]
+PS = "ps -eo pid,ppid,stat,comm"
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['place']}-{row['hidden'][0]}"
+
+
+def text_of(row: dict[str, Any]) -> str:
+    return str(row["text"]).replace(" ", "\0") if row["place"] == "process" else str(row["text"])
+
+
+def leaks(row: dict[str, Any], text: str) -> list[str]:
+    return [word for word in row["hidden"] if word in text]
+
+
+def seeded() -> ScriptedHost:
+    """A machine with every secret in a place that is really read: variables, files, answers, command lines."""
+    host = plain_machine(ScriptedHost(name="trainbox-0417.corp.internal"))
+    with_cann(host, "version=8.5.0\n", "8.5.0")
+    by_place: dict[str, list[str]] = {}
+    for row in SECRETS:
+        by_place.setdefault(row["place"], []).append(text_of(row))
+    host.variables.update(line.partition("=")[::2] for line in by_place["variable"])
+    host.variables.update({"USER": "marialuisa", "HOME": "/home/marialuisa"})
+    noise = "\n".join((*by_place["command"], *by_place["file"], *by_place["metadata"], *by_place["paste"]))
+    host.fails("npu-smi info", out=f"dcmi module initialize failed. ret is -8005\n{noise}\n", err=noise, code=187)
+    host.fails("lspci -n -d 19e5:", out=noise, code=1, err=noise)
+    host.file("/etc/hccn.conf", noise)
+    host.file("/etc/ascend_install.info", f"UserName=bertrand\n{noise}\n")
+    host.file("/usr/local/Ascend/driver/version.info", f"Version=25.2.0\n{noise}\n")
+    host.file("/proc/self/mountinfo", noise)
+    rows = "".join(f"  {100 + number}     1 S    python3\n" for number in range(len(by_place["process"])))
+    host.commands[PS] = f"    1     0 Ss   bash\n{rows}"
+    for number, words in enumerate(by_place["process"]):
+        host.file(f"/proc/{100 + number}/cmdline", words.replace(" ", "\0") + "\0")
+    where = json.dumps({"installed_from": by_place["metadata"], "noise": noise})
+    host.answers(
+        "/opt/env/bin/python inventory", inventory({"torch": "2.8.0"}, note=where, prefix="/home/bertrand/env")
+    )
+    for path in ("/opt/env/bin/python import torch", "/opt/env/bin/python import torch_npu"):
+        host.fails(path, out="", err=noise, code=1)
+    return host
+
+
+@pytest.mark.parametrize("row", SECRETS, ids=name_of)
+def test_a_pasted_secret_is_hidden_and_the_lines_stay(row: dict[str, Any]) -> None:
+    text = text_of(row)
+    clean = redact_text(text)
+    assert leaks(row, clean) == []
+    assert clean.count("\n") == text.count("\n")
+
+
+@pytest.mark.parametrize("row", SECRETS, ids=name_of)
+def test_a_secret_in_an_answer_reaches_neither_the_reader_nor_the_capture(row: dict[str, Any]) -> None:
+    text = text_of(row)
+    variables = {"HOME": "/root"}
+    if row["place"] == "variable":
+        name, _, value = text.partition("=")
+        variables[name] = value
+        text = f"the tool repeats {value}\nexport {text}\n"
+    host = ScriptedHost(variables=variables)
+    host.fails("tool", out=text, err=text, code=1)
+    host.file("/etc/some.conf", text)
+    host.paths["/data"] = Looked("/data", PathState.FOLDER, names=(text,), error=text)
+    recording = RecordingHost(host)
+    ran, looked, folder = recording.run(["tool"]), recording.look("/etc/some.conf"), recording.look("/data")
+    for shown in (ran.out, ran.err, looked.text, folder.error, *folder.names, str(recording.environ())):
+        assert leaks(row, shown) == []
+    assert leaks(row, recording.capture_text()) == []
+
+
+def test_the_accounts_own_name_is_known_before_the_first_answer() -> None:
+    host = ScriptedHost(variables={"HOME": "/root"})
+    host.commands["id"] = "uid=1003(marialuisa) gid=1003(marialuisa) groups=1003(marialuisa)\n"
+    host.file("/etc/notes", "ask marialuisa\n")
+    assert RecordingHost(host).look("/etc/notes").text == "ask user1\n"
+
+
+def test_all_secrets_together_are_hidden_in_one_report() -> None:
+    clean = redact_text("\n\n".join(text_of(row) for row in SECRETS))
+    assert {name_of(row): found for row in SECRETS if (found := leaks(row, clean))} == {}
+
+
+def test_no_form_of_the_doctors_report_has_any_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from npuenv.facts.collect import collect
+
+    recording = RecordingHost(seeded())
+    facts = collect(recording, level=2)
+    capture = tmp_path / "capture.json"
+    capture.write_text(recording.capture_text(), encoding="utf-8")
+    shown = [capture.read_text(encoding="utf-8"), repr(dataclasses.asdict(facts.machine)), repr(facts)]
+    for form in ("text", "json", "html", "junit", "sarif"):
+        main(["doctor", "--from", str(capture), "--level", "2", "--format", form, *(["-v"] if form == "text" else [])])
+        shown += capsys.readouterr()
+    assert {name_of(row): found for row in SECRETS for text in shown if (found := leaks(row, text))} == {}
+    assert load_capture(capture).name == "host1"
+
+
+def test_the_same_public_address_always_gets_the_same_stand_in_and_private_ones_stay() -> None:
+    private = "10.0.0.4 172.20.1.9 192.168.1.1 100.64.0.1 127.0.0.1"
+    clean = redact_text(f"121.36.77.205:6379 and 121.36.77.206:22, again 121.36.77.205; {private}")
+    assert clean == f"203.0.113.1:6379 and 203.0.113.2:22, again 203.0.113.1; {private}"
+
+
+def test_an_address_with_a_stand_in_can_still_be_asked_for() -> None:
+    redactor = Redactor()
+    assert redactor.text("ping -c 1 8.130.4.17 from 8.130.4.17:1") != "ping -c 1 8.130.4.17 from 8.130.4.17:1"
+    redactor.text("address 121.36.77.205")
+    assert redactor.restore("hccn_tool -g 203.0.113.2") == "hccn_tool -g 121.36.77.205"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| npu-smi 22.0.4.1                       Version: 22.0.4.1",
+        "Version=7.1.0.11.220",
+        "Linux version 5.10.0-136.12.0.86.oe2203sp1.aarch64",
+        "torch_npu==2.8.0.post2 vllm 0.11.0rc1+empty",
+        "compatible_version_fw=[7.0.0,7.1.99]",
+        "git+https://github.com/verl-project/verl.git@v0.7.1",
+        "git@github.com:verl-project/verl.git",
+        "max_tokens: 4096, num_key_value_heads=8, eos_token_id = 151645",
+        "PWD=/usr/local/Ascend",
+        "0::/user.slice/user-1000.slice/user@1000.service/app.slice",
+        "| 0     910B2               | OK            | 87.8        50                0    / 0             |",
+        "RuntimeError: Bearer of bad news: token is missing",
+        "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing.",
+        "key_0=address_0=192.168.10.1",
+        "tls switch[1](0:disable, 1:enable), tls private key[valid]",
+        "drwxrwx--- 2 HwHiAiUser HwHiAiUser 4096 /usr/local/Ascend/driver",
+    ],
+)
+def test_what_a_diagnosis_lives_on_is_left_alone(text: str) -> None:
+    assert redact_text(text) == text
+
+
+def test_a_serial_number_gets_one_stand_in_wherever_it_is_named() -> None:
+    text = "Serial Number : 033EVKW0N7000417\nSerial Number : 033EVKW0N7000418\nserial number: 033EVKW0N7000417\n"
+    assert redact_text(text) == "Serial Number : serial1\nSerial Number : serial2\nserial number: serial1\n"
+
+
+def test_redacting_twice_changes_nothing_more() -> None:
+    once = redact_text("\n".join(text_of(row) for row in SECRETS))
+    assert redact_text(once) == once
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=300), st.sampled_from([text_of(row) for row in SECRETS]), st.text(max_size=80))
+def test_no_text_around_makes_it_raise_or_lose_lines(before: str, secret: str, after: str) -> None:
+    text = f"{before}\n{secret}\n{after}"
+    assert redact_text(text).count("\n") == text.count("\n")
+
+
+def test_long_words_do_not_take_for_ever() -> None:
+    for text in ("a" * 200_000, "@" * 50_000, "x.-" * 60_000, "token" * 30_000, "1." * 60_000, "docker " * 20_000):
+        assert redact_text(text) == text
