@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OLDEST = (3, 9)  # the Python of openEuler 22.03
-# Files and folders of the package, without what installs, resolves or draws with other libraries.
+# Files and folders of the package, without what installs, locks and renders. `resolve` knows the published stacks.
 PARTS = (
     "__init__.py",
     "_data.py",
@@ -37,6 +37,7 @@ PARTS = (
     "messages",
     "portable.py",
     "report",
+    "resolve",
     "versions.py",
 )
 _REPORTS = {f"report/{name}.py" for name in ("fix", "matrix", "plan", "resolution", "shelf", "smoke")}
@@ -48,12 +49,13 @@ _LICENSES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")  # how their names begin
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows; a clock would change the bytes
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = '''"""The doctor in one file: python3 npuenv-doctor.pyz --help"""
-import dataclasses
-import functools
 import sys
 
 if sys.version_info < (3, 9):
     sys.exit("npuenv-doctor.pyz needs Python 3.9 or newer; this is " + sys.version.split()[0])
+import dataclasses
+import functools
+
 if sys.version_info < (3, 10):
     # `slots` came with 3.10. It saves memory and stops typing mistakes; nothing depends on it.
     _plain = dataclasses.dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any
 
@@ -55,6 +54,8 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib
+
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1, cutoff=0.4)
             hint = Message("cli.did-you-mean", {"name": near[0]}) if near else None
             raise BadInput(Message("cli.no-command", {"name": args[0], "accepted": tuple(_COMMANDS)}), hint)

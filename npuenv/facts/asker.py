@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.facts.base import Evidence, Fact, State, absent, unknown
@@ -47,6 +49,10 @@ class Asker:
             return not_asked(1)
         except NotRecorded as error:
             return unknown(Evidence(str(error), "not in the capture"))
+        except Exception as error:  # a reader is our own code: its bug must not cost the other facts
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            line = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+            return unknown(Evidence(f"npuenv: {Path(place.filename).name}", line))
 
     def at(self, level: int, ask: Callable[[Host], Fact[T]]) -> Fact[T]:
         """The fact, from this level on."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import versions
 from npuenv.errors import BadInput
+from npuenv.matrix import problems
 from npuenv.matrix.load import dangling
 from npuenv.matrix.tables import FRAMEWORK_FILES
 from npuenv.messages import LANGUAGES, Message, say
@@ -50,6 +51,8 @@ def tables_of(matrix: Matrix) -> Iterator[Table]:
     yield from ((name, getattr(matrix, name)) for name in _TABLES)
     yield "built", matrix.built
     yield from ((f"frameworks/{file}", matrix.recipes_of(file)) for file in FRAMEWORK_FILES)
+    if (matrix.folder / "problems").is_dir():  # the tables that a test makes up have none
+        yield from ((f"problems/{name}", rows) for name, rows in problems.tables_of(matrix.folder / "problems").items())
 
 
 def _versions(matrix: Matrix) -> None:

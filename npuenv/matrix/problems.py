@@ -10,8 +10,9 @@ Rows lie in the folder `problems`, one file an area. Start from `load_problems`.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from npuenv._data import folder_of
 from npuenv.matrix.load import load_table
@@ -19,8 +20,6 @@ from npuenv.matrix.rows import Row
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_OTHER_TABLES = ("causes.toml", "separations.toml", "bounds.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +80,23 @@ class Problems:
         return next((row for row in self.separations if {row.one, row.other} == wanted), None)
 
 
+_OTHERS: dict[str, type[Row]] = {"causes": CauseRow, "separations": SeparationRow, "bounds": BoundRow}
+
+
 @functools.cache
 def load_problems(folder: Path | None = None) -> Problems:
     """The known problems that come with npuenv, or those of a folder of the same files. Raises: BadInput."""
-    folder = folder or folder_of(__file__) / "problems"
-    names = sorted({path.name for path in folder.iterdir() if path.name.endswith(".toml")}.difference(_OTHER_TABLES))
+    tables = tables_of(folder or folder_of(__file__) / "problems")
+    others = {name: tables.pop(name) for name in _OTHERS}
     return Problems(
-        rows=tuple(row for name in names for row in load_table(folder / name, Problem)),
-        causes={row.id: row for row in load_table(folder / "causes.toml", CauseRow)},
-        separations=load_table(folder / "separations.toml", SeparationRow),
-        bounds=load_table(folder / "bounds.toml", BoundRow),
+        rows=cast("tuple[Problem, ...]", tuple(itertools.chain.from_iterable(tables.values()))),
+        causes={row.id: row for row in cast("tuple[CauseRow, ...]", others["causes"])},
+        separations=cast("tuple[SeparationRow, ...]", others["separations"]),
+        bounds=cast("tuple[BoundRow, ...]", others["bounds"]),
     )
+
+
+def tables_of(folder: Path) -> dict[str, tuple[Row, ...]]:
+    """The rows of every file of the folder, by its name. Raises: BadInput."""
+    names = sorted(path.name[:-5] for path in folder.iterdir() if path.name.endswith(".toml"))
+    return {name: load_table(folder / f"{name}.toml", _OTHERS.get(name, Problem)) for name in names}

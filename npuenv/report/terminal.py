@@ -1,6 +1,6 @@
 """The doctor's findings as text: a tree on a terminal, plain lines elsewhere. Start from `render_report`.
 
-rich draws. It is imported when a report is rendered, because most forms of the report do without it.
+rich draws. It is imported for a terminal alone: the other forms of the report do without it.
 """
 
 from __future__ import annotations
@@ -75,8 +75,34 @@ class _Branch:
     at_most: int = 0  # folded lines; 0: no limit
 
 
-class _Sheet:
-    """Takes lines and trees, and gives their text."""
+class _Plain:
+    """The report as plain lines, nothing folded. It does without rich, whose import takes longer than a whole look."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line}\n" for line in self._lines)
+
+    def line(self, *spans: Span) -> None:
+        """One line."""
+        self._lines.append("".join(text for text, _ in spans).rstrip())
+
+    def gap(self) -> None:
+        """Plain lines need no space between them."""
+
+    def finding(self, label: Span, says: Sequence[Span], branches: Iterable[_Branch], *, is_whole: bool) -> None:
+        """A finding with its branches."""
+        self.line(label, *says)
+        for branch in branches:
+            self.line(("  ", ""), *branch.spans)
+            for command in branch.commands:
+                self.line(("    ", ""), *command)
+
+
+class _Drawn:
+    """The report drawn by rich: folded at the terminal's width, findings as trees, with colour."""
 
     def __init__(self, page: Page) -> None:
         from rich.console import Console
@@ -97,21 +123,42 @@ class _Sheet:
     def text(self) -> str:
         return self._file.getvalue()
 
-    def add(self, thing: RenderableType) -> None:
+    def line(self, *spans: Span) -> None:
+        """One line, or as many as it takes."""
+        self._add(self._folded(spans))
+
+    def gap(self) -> None:
+        """Space between two parts."""
+        self._add("")
+
+    def finding(self, label: Span, says: Sequence[Span], branches: Iterable[_Branch], *, is_whole: bool) -> None:
+        """A finding with its branches; `is_whole`: evidence is never cut."""
+        from rich.text import Text
+        from rich.tree import Tree
+
+        indent = _indent(self._page)
+        if indent > _GUIDE_WIDTH:  # a column of its own
+            head = Text.assemble(label, self._folded(says, indent=indent))
+        else:
+            head = self._folded([label, *says], indent=indent)
+        tree = Tree(head, guide_style="dim")
+        for branch in branches:
+            text = self._folded(branch.spans, before=_GUIDE_WIDTH, at_most=0 if is_whole else branch.at_most)
+            tree.add(Text("\n").join([text, *(Text.assemble("  ", *command) for command in branch.commands)]))
+        self._add(tree)
+
+    def _add(self, thing: RenderableType) -> None:
         self._console.print(thing, no_wrap=True, crop=False, overflow="ignore")
 
-    def folded(self, spans: Iterable[Span], *, before: int = 0, indent: int = 0, at_most: int = 0) -> Text:
+    def _folded(self, spans: Iterable[Span], *, before: int = 0, indent: int = 0, at_most: int = 0) -> Text:
         """Styled text in lines that fit behind `before` columns; all but the first begin `indent` columns later.
 
-        Where there is no terminal nothing is folded. With `at_most` the rest is cut with an ellipsis.
+        With `at_most` the rest is cut with an ellipsis.
         """
         from rich.text import Text
 
-        whole = Text.assemble(*spans)
-        if not self._page.is_terminal:
-            return whole
         width = max(self._page.width - before - indent, 8)  # narrower than that, nothing can be read anyway
-        lines = list(whole.wrap(self._console, width))
+        lines = list(Text.assemble(*spans).wrap(self._console, width))
         if at_most and len(lines) > at_most:
             lines = lines[:at_most]
             lines[-1].truncate(width - 2)
@@ -138,7 +185,7 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
 
     With `is_quiet` only what went wrong; with `is_verbose` every check with its id and source.
     """
-    sheet = _Sheet(page)
+    sheet = _Drawn(page) if page.is_terminal else _Plain()
     if not manner.is_quiet:
         _add_head(sheet, facts, manner)
     told: tuple[Status, ...] = PROBLEMS
@@ -147,57 +194,26 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
     groups = grouped(findings, is_merging=not manner.is_verbose)
     shown = [group for group in groups if group.first.status in told or (manner.is_verbose and not manner.is_quiet)]
     for group in shown:
-        _add_finding(sheet, group, page, manner)
-    has_gap = bool(shown) and page.is_terminal and not manner.is_quiet
+        says, branches = list(_says(group, manner.lang)), _branches(group, manner, _arrow(page))
+        sheet.finding(_label(group.first.status, page, manner.lang), says, branches, is_whole=manner.is_verbose)
+    has_gap = bool(shown) and not manner.is_quiet
     if not (manner.is_verbose or manner.is_quiet):
         if has_gap:
-            sheet.add("")
+            sheet.gap()
         _add_well(sheet, in_order(findings), page, manner)
     if has_gap:
-        sheet.add("")
+        sheet.gap()
     _add_end(sheet, findings, manner)
     return sheet.text
 
 
-def _add_head(sheet: _Sheet, facts: Facts, manner: Manner) -> None:
+def _add_head(sheet: _Plain | _Drawn, facts: Facts, manner: Manner) -> None:
     """Which machine this is, in one line, and what is on it, in another; what is not known is left out."""
     machine, versions = machine_lines(facts, manner.lang)
     name = say(Message("doctor.title"), manner.lang)
-    sheet.add(sheet.folded([(name, "bold"), ("  " if machine else "", ""), (clean(machine), "dim")]))
+    sheet.line((name, "bold"), ("  " if machine else "", ""), (clean(machine), "dim"))
     if versions:
-        sheet.add(sheet.folded([(clean(versions), "cyan")]))
-
-
-def _add_finding(sheet: _Sheet, group: Group, page: Page, manner: Manner) -> None:
-    """A finding with its branches: evidence, cure, commands."""
-    from rich.text import Text
-    from rich.tree import Tree
-
-    label, says, indent = _label(group.first.status, page, manner.lang), list(_says(group, manner.lang)), _indent(page)
-    if indent > _GUIDE_WIDTH:  # a column of its own
-        head = Text.assemble(label, sheet.folded(says, indent=indent))
-    else:
-        head = sheet.folded([label, *says], indent=indent)
-    branches = _branches(group, manner, " → " if page.is_terminal and page.is_unicode else " -> ")
-    if page.is_terminal:
-        tree = Tree(head, guide_style="dim")
-        for branch in branches:
-            tree.add(_leaf(sheet, branch, is_verbose=manner.is_verbose))
-        sheet.add(tree)
-        return
-    sheet.add(head)
-    for branch in branches:
-        sheet.add(Text.assemble("  ", *branch.spans))
-        for command in branch.commands:
-            sheet.add(Text.assemble("    ", *command))
-
-
-def _leaf(sheet: _Sheet, branch: _Branch, *, is_verbose: bool) -> Text:
-    """A branch folded beside the tree's lines, and its commands below it, whole."""
-    from rich.text import Text
-
-    text = sheet.folded(branch.spans, before=_GUIDE_WIDTH, at_most=0 if is_verbose else branch.at_most)
-    return Text("\n").join([text, *(Text.assemble("  ", *command) for command in branch.commands)])
+        sheet.line((clean(versions), "cyan"))
 
 
 def _says(group: Group, lang: str) -> Iterator[Span]:
@@ -232,53 +248,55 @@ def _cure(fix: Fix, manner: Manner) -> _Branch:
     return _Branch(((clean(say(Message(key, {"says": fix.says}), manner.lang)), ""),), commands)
 
 
-def _add_well(sheet: _Sheet, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
+def _add_well(sheet: _Plain | _Drawn, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
     """What is well, one line per area, cut where the line ends; then how much does not apply."""
-    from rich.text import Text
-
     room = (page.width if page.is_terminal else _PLAIN_WIDTH) - _indent(page)
     areas: dict[str, list[str]] = {}
     for finding in findings:
         if finding.status is Status.OK:
             areas.setdefault(finding.check.partition(".")[0], []).append(say(title(finding.check), manner.lang))
     for area, names in areas.items():
-        label = _label(Status.OK, page, manner.lang)
-        sheet.add(Text.assemble(label, _listed(area, names, room, manner.lang)))
+        sheet.line(_label(Status.OK, page, manner.lang), (_listed(area, names, room, manner.lang), ""))
     num_skipped = counts(findings)[Status.SKIP]
     if num_skipped:
-        says = Text(say(Message("doctor.skipped", {"count": num_skipped}), manner.lang), "dim")
-        says.truncate(room, overflow="ellipsis")
-        sheet.add(Text.assemble(_label(Status.SKIP, page, manner.lang), says))
+        says = say(Message("doctor.skipped", {"count": num_skipped}), manner.lang)
+        sheet.line(_label(Status.SKIP, page, manner.lang), (_cut(says, room), "dim"))
 
 
-def _listed(area: str, names: Sequence[str], width: int, lang: str) -> Text:
+def _listed(area: str, names: Sequence[str], width: int, lang: str) -> str:
     """The names of an area's checks, as many as fit into one line, and how many more there are."""
-    from rich.text import Text
+    from rich.cells import cell_len
 
-    says = Text()
+    says = ""
     for num_shown in range(len(names), -1, -1):
         shown: tuple[object, ...] = tuple(names[:num_shown])
         if num_shown < len(names):
             left = len(names) - num_shown
             more = Message("doctor.more" if shown else "doctor.num-checks", {"count": left})
             shown = (*shown, more)
-        says = Text(say(Message("doctor.well", {"area": Message(f"doctor.area-{area}"), "names": shown}), lang))
-        if says.cell_len <= width:
+        says = say(Message("doctor.well", {"area": Message(f"doctor.area-{area}"), "names": shown}), lang)
+        if cell_len(says) <= width:
             break
-    says.truncate(width, overflow="ellipsis")
-    return says
+    return _cut(says, width)
 
 
-def _add_end(sheet: _Sheet, findings: Sequence[Finding], manner: Manner) -> None:
+def _cut(text: str, width: int) -> str:
+    """The text in one line of `width` columns, with an ellipsis where it is longer."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
+
+
+def _add_end(sheet: _Plain | _Drawn, findings: Sequence[Finding], manner: Manner) -> None:
     """The counts in one line, and what to do next in another."""
     number = counts(findings)
     is_bad = bool(number[Status.FAIL])
     args = {status.value: number[status] for status in Status}
     summary = say(Message("doctor.summary-bad" if is_bad else "doctor.summary-good", args), manner.lang)
-    sheet.add(sheet.folded([(summary, "bold red" if is_bad else "green")]))
+    sheet.line((summary, "bold red" if is_bad else "green"))
     following = _next(findings, manner)
     if following and not manner.is_quiet:
-        sheet.add(sheet.folded([(say(following, manner.lang), "")]))
+        sheet.line((say(following, manner.lang), ""))
 
 
 def _next(findings: Sequence[Finding], manner: Manner) -> Message | None:
@@ -303,6 +321,11 @@ def _label(status: Status, page: Page, lang: str) -> Span:
         marks = _MARKS if page.is_unicode else _ASCII_MARKS
         word = f"{marks[status]} {word}"
     return word + " " * max(1, _indent(page) - cell_len(word)), _STYLES[status]
+
+
+def _arrow(page: Page) -> str:
+    """What stands between a command and its line."""
+    return " → " if page.is_terminal and page.is_unicode else " -> "
 
 
 def _indent(page: Page) -> int:

@@ -1,0 +1,370 @@
+"""Signs from the machine, the session, the container and the cluster as a report shows them.
+
+Start from `circumstances`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.host.report import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from npuenv.diagnose.search import Text
+    from npuenv.diagnose.types import DockerRun, Facts
+    from npuenv.host.report import Line
+    from npuenv.matrix import Matrix
+
+Sign = tuple[str, "Line"]
+
+_MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+_DRIVER = "/usr/local/Ascend/driver"
+_FULL_PERCENT = 70  # of a card's memory: more than any driver or idle context takes
+_IDLE_PERCENT = 20
+_PYTHON_DEPS = ("decorator", "attrs", "psutil", "scipy", "cffi", "sympy", "cloudpickle")
+_FOR_CHIP = re.compile(r"[-_.](910b|a2|a3|910c|310p|950|a5)(?=[-_.]|$)", re.IGNORECASE)
+_CHIP_WORDS = {"910b": "a2", "a2": "a2", "a3": "a3", "910c": "a3", "310p": "310p", "950": "950", "a5": "950"}
+_SMALL_SHM_BYTES = 2 * 1024**3
+_FEW_RIGHTS = ("runAsNonRoot: true", "runAsUser: 1", "CapEff: 0000000000000000", "drop: *ALL", "cap-drop*all")
+_RAY_WORDS = ("RayWorkerWrapper", "ray::", "RayTaskError", "(raylet", "ray.exceptions", "ray/_private")
+_RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunner|\w*vLLM\w*Server)[ ,]")
+
+
+def circumstances(facts: Facts, text: Text, matrix: Matrix) -> dict[str, Line]:
+    """Name of a sign to the line that shows it."""
+    signs: dict[str, Line] = {}
+    for judge in _JUDGES:
+        for name, line in judge(facts, text):
+            signs.setdefault(name, line)
+    for name, line in _chip(facts, matrix):
+        signs.setdefault(name, line)
+    return signs
+
+
+def _named(text: Text, sign: str, wanted: Sequence[str]) -> Iterator[Sign]:
+    """The sign for each of some texts that is there."""
+    for each in wanted:
+        line = text.first(each)
+        if line is not None:
+            yield sign, line
+
+
+def _chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+    if facts.chip and facts.chip.value.upper().startswith("310B"):
+        yield "chip-not-accepted", facts.chip.line
+    if facts.generation is None:
+        return
+    generation, line = facts.generation.value, facts.generation.line
+    yield f"chip-{generation}", line
+    row = matrix.hardware_row(generation)
+    if row is not None and not row.accepted:
+        yield "chip-not-accepted", line
+    for image in facts.images:
+        word = _FOR_CHIP.search(image.value.partition(":")[2])
+        if word and _CHIP_WORDS[word.group(1).lower()] != generation:
+            yield "image-for-other-chip", image.line
+        elif word is None and "vllm-ascend:" in image.value and generation in ("a3", "310p", "950"):
+            yield "image-for-other-chip", image.line  # a tag without a chip is the A2 one
+    soc = facts.environ.get("SOC_VERSION")
+    if soc and soc.value:
+        other = matrix.hardware_of_chip(soc.value)
+        if other is not None and other.id != generation:
+            yield "soc-version-differs", soc.line
+
+
+def _table(facts: Facts, text: Text) -> Iterator[Sign]:
+    table = facts.table
+    if table is None:
+        return
+    by_text = {line.text.strip(): line for line in text.lines if "|" in line.text}
+    listed = {process.npu for process in table.processes}
+    for card in table.cards:
+        line = by_text.get(card.line)
+        if line is None:
+            continue
+        if card.health in ("Alarm", "Warning", "Critical"):
+            yield ("health-critical" if card.health == "Critical" else "health-alarm"), line
+        if card.hbm_total_mib:
+            percent = 100 * (card.hbm_used_mib or 0) // card.hbm_total_mib
+            if percent >= _FULL_PERCENT:
+                yield "card-nearly-full", line
+            if percent >= _IDLE_PERCENT and card.npu not in listed and text.first("No running processes found in NPU"):
+                yield "card-held-by-nobody-seen", line
+    if table.processes:
+        row = text.first(f"| {table.processes[0].pid} ") or text.first(str(table.processes[0].pid))
+        if row:
+            yield "cards-have-processes", row
+
+
+_OOM = re.compile(
+    r"([\d.]+) GiB total capacity; ([\d.]+) ([GM])iB already allocated;[^\n]{0,120}?([\d.]+) ([GMK])iB free"
+    r"(?:; ([\d.]+) ([GM])iB reserved)?"
+)
+_GIB = {"G": 1.0, "M": 1 / 1024, "K": 1 / 1024**2, None: 0.0}
+_OTHERS_SHARE = 0.35  # of a card that is neither free nor this process's: more than the driver and the context take
+
+
+def _memory(facts: Facts, text: Text) -> Iterator[Sign]:
+    """What an out-of-memory line itself says: who holds the card that is full."""
+    for line in text.all("total capacity"):
+        match = _OOM.search(line.text)
+        if match is None:
+            continue
+        total, held = float(match.group(1)), float(match.group(2)) * _GIB[match.group(3)]
+        free, reserved = float(match.group(4)) * _GIB[match.group(5)], float(match.group(6) or 0) * _GIB[match.group(7)]
+        if total - free - max(held, reserved) > _OTHERS_SHARE * total:
+            yield "memory-held-elsewhere", line
+
+
+def _folders(facts: Facts, text: Text) -> Iterator[Sign]:
+    """A listing of the folder in which CANN lies by default that holds the driver only."""
+    for block in blocks(text.lines):
+        if re.match(r"(?:ls|ll|dir)\b[^|;]*/usr/local/Ascend/?\s*$", block.command or ""):
+            words = " ".join(line.text for line in block.lines[1:12])
+            if "driver" in words and not re.search(r"toolkit|\bcann\b|nnae|nnrt|latest|set_env", words):
+                yield "cann-folder-absent", block.lines[0]
+
+
+def _variables(facts: Facts, text: Text) -> Iterator[Sign]:
+    for name, line in facts.unset.items():
+        if name.startswith(("ASCEND", "CANN")) and "VISIBLE" not in name:
+            yield "cann-variables-unset", line
+        if name == "HCCL_CONNECT_TIMEOUT":
+            yield "connect-timeout-unset", line
+        if name == "ATB_HOME_PATH":
+            yield "atb-variables-unset", line
+    for name, seen in facts.environ.items():
+        if name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") and seen.value:
+            yield "cann-variables-set", seen.line
+        if name == "ATB_HOME_PATH" and seen.value:
+            yield "atb-variables-set", seen.line
+        if name == "PYTORCH_NPU_ALLOC_CONF" and "expandable_segments:true" in seen.value.lower():
+            yield "expandable-segments-on", seen.line
+        if name == "TORCH_DEVICE_BACKEND_AUTOLOAD" and seen.value == "0":
+            yield "autoload-off", seen.line
+    yield from _visible(facts)
+
+
+def _visible(facts: Facts) -> Iterator[Sign]:
+    seen = facts.environ.get("ASCEND_RT_VISIBLE_DEVICES") or facts.environ.get("ASCEND_VISIBLE_DEVICES")
+    if seen is None or not re.fullmatch(r"\d+(?:, ?\d+)*", seen.value):
+        return
+    yield "visible-devices-set", seen.line
+    wanted = [int(word) for word in seen.value.replace(" ", "").split(",")]
+    if wanted != sorted(set(wanted)):
+        yield "visible-devices-unsorted", seen.line
+    cards = len(facts.table.cards) if facts.table and facts.table.is_complete else 0
+    if cards and max(wanted) >= cards:
+        yield "visible-devices-out-of-range", seen.line
+
+
+def _container(facts: Facts, text: Text) -> Iterator[Sign]:
+    run = facts.docker
+    if run is not None:
+        yield "docker-run", run.line
+        yield from _mounts(run, text)
+        if "privileged" in run.options:
+            yield "docker-privileged", run.line
+        user = run.options.get("user", "")
+        if user and not user.startswith(("0", "root")):
+            yield "docker-user", run.line
+    yield from _named(text, "few-rights", _FEW_RIGHTS)
+
+
+def _mounts(run: DockerRun, text: Text) -> Iterator[Sign]:
+    by_runtime = run.options.get("runtime") == "ascend" or "ASCEND_VISIBLE_DEVICES" in run.environ
+    driver = [path for path in run.mounts if path.startswith("/usr/local/Ascend") or path in ("/usr/local", "/usr")]
+    has_cards = "privileged" in run.options or any(re.search(r"/dev/davinci\d|\$", each) for each in run.devices)
+    if by_runtime:
+        return
+    if not driver and not any("$" in path for path in run.mounts):
+        yield "docker-no-driver", run.line
+    whole = any(path in (_DRIVER, "/usr/local/Ascend", "/usr/local", "/usr") for path in driver)
+    if driver and not whole and not {f"{_DRIVER}/lib64", f"{_DRIVER}/version.info"} <= set(driver):
+        yield "docker-driver-partial", run.line
+    if driver and not {"/etc/ascend_install.info", "/etc"} & set(run.mounts):
+        yield "docker-no-install-info", run.line
+    if driver and not {"/usr/local/dcmi", "/usr/local", "/usr"} & set(run.mounts):
+        yield "docker-no-dcmi", run.line
+    managers = [each for each in _MANAGERS if each not in run.devices]
+    if "privileged" not in run.options and managers:
+        yield "docker-device-missing", run.line
+    if not has_cards:
+        yield "docker-no-card", run.line
+    if driver and has_cards and ("privileged" in run.options or not managers):
+        yield "docker-complete", run.line
+
+
+_CLOSED_NODE = re.compile(r"/dev/(?:davinci|devmm_svm|hisi_hdc)")
+
+
+def _rights(facts: Facts, text: Text) -> Iterator[Sign]:
+    """Device nodes that only their owner and group may open, and a user that is in no such group."""
+    for line in text.with_any(("/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc")):
+        is_closed = re.search(r"crw-(?:rw-|r--|---)---|\b06?[46]0\b|\b6[46]0\b", line.text)
+        if is_closed and _CLOSED_NODE.search(line.text):
+            yield "device-nodes-closed", line
+    for line in text.all("uid="):
+        user = re.search(r"\buid=([1-9]\d*)", line.text)
+        if user and user.group(1) != "1000" and "HwHiAiUser" not in line.text:
+            yield "outside-group", line
+
+
+def _limits(facts: Facts, text: Text) -> Iterator[Sign]:
+    user = None
+    for block in blocks(text.lines):
+        command, answer = block.command or "", next((line for line in block.lines[1:] if line.text.strip()), None)
+        value = answer.text.strip() if answer else ""
+        if re.match(r"ulimit -\w*n", command) and value.isdecimal() and int(value) <= 8192 and answer:
+            yield "nofile-low", answer
+        if re.match(r"id(?: -u)?$", command) and answer:
+            user = re.match(r"(?:uid=)?(\d+)", value)
+            if user and user.group(1) != "0":
+                yield "non-root", answer
+        if re.match(r"(?:getent passwd|grep .*/etc/passwd|whoami)", command):
+            if answer and (value == "0" or "cannot find name" in value or "No such" in value):
+                yield "no-passwd-entry", answer
+            elif answer is None and len(block.lines) > 1:
+                yield "no-passwd-entry", block.lines[0]
+    for line in text.all("uid="):
+        match = re.search(r"\buid=(\d+)", line.text)
+        if match and match.group(1) != "0":
+            yield "non-root", line
+    yield from _named(text, "nofile-low", ("open files*1024", "Max open files*1024 ", "nofile*1024:1024"))
+    yield from _shared_memory(facts, text)
+
+
+_DF = re.compile(r"^(?:shm|tmpfs)\s+(\d+(?:\.\d+)?)([KMGT])?\s.*\s/dev/shm$")
+
+
+def _shared_memory(facts: Facts, text: Text) -> Iterator[Sign]:
+    for line in text.all("/dev/shm"):
+        match = _DF.match(line.text.strip())
+        if match:
+            unit = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, None: 1024}[match.group(2)]
+            if float(match.group(1)) * unit < _SMALL_SHM_BYTES:
+                yield "shm-small", line
+
+
+def _processes(facts: Facts, text: Text) -> Iterator[Sign]:
+    for line in text.all("<defunct>"):
+        yield "zombie", line
+    is_ps = False
+    for line in text.lines:
+        words = line.text.split()
+        if "PID" in words and "STAT" in words:
+            is_ps, column = True, words.index("STAT")
+        elif is_ps and len(words) > column and re.fullmatch(r"Z[a-zA-Z+<]*", words[column]):
+            yield "zombie", line
+        elif not words:
+            is_ps = False
+
+
+_LINK = re.compile(r"\blink status:? ?\[?(UP|DOWN)\b", re.IGNORECASE)
+_SWITCH = re.compile(r"\bswitch\[(\d)\]", re.IGNORECASE)
+_IP = re.compile(r"^ipaddr: ?(\d+\.\d+\.\d+\.\d+)")
+_RANK_LISTS = re.compile(r"enabled tls: ?\[[^\]]+\].*disabled tls: ?\[[^\]]+\]")
+
+
+def _network(facts: Facts, text: Text) -> Iterator[Sign]:
+    for line in text.all("link status"):
+        match = _LINK.search(line.text)
+        if match:
+            yield f"link-{match.group(1).lower()}", line
+    switches: dict[str, Line] = {}
+    for line in text.all("switch["):
+        match = _SWITCH.search(line.text)
+        if match:
+            switches.setdefault(match.group(1), line)
+    if len(switches) > 1:
+        yield "tls-mixed", max(switches.values(), key=lambda line: line.number)
+    elif switches:
+        yield "tls-same", next(iter(switches.values()))
+    yield from _linked(text)
+    addresses: dict[str, Line] = {}
+    for line in text.all("ipaddr:"):
+        match = _IP.match(line.text.strip())
+        if match and match.group(1) in addresses:
+            yield "address-twice", line
+        elif match:
+            addresses[match.group(1)] = line
+
+
+def _linked(text: Text) -> Iterator[Sign]:
+    for line in text.all("disabled tls"):
+        if _RANK_LISTS.search(line.text):
+            yield "tls-mixed", line
+    states = {state: line for state in ("ENABLE", "DISABLE") for line in text.all(f"|*{state}*| LinkInfo")}
+    if len(states) > 1:
+        yield "tls-mixed", states["ENABLE"]
+
+
+_RESOURCE = re.compile(r"^[\d.]+/([\d.]+) (GPU|NPU|CPU)\b")
+_NODE_NPU = re.compile(r"'NPU': ([\d.]+)")
+
+
+def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
+    counts: dict[str, tuple[float, Line]] = {}
+    for line in text.lines:
+        match = _RESOURCE.match(line.text.strip()) if "/" in line.text else None
+        if match:
+            counts[match.group(2)] = (float(match.group(1)), line)
+    yield from _named(text, "ray-process", _RAY_WORDS)
+    yield from (("ray-process", line) for line in text.lines if _RAY_ACTOR.search(line.shown[:80]))
+    if "CPU" not in counts:
+        return
+    if "NPU" in counts:
+        yield "ray-npu", counts["NPU"][1]
+    elif "GPU" in counts:
+        yield "ray-gpu-only", counts["GPU"][1]
+    else:
+        yield "ray-no-cards", counts["CPU"][1]
+
+
+def _build(facts: Facts, text: Text) -> Iterator[Sign]:
+    found = _named(text, "building", (
+        "Building CXX object", "Building wheel", "gmake", "CMake Error", "failed to solve", "RUN pip", "RUN python",
+        "setup.py", "build_ext", "docker build", "Step */* : RUN", "Installing build dependencies", "ninja: ",
+        "cmake --build", "csrc/",
+    ))  # fmt: skip
+    yield from found
+
+
+_WHEEL = re.compile(r"-cp(\d)(\d+)-\w+-\S*?(x86_64|aarch64|any)\.whl is not a supported wheel", re.IGNORECASE)
+
+
+def _wheels(facts: Facts, text: Text) -> Iterator[Sign]:
+    """Why pip refused a wheel: its Python, its CPU, or both unknown."""
+    for line in text.all("is not a supported wheel on this platform"):
+        match = _WHEEL.search(line.text)
+        if match is None:
+            continue
+        python, arch = f"{match.group(1)}.{match.group(2)}", match.group(3)
+        if facts.python and facts.python.value != python:
+            yield "wheel-other-python", line
+        elif facts.arch and arch not in ("any", facts.arch.value):
+            yield "wheel-other-arch", line
+        elif facts.arch and arch == facts.arch.value:
+            yield "wheel-other-python", line
+
+
+def _lists(facts: Facts, text: Text) -> Iterator[Sign]:
+    if facts.listed and not any(name in facts.packages for name in _PYTHON_DEPS):
+        yield "cann-python-deps-absent", facts.packages[min(facts.listed)].line
+    for line in text.all("CANN:"):
+        if line.text.strip() == "CANN:" and _nothing_follows(text, line):
+            yield "cann-info-empty", line
+
+
+def _nothing_follows(text: Text, line: Line) -> bool:
+    after = [other for other in text.lines if line.number < other.number <= line.number + 3]
+    return not any("package_name" in other.text or "version=" in other.text for other in after)
+
+
+_JUDGES: tuple[Callable[[Facts, Text], Iterator[Sign]], ...] = (
+    _table, _memory, _folders, _variables, _container, _rights, _limits, _processes, _network, _ray, _build, _wheels,
+    _lists,
+)  # fmt: skip

@@ -1,0 +1,52 @@
+"""Commands with the versions of this report: what the tables of the matrix say belongs together. Start from `cure`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+from npuenv.diagnose.agree import plugin_row
+
+if TYPE_CHECKING:
+    from npuenv.diagnose.types import Facts
+    from npuenv.matrix import Matrix
+    from npuenv.matrix.rows import TorchNpu
+
+_OF_TORCH = ("torch-torch_npu-mismatch", "torch_npu-wrong-release", "install-order")
+_PIP = ("pip", "install")
+
+
+def cure(cause: str, facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
+    """What to type, as argv; empty where the tables do not know the versions of the report."""
+    if cause in _OF_TORCH:
+        row = _torch_npu(facts, matrix)
+        return ((*_PIP, f"torch=={row.torch}", f"torch_npu=={row.version}"),) if row else ()
+    if cause == "vllm-vllm_ascend-mismatch":
+        plugin = plugin_row(facts, matrix)
+        # The plugin last: what it asks for wins over what vllm asks for.
+        return ((*_PIP, f"vllm=={plugin.vllm}"), (*_PIP, f"vllm-ascend=={plugin.version}")) if plugin else ()
+    if cause == "torchvision-mismatch":
+        return _companions(facts, matrix)
+    return ()
+
+
+def _companions(facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
+    torch = facts.packages.get("torch")
+    row = matrix.companion_row(torch.value) if torch else None
+    return ((*_PIP, "--no-deps", f"torchvision=={row.torchvision}", f"torchaudio=={row.torchaudio}"),) if row else ()
+
+
+def _torch_npu(facts: Facts, matrix: Matrix) -> TorchNpu | None:
+    """The release for the installed vllm-ascend; without one the newest for the torch that is there."""
+    plugin = plugin_row(facts, matrix)
+    if plugin is not None and plugin.torch_npu:
+        return matrix.torch_npu_row(plugin.torch_npu)
+    seen = facts.packages.get("torch") or facts.packages.get("torch-npu")
+    try:
+        minor = Version(seen.value).release[:2] if seen else ()
+    except InvalidVersion:
+        return None
+    rows = [row for row in matrix.torch_npu if row.status in ("released", "patch")]
+    fitting = [row for row in rows if Version(row.torch).release[:2] == minor]
+    return max(fitting, key=lambda row: Version(row.version), default=None)

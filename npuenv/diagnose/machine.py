@@ -1,0 +1,230 @@
+"""What a report says of the machine below the packages: chip, driver, CANN, CPU, Python, C library, images.
+
+Start from `read_machine`. Sources are ranked: a version file beats a path, a path prose, prose an image tag.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.diagnose.types import Seen
+from npuenv.errors import BadInput
+from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from npuenv.diagnose.search import Text
+    from npuenv.host.report import Line
+    from npuenv.matrix import Matrix
+
+_CANN_NUMBER = r"(\d{1,2}\.\d(?:\.?(?:RC|T)\d+|\.\d+)?(?:[.\-](?:alpha|beta|rc|T|B|SPC)\.?\d+)*)"
+# The better source first; the last number of a match counts.
+_CANN = (
+    re.compile(r"^version=" + _CANN_NUMBER + r"\s*$", re.IGNORECASE),
+    re.compile(r"^CANN[^\n:]{0,20}: ?[\d.]+:" + _CANN_NUMBER, re.IGNORECASE),
+    re.compile(r"ascend-toolkit_" + _CANN_NUMBER + r"_linux", re.IGNORECASE),
+    re.compile(r"(?:ascend-toolkit|Ascend)/(?:cann-)?" + _CANN_NUMBER + r"(?:/|\s|$|:)", re.IGNORECASE),
+    re.compile(r"\bcann[_-]" + _CANN_NUMBER + r"(?![\w])", re.IGNORECASE),
+    re.compile(r"\bCANN(?:[ _-]?(?:toolkit|version|ver))?\s*(?:is|:|=|==|：)?\s*v?" + _CANN_NUMBER, re.IGNORECASE),
+    re.compile(r"Cann-toolkit\D{0,12}" + _CANN_NUMBER, re.IGNORECASE),
+)
+_CANN_TAG = re.compile(r"cann" + _CANN_NUMBER, re.IGNORECASE)
+_CANN_IMAGE = re.compile(r"\bascend/cann:" + _CANN_NUMBER, re.IGNORECASE)
+_DRIVER_NUMBER = r"(\d{2}\.\d(?:\.(?:RC)?\d+)*)"
+_DRIVER = (
+    re.compile(r"npu-smi \S+\s+Version: " + _DRIVER_NUMBER, re.IGNORECASE),
+    re.compile(r"^Version=" + _DRIVER_NUMBER + r"\s*$"),
+    re.compile(
+        r"\b(?:Ascend )?(?:NPU )?(?:driver|HDK)(?:[ _]version)?\s*(?:is|:|=|：)?\s*v?" + _DRIVER_NUMBER, re.IGNORECASE
+    ),
+    re.compile(r"Ascend-hdk-\S{0,40}?_" + _DRIVER_NUMBER, re.IGNORECASE),
+)
+_CHIP = re.compile(
+    r"(?<![\w./-])(?:Ascend[ _-]?)?(310P[1-7]?|310B\d?|910B[1-4](?:-\d|C)?|910_93\d\d|910C|910Pro[AB]|910PremiumA|910A"
+    r"|950PR|950DT)(?![\w])(?!\S*\.(?:run|deb|rpm))", re.IGNORECASE,
+)  # fmt: skip
+_CHIP_FAMILY = re.compile(
+    r"\b(?:Atlas (?:\d{3}\w? )?(?:\w+ )?|NPU:? ?)(A2|A3|300I)\b|\b(A3) (?:machine|server|node)", re.IGNORECASE
+)
+_SOC_NUMBER = re.compile(r"soc_version: ?(\d{3})\b")
+_ARCH = re.compile(
+    r"^(?:Architecture:\s+)?(aarch64|x86_64|arm64|amd64)\s*$|^OS: .*\((aarch64|x86_64)\)"
+    r"|^Python platform: .*?(aarch64|x86_64)"
+)
+_ARCH_LOOSE = re.compile(r"\b(aarch64|x86_64)\b")
+_PYTHON = (
+    re.compile(r"^Python(?: version)?:? (3\.\d+)(?:\.\d+)?(?!\S)"),
+    re.compile(r"lib(?:64)?/python(3\.\d+)/(?:site|dist)-packages"),
+    re.compile(r"\bpython(?: ?version)? ?[:=]? ?(3\.\d+)(?:\.\d+)?\b", re.IGNORECASE),
+)
+_GLIBC = re.compile(r"(?:glibc[ -]|GLIBC |ldd \([^)]*\) )(2\.\d+)", re.IGNORECASE)
+_GCC = re.compile(r"(?:^GCC version: |^gcc(?:-\d+)? )(?:\([^)]*(?:\([^)]*\))?[^)]*\) ?|version )(\d+(?:\.\d+)+)")
+_IMAGE_NAMES = ("cann", "verl", "roll", "sglang", "mindie", "ascend", "lmdeploy", "slime", "llamafactory")
+_IMAGE = re.compile(
+    r"(?<![\w@.-])((?:[\w.-]+(?::\d+)?/)*(?:vllm-ascend|cann|verl|roll|sglang|mindie|vllm_ascend|ascend-[\w-]+|lmdeploy|slime|llamafactory)"
+    r":[\w][\w.+-]{1,100})(?![\w/])", re.IGNORECASE,
+)  # fmt: skip
+_DOCKER_IMAGES = re.compile(
+    r"^(\S*(?:vllm-ascend|cann|verl|roll|sglang|mindie|ascend)\S*)\s{2,}(\S+)(?:\s|$)", re.IGNORECASE
+)
+
+
+@dataclass(slots=True)
+class Machine:
+    """What was found; empty where the report does not say."""
+
+    table: SmiTable | None = None
+    cann: Seen[str] | None = None
+    driver: Seen[str] | None = None
+    generation: Seen[str] | None = None
+    chip: Seen[str] | None = None
+    arch: Seen[str] | None = None
+    python: Seen[str] | None = None
+    glibc: Seen[str] | None = None
+    gcc: Seen[str] | None = None
+    images: list[Seen[str]] = field(default_factory=list)
+
+
+def read_machine(text: Text, matrix: Matrix) -> Machine:
+    """The machine of a report."""
+    found = Machine()
+    _read_table(found, text.lines, matrix)
+    found.images = _images(text.with_any(_IMAGE_NAMES))
+    found.cann = _ranked(text.with_any(("cann", "ascend", "version=")), _CANN, _cann) or _cann_of_images(found.images)
+    found.driver = found.driver or _ranked(text.with_any(("version", "driver", "hdk")), _DRIVER, _driver)
+    found.arch = _arch(text.with_any(("aarch64", "x86_64", "arm64", "amd64")))
+    found.python = _ranked(text.with_any(("python",)), _PYTHON, str)
+    found.glibc = _ranked(text.with_any(("glibc", "ldd (")), (_GLIBC,), str)
+    found.gcc = _ranked(text.with_any(("gcc",)), (_GCC,), str)
+    if found.chip is None:
+        _read_chip(found, text, matrix)
+    return found
+
+
+def _read_table(found: Machine, lines: Sequence[Line], matrix: Matrix) -> None:
+    rows = [line for line in lines if "|" in line.text or line.text.lstrip().startswith("+")]
+    table = parse_info("\n".join(line.text for line in rows))
+    if not isinstance(table, SmiTable):
+        return
+    found.table = table
+    by_text = {line.text.strip(): line for line in rows}
+    title = by_text.get(table.title)
+    if table.driver and title:
+        found.driver = Seen(table.driver, title)
+    card = next((card for card in table.cards if card.name), None)
+    line = by_text.get(card.line) if card else None
+    if card is None or card.name is None or line is None:
+        return
+    found.chip = Seen(card.name, line)
+    row = matrix.hardware_of_chip(card.name)
+    generation = row.id if row else None
+    if table.layout is Layout.A3:
+        generation = "a3"
+    if generation:
+        found.generation = Seen(generation, line)
+
+
+def _read_chip(found: Machine, text: Text, matrix: Matrix) -> None:
+    """Chip names in loose text. There `910B` means an A2 chip; only a table can tell the old 910B apart."""
+    for line in text.with_any(("310", "910", "950")):
+        match = _CHIP.search(line.text[:600])
+        if match is None or _is_path_or_pip(line.text):
+            continue
+        name = match.group(1)
+        row = matrix.hardware_of_chip(name) or matrix.hardware_of_chip(name[:4])
+        found.chip = Seen(name, line)
+        if row:
+            found.generation = Seen(row.id, line)
+        elif name.upper().startswith("310P"):
+            found.generation = Seen("310p", line)
+        return
+    _read_family(found, text.with_any(("a2", "a3", "300i", "soc_version")))
+
+
+def _read_family(found: Machine, lines: Sequence[Line]) -> None:
+    for line in lines:
+        match = _CHIP_FAMILY.search(line.text[:300])
+        if match:
+            word = (match.group(1) or match.group(2)).lower()
+            found.generation = Seen("310p" if word == "300i" else word, line)
+            return
+        number = _SOC_NUMBER.search(line.text[:600])
+        if number:
+            found.generation = Seen(_generation_of(int(number.group(1))), line)
+            return
+
+
+def _generation_of(number: int) -> str:
+    """torch_npu's own numbering of chips. Source: vllm-ascend utils: 220-225 A2, 250-255 A3, 200-205 310P, 260 950."""
+    ranges = ((100, 199, "910"), (200, 209, "310p"), (220, 229, "a2"), (250, 259, "a3"), (260, 269, "950"))
+    return next((name for low, high, name in ranges if low <= number <= high), "other")
+
+
+def _is_path_or_pip(text: str) -> bool:
+    return "site-packages" in text or "/opp/" in text or text.lstrip().startswith(("#include", "File "))
+
+
+def _ranked(
+    lines: Sequence[Line], patterns: Sequence[re.Pattern[str]], clean: Callable[[str], str]
+) -> Seen[str] | None:
+    """The first match of the best pattern that matches at all."""
+    best: tuple[int, Seen[str]] | None = None
+    for line in lines:
+        if best is not None and best[0] == 0:
+            break
+        for rank, pattern in enumerate(patterns if best is None else patterns[: best[0]]):
+            match = pattern.search(line.text[:500])
+            value = clean(match.group(match.lastindex or 1)) if match else ""
+            if value:
+                best = (rank, Seen(value, line))
+                break
+    return best[1] if best else None
+
+
+def _cann(text: str) -> str:
+    """A CANN version in its usual form, "" where it is none. Example: `8.1rc1` -> `8.1.RC1`."""
+    text = re.sub(r"(?<=\d)\.?rc(?=\d)", ".RC", text, flags=re.IGNORECASE)
+    return text if versions.is_cann(text) and 5 <= int(text.split(".")[0]) <= 12 else ""
+
+
+def _driver(text: str) -> str:
+    try:
+        return versions.driver(text).text
+    except BadInput:
+        return ""
+
+
+def _cann_of_images(images: Sequence[Seen[str]]) -> Seen[str] | None:
+    for image in images:
+        match = _CANN_TAG.search(image.value) or _CANN_IMAGE.search(image.value)
+        version = _cann(match.group(1)) if match else ""
+        if version:
+            return Seen(version, image.line)
+    return None
+
+
+def _images(lines: Sequence[Line]) -> list[Seen[str]]:
+    found = []
+    for line in lines:
+        if ":" in line.text:
+            found += [Seen(match.group(1), line) for match in _IMAGE.finditer(line.text[:800])]
+        listed = _DOCKER_IMAGES.match(line.text)
+        if listed and listed.group(2)[0] != "=":
+            found.append(Seen(f"{listed.group(1)}:{listed.group(2)}", line))
+    return found[:20]
+
+
+def _arch(lines: Sequence[Line]) -> Seen[str] | None:
+    loose = None
+    for line in lines:
+        match = _ARCH.search(line.text)
+        if match:
+            word = next(filter(None, match.groups()))
+            return Seen({"arm64": "aarch64", "amd64": "x86_64"}.get(word, word), line)
+        other = _ARCH_LOOSE.search(line.text[:400])
+        loose = loose or (Seen(other.group(1), line) if other else None)
+    return loose

@@ -1,0 +1,178 @@
+"""Which packages a report says are installed, out of all the ways in which people list them.
+
+Start from `read_packages`. What is only asked for, downloaded or refused is kept apart: a requirement is no package.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.diagnose.types import Seen
+from npuenv.host.report import typed_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from npuenv.host.report import Line
+
+# Names that are read from loose text too; all others only out of a table that says it is a package list.
+KNOWN = frozenset({
+    "torch", "torch-npu", "torchvision", "torchaudio", "torchair", "vllm", "vllm-ascend", "triton", "triton-ascend",
+    "numpy", "transformers", "ray", "mindspeed", "megatron-core", "flash-attn", "tensordict", "pyarrow", "datasets",
+    "accelerate", "deepspeed", "peft", "verl", "sglang", "mindie-turbo", "xgrammar", "opencv-python-headless",
+    "tokenizers", "huggingface-hub", "protobuf", "grpcio", "setuptools", "cmake", "decorator", "attrs", "psutil",
+    "scipy", "sympy", "cffi", "cloudpickle", "pyyaml", "click", "llamafactory", "lmdeploy", "dlinfer",
+})  # fmt: skip
+# How prose and banners call them.
+_SPOKEN = {
+    "pytorch": "torch", "torch npu": "torch-npu", "vllm ascend": "vllm-ascend", "triton ascend": "triton-ascend",
+    "torch_npu": "torch-npu", "vllm_ascend": "vllm-ascend", "triton_ascend": "triton-ascend",
+}  # fmt: skip
+_VERSION = r"v?(\d+(?:\.\w+)+(?:[+.\-]\w+)*|\d+\.\d+\w*)"
+_PIP3 = re.compile(r"\[(?:pip3?|conda)\]\s+([A-Za-z][\w.\-]*)(?:==|\s+)" + _VERSION)
+_FREEZE = re.compile(r"([A-Za-z][\w.\-]*)==" + _VERSION + r"(?:\s*(?:;|#|--hash).*)?$")
+_EDITABLE = re.compile(r"-e git\+\S+#egg=([\w.\-]+)")
+_COLUMNS = re.compile(r"\|?\s*([A-Za-z][\w.\-]*)\s*(?:\s|\|)\s*" + _VERSION + r"(?:\s.*|\s*\|.*)?$")
+_KEYED = re.compile(
+    r"(?:- |\* )?(PyTorch|vLLM|vLLM Ascend|torch[_ -]npu|torch|transformers|numpy|sglang|triton(?:[_ -]ascend)?|ray)"
+    r"(?: version)?\s*[:=|]\s*" + _VERSION + r"(?![\w.])", re.IGNORECASE,
+)  # fmt: skip
+_PROSE = re.compile(
+    r"(?<![\w/.-])(pytorch|torch[_-]npu|torch|vllm[_ -]ascend|vllm|triton[_ -]ascend|transformers|numpy|ray)"
+    r"(?: ?version)?(?:==| ?[:=] ?| )" + _VERSION + r"(?![\w.])", re.IGNORECASE,
+)  # fmt: skip
+_BOTH = re.compile(r"\btorch ?(?:/|&|and) ?torch[_-]npu(?: version)?(?:==| ?[:=] ?| )" + _VERSION, re.IGNORECASE)
+_ENGINE = re.compile(r"Initializing an? (?:V\d )?LLM engine \(v(\d[\w.+]*)\)")
+_INSTALLED = re.compile(r"Successfully installed (.+)")
+_ITEM = re.compile(r"^([A-Za-z][\w.\-]*?)-(\d[\w.+!]*)$")
+_NAME = re.compile(r"Name: ([A-Za-z][\w.\-]*)\s*$")
+_SHOWN = re.compile(r"Version: (\d[\w.+]*)\s*$")
+_HEADER = re.compile(r"Package\s+Version\b|#\s*Name\s+Version\b")
+# Lines that speak of what should be, not of what is.
+_WISH = re.compile(
+    r"\b(?:pip3? install|uv pip|Collecting|Requirement already|Downloading|Using cached|ERROR: |requires|depends on"
+    r"|incompatible|No matching|Could not find|satisfies|conflict|Attempting uninstall|Found existing|uninstalled"
+    r"|docker |FROM |image:|Because )", re.IGNORECASE,
+)  # fmt: skip
+_WHOLE_LIST = 4  # rows after a header from which on a list counts as whole
+
+
+@dataclass(slots=True)
+class Packages:
+    """What was found so far; `strong` sources win over `loose` ones, the first of equals wins."""
+
+    strong: dict[str, Seen[str]] = field(default_factory=dict)
+    loose: dict[str, Seen[str]] = field(default_factory=dict)
+    wished: dict[str, Seen[str]] = field(default_factory=dict)
+    listed: set[str] = field(default_factory=set)
+    changed: dict[str, Seen[str]] = field(default_factory=dict)  # a second, other version of the same package
+
+    def add(self, name: str, version: str, line: Line) -> None:
+        """Takes a version from a list of installed packages; a list that comes later wins."""
+        old = self.strong.get(name)
+        if old is None:
+            self.strong[name] = Seen(version, line)
+        elif old.value != version:
+            self.changed[name] = Seen(version, line)
+
+    def best(self) -> dict[str, Seen[str]]:
+        return {**self.loose, **self.strong}
+
+
+def read_packages(lines: Iterable[Line]) -> Packages:
+    """The packages of a report."""
+    found = Packages()
+    is_list, shown = False, ""
+    for line in lines:
+        text = line.text.strip()
+        if _HEADER.match(text) and "grep" not in text:
+            is_list = True
+            continue
+        if is_list and (not text or typed_command(text) is not None):
+            is_list = False
+        if is_list and not set(text) <= set("- |="):
+            is_list = _list_row(found, text, line)
+            continue
+        shown = _show(found, text, line, shown)
+        _line(found, text, line)
+    if len(found.listed) < _WHOLE_LIST:
+        found.listed.clear()
+    return found
+
+
+def _list_row(found: Packages, text: str, line: Line) -> bool:
+    match = _COLUMNS.match(text)
+    if match is None:
+        return False
+    name = versions.normalised(match.group(1))
+    found.listed.add(name)
+    found.add(name, match.group(2), line)
+    return True
+
+
+def _show(found: Packages, text: str, line: Line, shown: str) -> str:
+    """`pip show` prints the name on one line and the version on the next."""
+    name = _NAME.match(text)
+    if name:
+        return versions.normalised(name.group(1))
+    version = _SHOWN.match(text)
+    if version and shown:
+        found.add(shown, version.group(1), line)
+        return ""
+    return shown
+
+
+def _line(found: Packages, text: str, line: Line) -> None:
+    installed = _INSTALLED.search(text)
+    if installed:
+        for name, version in _items(installed.group(1)):
+            found.add(name, version, line)
+            found.strong[name] = Seen(version, line)
+        return
+    target = found.wished if _WISH.search(text) or typed_command(text) is not None else None
+    for name, version in _sure(text) if target is None else ():
+        found.add(name, version, line)
+    for name, version in _told(text):
+        (found.loose if target is None else target).setdefault(name, Seen(version, line))
+
+
+def _items(text: str) -> Iterator[tuple[str, str]]:
+    for word in text.split():
+        match = _ITEM.match(word)
+        if match:
+            yield versions.normalised(match.group(1)), match.group(2)
+
+
+def _sure(text: str) -> Iterator[tuple[str, str]]:
+    """Forms that only a list of installed packages has."""
+    for pattern in (_PIP3, _FREEZE, _COLUMNS):
+        match = pattern.match(text)
+        if match:
+            name = versions.normalised(match.group(1))
+            if pattern is not _COLUMNS or name in KNOWN:
+                yield name, match.group(2)
+            return
+    engine = _ENGINE.search(text)
+    if engine:
+        yield "vllm", engine.group(1)
+
+
+def _told(text: str) -> Iterator[tuple[str, str]]:
+    if len(text) > 400:
+        return
+    keyed = _KEYED.match(text)
+    if keyed:
+        yield _spoken(keyed.group(1)), keyed.group(2)
+    both = _BOTH.search(text)
+    if both:
+        yield from (("torch", both.group(1)), ("torch-npu", both.group(1)))
+    for match in _PROSE.finditer(text):
+        yield _spoken(match.group(1)), match.group(2)
+
+
+def _spoken(name: str) -> str:
+    lower = name.lower()
+    return _SPOKEN.get(lower) or versions.normalised(lower)

@@ -1,0 +1,93 @@
+"""Finds texts in a report. Start from `Text.first`.
+
+A wanted text is written as the software prints it; `*` stands for anything within the same line. Case does not count.
+Wanted texts are no regular expressions: a report can be 10 MB of anything, and knowledge is written by many hands.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from npuenv.host.report import Line
+
+_WORD = re.compile(r"[a-z_]{3,}")
+_MAX_HITS = 400  # places of one wanted text that are looked at
+
+
+class Text:
+    """The lines of a report, ready to be searched. Nobody changes it."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = lines
+        self._lower = [line.text.lower() for line in lines]
+        starts, at = [], 0
+        for line in self._lower:
+            starts.append(at)
+            at += len(line) + 1
+        self._starts = starts
+        self._whole = "\n".join(self._lower)
+        self._words = frozenset(_WORD.findall(self._whole))
+        self._letters = "\n".join(sorted(self._words))
+
+    def first(self, wanted: str) -> Line | None:
+        """The first line that holds the text."""
+        return next(self.all(wanted), None)
+
+    def all(self, wanted: str) -> Iterator[Line]:
+        """Every line that holds the text, in order; at most some hundred places are looked at."""
+        parts, anchor, word, is_whole = _parts(wanted)
+        if word not in (self._words if is_whole else self._letters):
+            return
+        at, hits, last = self._whole.find(anchor), 0, -1
+        while at >= 0 and hits < _MAX_HITS:
+            number = bisect.bisect_right(self._starts, at) - 1
+            if number != last and _holds(self._lower[number], parts):
+                yield self.lines[number]
+            last, hits = number, hits + 1
+            end = self._starts[number] + len(self._lower[number])
+            at = self._whole.find(anchor, end)
+
+    def with_any(self, words: Iterable[str]) -> list[Line]:
+        """Every line that holds one of some lower-case words, in order: the few lines worth a closer look."""
+        found: set[int] = set()
+        for word in words:
+            at = self._whole.find(word)
+            while at >= 0:
+                number = bisect.bisect_right(self._starts, at) - 1
+                found.add(number)
+                at = self._whole.find(word, self._starts[number] + len(self._lower[number]))
+        return [self.lines[number] for number in sorted(found)]
+
+    def __contains__(self, wanted: object) -> bool:
+        return isinstance(wanted, str) and self.first(wanted) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts(wanted: str) -> tuple[tuple[str, ...], str, str, bool]:
+    """The pieces between the stars, the longest of them, which is looked for first, and one word of that.
+
+    The words of a long log are few: one that is not among them saves the search through the log. A word inside the
+    piece is whole in the log too; one at its ends can be a part of a longer one.
+    """
+    parts = tuple(filter(None, wanted.lower().split("*")))
+    anchor = max(parts, key=len)
+    words = list(_WORD.finditer(anchor))
+    inner = [match.group() for match in words if match.start() > 0 and match.end() < len(anchor)]
+    word = max(inner or [match.group() for match in words], key=len, default="")
+    return parts, anchor, word, bool(inner)
+
+
+def _holds(line: str, parts: tuple[str, ...]) -> bool:
+    at = 0
+    for part in parts:
+        at = line.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return True

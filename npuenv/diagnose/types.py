@@ -1,0 +1,109 @@
+"""What a diagnosis is made of. Start from `Diagnosis`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.errors import ExitCode
+    from npuenv.facts.npu.smi import SmiTable
+    from npuenv.host.report import Line
+
+T = TypeVar("T")
+
+
+class Verdict(enum.Enum):
+    """What can be said of a report as a whole."""
+
+    CAUSE = "cause"  # something in the environment explains it
+    NOT_ENVIRONMENT = "not-environment"  # it works, or what failed is code, a model, or a question
+    CANNOT_TELL = "cannot-tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """A value and the line that gave it."""
+
+    value: T
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class DockerRun:
+    """One `docker run` line, continuation lines joined."""
+
+    line: Line
+    mounts: tuple[str, ...]  # host paths
+    devices: tuple[str, ...]
+    options: Mapping[str, str]  # long option without dashes -> value, "" for a switch
+    environ: Mapping[str, str]
+    image: str  # "": not found
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a report says of the machine and its software. None or empty: it does not say."""
+
+    packages: Mapping[str, Seen[str]]  # normalised name -> version as written
+    listed: frozenset[str]  # names of a whole package list; empty: no whole list was pasted
+    changed: Mapping[str, Seen[str]]  # packages of which two lists in the report name two versions: the later one
+    cann: Seen[str] | None
+    driver: Seen[str] | None
+    generation: Seen[str] | None  # id of a row of the hardware table
+    chip: Seen[str] | None  # its name as written
+    arch: Seen[str] | None  # "aarch64" or "x86_64"
+    python: Seen[str] | None  # "3.11"
+    glibc: Seen[str] | None
+    gcc: Seen[str] | None
+    images: tuple[Seen[str], ...]  # container images with their tags
+    environ: Mapping[str, Seen[str]]
+    unset: Mapping[str, Line]  # variables that the report shows not to be set
+    docker: DockerRun | None
+    table: SmiTable | None
+    codes: Mapping[str, Line]  # error codes, each with its first line: EI0006, 507033, -8005
+
+
+@dataclass(frozen=True, slots=True)
+class Separation:
+    """The one command that tells two causes apart, or that shows whether it is the one."""
+
+    command: str
+    expect: str  # key of the sentence in the catalogue `diagnose`
+    other: str  # the cause it is told apart from; "": from everything else
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One candidate, with the line that speaks for it most."""
+
+    id: str
+    confidence: float
+    line: Line
+    rules: tuple[str, ...]  # ids of the rows that found it, the strongest first
+    commands: tuple[tuple[str, ...], ...] = ()  # what mends it with the versions of this report; empty: see its row
+    separate_by: Separation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Something that looks like trouble and is none, or is not what failed."""
+
+    id: str
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a report shows. Causes are the strongest first; without a verdict CAUSE they are only possible ones."""
+
+    verdict: Verdict
+    causes: tuple[Cause, ...]
+    observations: tuple[Observation, ...]
+    because: Observation | None  # what a verdict NOT_ENVIRONMENT rests on
+    missing: tuple[str, ...]  # ids of what would tell more
+    facts: Facts
+    exit_code: ExitCode

@@ -1,0 +1,304 @@
+"""The doctor in one file: what is in it, and that it answers like the installed one on every Python there is here."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv import __version__
+from npuenv.bundle import zipapp
+from npuenv.cli import main
+from npuenv.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+CAPTURES = sorted(path.name for path in HOSTS.glob("*.json"))
+MINORS = range(9, 15)
+PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
+
+
+def python_of(minor: int) -> str | None:
+    """An interpreter of that version on PATH or below pyenv; None where there is none that starts."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places = [shutil.which(f"python3.{minor}"), *map(str, sorted(pyenv.glob(f"3.{minor}.*/bin/python")))]
+    probe = "import sys; print(sys.version_info[1], sys.executable)"
+    for place in filter(None, places):
+        ran = subprocess.run([place, "-c", probe], capture_output=True, text=True, timeout=30, check=False)
+        if ran.returncode == 0 and ran.stdout.startswith(f"{minor} "):
+            return ran.stdout.split(maxsplit=1)[1].strip()
+    return None
+
+
+@pytest.fixture(scope="session", params=MINORS, ids=lambda minor: f"3.{minor}")
+def python(request: pytest.FixtureRequest) -> str:
+    """Each Python that may run the file."""
+    minor: int = request.param
+    if sys.version_info[1] == minor:
+        return sys.executable
+    found = python_of(minor)
+    if found is None:
+        pytest.skip(f"there is no Python 3.{minor} here")
+    return found
+
+
+@pytest.fixture(scope="session")
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed file."""
+    path = tmp_path_factory.mktemp("packed") / "npuenv-doctor.pyz"
+    assert zipapp.build(path) == path.stat().st_size
+    return path
+
+
+def run(python: str, pyz: Path, *words: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """One run of the file, isolated from everything that is installed."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NO_COLOR", "LC_ALL")}
+    return subprocess.run(
+        [python, "-I", str(pyz), *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+        env={**clean, "LANG": "C.UTF-8", **env},
+    )
+
+
+def code_in(pyz: Path) -> Iterator[tuple[str, str]]:
+    """(name, text) of every module in the file."""
+    with zipfile.ZipFile(pyz) as archive:
+        for name in archive.namelist():
+            if name.endswith(".py"):
+                yield name, archive.read(name).decode("utf-8")
+
+
+def imported_at_run_time(tree: ast.AST) -> Iterator[str]:
+    """The modules that a file imports when it runs, at any depth."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+        yield from imported_at_run_time(node)
+
+
+def test_it_is_one_small_executable_file_with_the_licenses(pyz: Path) -> None:
+    assert pyz.stat().st_size < 3_000_000
+    assert pyz.stat().st_mode & stat.S_IXUSR
+    assert pyz.read_bytes().startswith(b"#!/usr/bin/env python3\n")
+    with zipfile.ZipFile(pyz) as archive:
+        names = archive.namelist()
+    assert {Path(name).suffix for name in names if not name.startswith("licenses/")} == {".py", ".toml"}
+    licensed = {name.split("/")[1] for name in names if name.startswith("licenses/")}
+    assert licensed == {"npuenv", *zipapp.LIBRARIES}
+
+
+def test_the_same_sources_give_the_same_bytes(pyz: Path) -> None:
+    assert zipapp.content() == pyz.read_bytes()
+
+
+def test_nothing_in_it_imports_a_module_of_ours_that_was_left_out(pyz: Path) -> None:
+    texts = {name: text for name, text in code_in(pyz) if name.startswith("npuenv/")}
+    there = {name[:-3].replace("/", ".").removesuffix(".__init__") for name in texts}
+    missing = {
+        f"{name} -> {module}"
+        for name, text in texts.items()
+        for module in imported_at_run_time(ast.parse(text))
+        if module.partition(".")[0] == "npuenv" and module not in there
+    }
+    assert missing == set()
+
+
+def test_nothing_in_it_needs_a_library_that_it_does_not_hold(pyz: Path) -> None:
+    held = {*zipapp.LIBRARIES.values(), "npuenv", *sys.stdlib_module_names}
+    # Programs for the judged interpreter ask whether these are there; they are never imported by the doctor.
+    others = {
+        module.partition(".")[0]
+        for name, text in code_in(pyz)
+        if name.startswith("npuenv/") and not name.startswith("npuenv/facts/target/")
+        for module in imported_at_run_time(ast.parse(text))
+    }
+    assert others - held == set()
+
+
+def test_code_that_the_oldest_python_cannot_read_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "newer"
+    package.mkdir()
+    (package / "fine.py").write_text("x: int | None = None\n", encoding="utf-8")
+    assert [name for name, _ in zipapp._files(package, package)] == ["newer/fine.py"]
+    (package / "of_today.py").write_text("match 1:\n    case 1:\n        pass\n", encoding="utf-8")
+    with pytest.raises(BadInput) as caught:
+        list(zipapp._files(package, package))
+    assert caught.value.message.args["name"] == "newer/of_today.py"
+
+
+def test_the_command_writes_it_and_says_how_to_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "d.pyz"
+    assert main(["pack-doctor", "-o", str(file)]) == 0
+    assert capsys.readouterr().out.endswith(f"copy it to the host and run `python3 {file}` there\n")
+    assert main(["pack-doctor", "-o", str(file), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"schema": "npuenv.pack/1", "path": str(file), "bytes": file.stat().st_size}
+    assert main(["pack-doctor", "-o", "/no/such/folder/d.pyz"]) == 2
+    assert "/no/such/folder/d.pyz cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_capture_gives_the_installed_doctors_document_byte_for_byte(
+    capture: str, python: str, pyz: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--from", str(HOSTS / capture), "--level", "2", "--for", "verl", "--json"]
+    code = main(["doctor", *words])
+    ran = run(python, pyz, *words)
+    assert (ran.returncode, ran.stdout) == (code, capsys.readouterr().out)
+    assert "--save" in ran.stderr and len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", ["html", "junit", "sarif", "text"])
+def test_every_other_form_is_the_same_too(
+    form: str, python: str, pyz: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--from", str(HOSTS / "container_8020.json"), "--format", form, "--lang", "zh"]
+    code = main(["doctor", *words])
+    expected = capsys.readouterr().out
+    file = tmp_path / "report"
+    ran = run(python, pyz, *words, "-o", str(file))
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert file.read_text(encoding="utf-8").replace(f"python3 {pyz}", "npuenv doctor") == expected
+
+
+def test_what_it_saves_is_judged_alike_by_the_installed_doctor(
+    python: str, pyz: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture = tmp_path / "here.json"
+    ran = run(python, pyz, "--level", "0", "--json", "--save", str(capture))
+    assert ran.returncode in (0, 1), ran.stderr
+    assert main(["doctor", "--level", "0", "--json", "--from", str(capture)]) == ran.returncode
+    assert capsys.readouterr().out == ran.stdout
+
+
+def test_a_pasted_report_is_diagnosed_alike(
+    python: str, pyz: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paste = tmp_path / "paste.txt"
+    paste.write_text(PASTE, encoding="utf-8")
+    for form in ("json", "text"):
+        code = main(["doctor", "--from-report", str(paste), "--format", form])
+        ran = run(python, pyz, "--from-report", "-", "--format", form, stdin=PASTE)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (code, capsys.readouterr().out, "")
+
+
+def test_an_empty_home_and_a_folder_that_may_not_be_written_to_are_enough(
+    python: str, pyz: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sealed"
+    folder.mkdir()
+    file = folder / "d.pyz"
+    shutil.copy(pyz, file)
+    folder.chmod(0o555)
+    ran = subprocess.run(
+        [python, "-I", str(file), "--json"],
+        cwd=folder,
+        env={"PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    folder.chmod(0o755)
+    document = json.loads(ran.stdout)
+    assert document["schema"] == "npuenv.doctor/1" and ran.returncode == document["exit"]
+    broken = [item["check"] for item in document["findings"] if "itself failed" in item["says"]]
+    assert broken == [] and [path.name for path in folder.iterdir()] == ["d.pyz"]
+
+
+def test_it_says_its_version_and_what_it_leaves_out(python: str, pyz: Path) -> None:
+    assert run(python, pyz, "--version").stdout == f"npuenv, version {__version__}\n"
+    told = run(python, pyz, "--help")
+    assert told.returncode == 0 and "Left out in the single file: --stack, --fix, --hosts" in told.stdout
+
+
+@pytest.mark.parametrize("words", [("--stack", "cpu"), ("--stack=cpu",), ("--fix",), ("--hosts", "f"), ("--yes",)])
+def test_an_option_it_does_not_have_is_answered_with_the_way_to_it(words: tuple[str, ...], pyz: Path) -> None:
+    ran = run(sys.executable, pyz, *words, "--lang", "en")
+    error, hint = ran.stderr.splitlines()
+    option = words[0].partition("=")[0]
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert error == f"error: {option} needs the installed npuenv; the single file does without it"
+    assert hint.endswith(f"then `npuenv doctor --from here.json {option}` where npuenv is installed")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--level", "4"),
+        ("--level", "x"),
+        ("--format", "pdf"),
+        ("--no-such-option",),
+        ("stray",),
+        ("",),
+        ("--save", "a", "--from", "b"),
+        ("--from-report", "a", "--level", "2"),
+        ("--hash", "--level", "0"),
+        ("--from", "/no/such/capture.json"),
+        ("-o", "/no/such/folder/r.html"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_a_way_out(words: tuple[str, ...], pyz: Path) -> None:
+    ran = run(sys.executable, pyz, *words)
+    error, hint = ran.stderr.splitlines()
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert error.startswith("error: ") and hint.startswith("  try: ")
+
+
+def test_wrong_usage_is_a_document_where_one_is_asked_for(pyz: Path) -> None:
+    ran = run(sys.executable, pyz, "--json", "--level", "9")
+    assert ran.returncode == 2 and ran.stderr == ""
+    assert json.loads(ran.stdout)["error"]["kind"] == "bad-input"
+
+
+def test_quiet_says_nothing_of_a_healthy_machine(pyz: Path) -> None:
+    ran = run(sys.executable, pyz, "--from", str(HOSTS / "a2_healthy.json"), "--level", "2", "-q")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_an_interrupt_ends_it_with_130_and_one_sentence(pyz: Path, tmp_path: Path) -> None:
+    slow = tmp_path / "npu-smi"
+    slow.write_text("#!/bin/sh\nsleep 5\n", encoding="utf-8")
+    slow.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-I", str(pyz), "--lang", "en"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert err.lstrip() == "interrupted; nothing is lost, run the same command again to go on\n"
+
+
+def test_a_reader_that_goes_away_is_met_in_silence(pyz: Path) -> None:
+    words = [sys.executable, "-I", str(pyz), "--from", str(HOSTS / "a2_healthy.json"), "--json", "-q"]
+    ran = subprocess.run(
+        ["sh", "-c", '"$@" | head -n 1', "sh", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("{\n", "")

@@ -1,0 +1,127 @@
+"""Reports as people paste them: the cause is right, healthy ones raise no alarm, wrapping changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npuenv._toml import load_file
+from npuenv.diagnose import Diagnosis, Verdict, diagnose
+from npuenv.host.redact import Redactor
+from npuenv.host.report import read_paste
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+HERE = Path(__file__).parent
+CASES = sorted((HERE / "cases").glob("*.toml"))
+SHARED = HERE.parents[1].parent / "shared" / "cases"
+
+
+def benchmark() -> ModuleType:
+    """The counting script as a module."""
+    spec = importlib.util.spec_from_file_location("diagnose_cases", HERE.parent / "benchmarks" / "diagnose_cases.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def accepted(case: dict[str, Any]) -> set[str]:
+    return {case["cause"], *case.get("also_acceptable", ())}
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_case_is_diagnosed(path: Path, diagnosed: Callable[[str], Diagnosis]) -> None:
+    case = load_file(path)
+    found = diagnosed(case["report"])
+    named = {cause.id for cause in found.causes}
+    if case["kind"] == "healthy":
+        assert found.verdict is not Verdict.CAUSE
+        assert not named & {*case.get("must_not_claim", ())}
+    else:
+        assert found.verdict is Verdict.CAUSE
+        assert found.causes[0].id in accepted(case)
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_quoted_line_stands_where_it_says(path: Path, diagnosed: Callable[[str], Diagnosis]) -> None:
+    report = Redactor().text(load_file(path)["report"])
+    lines = report.split("\n")
+    for cause in diagnosed(report).causes:
+        assert cause.line.shown == lines[cause.line.number - 1].strip()
+
+
+def quoted(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.split("\n"))
+
+
+def windows(text: str) -> str:
+    return text.replace("\n", "\r\n")
+
+
+def in_fence(text: str) -> str:
+    return f"### Environment and log\n\n```text\n{text}\n```\n\nThanks!\n"
+
+
+def of_a_ray_worker(text: str) -> str:
+    return "\n".join(f"\x1b[36m(WorkerDict pid=4711)\x1b[0m {line}" for line in text.split("\n"))
+
+
+def of_compose(text: str) -> str:
+    return "\n".join(f"trainer-1  | {line}" for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("wrap", [quoted, windows, in_fence, of_a_ray_worker, of_compose])
+def test_wrapping_changes_no_verdict(wrap: Callable[[str], str], diagnosed: Callable[[str], Diagnosis]) -> None:
+    wrong = []
+    for path in CASES:
+        case = load_file(path)
+        found = diagnosed(wrap(case["report"]))
+        right = (
+            found.verdict is not Verdict.CAUSE
+            if case["kind"] == "healthy"
+            else found.verdict is Verdict.CAUSE and found.causes[0].id in accepted(case)
+        )
+        if not right:
+            wrong.append(path.stem)
+    assert not wrong
+
+
+def test_a_long_log_around_a_case_hides_nothing() -> None:
+    path = HERE / "cases" / "asdops-abi.toml"
+    case = load_file(path)
+    noise = "\n".join(
+        f"INFO 11-21 10:00:{at % 60:02d} [loggers.py:1] Engine 000: {at} tokens/s" for at in range(20_000)
+    )
+    paste = read_paste(f"{noise}\n{case['report']}\n{noise}".encode(), Redactor().text)
+    assert paste.dropped > 30_000
+    found = diagnose(paste)
+    assert case["cause"] in {cause.id for cause in found.causes}
+    assert found.causes[0].line.number > 20_000
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the labelled cases lie beside this repository, not in it")
+def test_labelled_cases_stay_where_they_were_measured() -> None:
+    """Floors well below what was measured, so that a new table row may cost a case and a broken rule may not."""
+    scores = benchmark().score_folder(SHARED)
+    failures = [each for each in scores if each.case["kind"] == "failure" and each.case["grade"] in "AB"]
+    healthy = [each for each in scores if each.case["kind"] == "healthy"]
+    right = sum(each.outcome == "right" for each in failures)
+    assert right >= 0.9 * len(failures)
+    assert all(each.outcome == "right" for each in healthy)
+
+
+def test_the_script_counts_our_own_cases() -> None:
+    module = benchmark()
+    scores = module.score_folder(HERE / "cases")
+    assert {each.outcome for each in scores} == {"right"}
+    assert "must_not_claim 0" in module.table(scores)
+    assert module.confusions(scores) == ""

@@ -1,0 +1,199 @@
+"""What is read out of a paste before anything is judged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.diagnose import read_facts, signs_of
+from npuenv.diagnose.search import Text
+from npuenv.host.report import read_paste
+from npuenv.matrix import load_matrix
+from npuenv.matrix.problems import load_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.diagnose import Diagnosis
+    from npuenv.diagnose.types import Facts
+
+
+def facts(text: str) -> Facts:
+    return read_facts(Text(read_paste(text.encode()).lines), load_matrix())
+
+
+def signs(text: str) -> set[str]:
+    held = Text(read_paste(text.encode()).lines)
+    matrix = load_matrix()
+    return {*signs_of(read_facts(held, matrix), held, matrix, load_problems())}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "version"),
+    [
+        ("torch==2.7.1", "torch", "2.7.1"),
+        ("[pip3] torch_npu==2.7.1rc1", "torch-npu", "2.7.1rc1"),
+        ("[conda] numpy 1.26.4 pypi_0 pypi", "numpy", "1.26.4"),
+        ("Package  Version\n-------- -------\nfoo-bar  1.0\n", "foo-bar", "1.0"),
+        ("# Name   Version   Build  Channel\ntorch  2.7.1  pypi_0  pypi", "torch", "2.7.1"),
+        ("Name: vllm_ascend\nVersion: 0.11.0rc1\nSummary: x", "vllm-ascend", "0.11.0rc1"),
+        ("Successfully installed numpy-2.1.0 torch-2.8.0+cu126", "torch", "2.8.0+cu126"),
+        ("PyTorch version: 2.7.1+cpu", "torch", "2.7.1+cpu"),
+        ("vLLM Ascend Version: 0.11.0rc1 (git sha: abc)", "vllm-ascend", "0.11.0rc1"),
+        ("Initializing a V1 LLM engine (v0.11.0) with config: x", "vllm", "0.11.0"),
+        ("quay.io/ascend/vllm-ascend:v0.11.0rc1-a3", "vllm-ascend", "0.11.0rc1"),
+    ],
+)
+def test_packages(text: str, name: str, version: str) -> None:
+    assert facts(text).packages[name].value == version
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install torch==2.7.1",
+        "$ pip install torch-npu==2.7.1",
+        "Collecting torch==2.7.1",
+        "ERROR: No matching distribution found for torch==2.7.1",
+        "vllm 0.11.0 requires torch==2.7.1, but you have nothing",
+    ],
+)
+def test_what_is_wanted_is_not_installed(text: str) -> None:
+    assert "torch" not in facts(text).packages
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("package_name=Ascend-cann-toolkit\nversion=8.1.RC1\n", "8.1.RC1"),
+        ("path=/usr/local/Ascend/ascend-toolkit/8.2.RC1/aarch64-linux", "8.2.RC1"),
+        ("CANN: 8.0.RC3", "8.0.RC3"),
+        ("Ascend-cann-toolkit_8.3.RC1_linux-aarch64.run", "8.3.RC1"),
+        ("image: quay.io/ascend/cann:8.5.0-910b-ubuntu22.04-py3.11", "8.5.0"),
+    ],
+)
+def test_cann(text: str, version: str) -> None:
+    seen = facts(text).cann
+    assert seen
+    assert seen.value == version
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("npu-smi 24.1.rc2   Version: 24.1.rc2", "driver", "24.1.RC2"),
+        ("driver version: 25.2.0", "driver", "25.2.0"),
+        ("Python version: 3.11.9 (main)", "python", "3.11"),
+        ("/usr/lib/python3.10/site-packages/torch/__init__.py", "python", "3.10"),
+        ("Architecture:           aarch64", "arch", "aarch64"),
+        ("OS: Ubuntu 22.04.5 LTS (x86_64)", "arch", "x86_64"),
+        ("Libc version: glibc-2.31", "glibc", "2.31"),
+        ("chip: Ascend 910B3", "generation", "a2"),
+        ("Atlas 800T A2", "generation", "a2"),
+        ("| 0  310P3  | OK |", "generation", "310p"),
+    ],
+)
+def test_machine(text: str, field: str, value: str) -> None:
+    seen = getattr(facts(text), field)
+    assert seen
+    assert seen.value.upper() == value.upper()
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("**CANN版本**: 8.0.RC3", {"cann": "8.0.RC3"}),
+        ("cann版本8.1.rc1", {"cann": "8.1.RC1"}),
+        ("- CANN version: `8.2.RC1.alpha003`", {"cann": "8.2.RC1.alpha003"}),
+        ("固件 7.5.0 驱动 25.2.0", {"driver": "25.2.0"}),
+        ("NPU驱动：24.1.0", {"driver": "24.1.0"}),
+        ("昇腾910B3", {"chip": "910B3", "generation": "a2"}),
+        ("python 版本 3.9", {"python": "3.9"}),
+        ("gcc version 7.3.0 (GCC)", {"gcc": "7.3.0"}),
+        ("torch 2.5.1、torch_npu 2.5.1，vllm 0.7.3", {"torch": "2.5.1", "torch-npu": "2.5.1", "vllm": "0.7.3"}),
+        ("- torch & torch-npu==2.5.1", {"torch": "2.5.1", "torch-npu": "2.5.1"}),
+        ("vllm-ascend：v0.9.1", {"vllm-ascend": "0.9.1"}),
+    ],
+)
+def test_versions_as_people_write_them(text: str, read: dict[str, str], diagnosed: Callable[[str], Diagnosis]) -> None:
+    found = diagnosed(text).facts
+    seen = {name: found.packages.get(name) or getattr(found, name) for name in read}
+    assert {name: each.value for name, each in seen.items() if each} == read
+
+
+def test_a_docker_line_over_many_lines() -> None:
+    run = facts(
+        "docker run --rm \\\n --device /dev/davinci0 --device=/dev/davinci_manager \\\n"
+        " -v /usr/local/Ascend/driver:/usr/local/Ascend/driver:ro -e A=b -u 1000 \\\n -it quay.io/a:b bash\nnext\n"
+    ).docker
+    assert run
+    assert run.devices == ("/dev/davinci0", "/dev/davinci_manager")
+    assert run.mounts == ("/usr/local/Ascend/driver",)
+    assert (run.environ, run.options["user"], run.image) == ({"A": "b"}, "1000", "quay.io/a:b")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("export HCCL_CONNECT_TIMEOUT=1200", "HCCL_CONNECT_TIMEOUT", "1200"),
+        ("ASCEND_RT_VISIBLE_DEVICES=1,0", "ASCEND_RT_VISIBLE_DEVICES", "1,0"),
+        ("docker run -e VLLM_USE_V1=1 x", "VLLM_USE_V1", "1"),
+        ('  HCCL_SOCKET_IFNAME: "eth0"', "HCCL_SOCKET_IFNAME", "eth0"),
+    ],
+)
+def test_variables(text: str, name: str, value: str) -> None:
+    assert facts(text).environ[name].value == value
+
+
+def test_variables_that_are_not_set() -> None:
+    assert {*facts("$ env | grep -c ASCEND\n0\n$ echo $ATB_HOME_PATH\n\n").unset} == {"ASCEND", "ATB_HOME_PATH"}
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("EI0006: Getting socket times out.", {"EI0006"}),
+        ("error code is 507033", {"507033"}),
+        ("dcmi model initialized failed, because the device is used. ret is -8020", {"-8020"}),
+        ("[drvRetCode=87]", set()),
+        ("open device 0 failed, runtime result = 507899, drvRetCode=87", {"507899", "drv87"}),
+        ("$ grep EI0006 log", set()),
+    ],
+)
+def test_codes(text: str, codes: set[str]) -> None:
+    assert {*facts(text).codes} >= codes
+    assert codes or "EI0006" not in facts(text).codes
+
+
+@pytest.mark.parametrize(
+    ("text", "sign"),
+    [
+        ("torch==2.7.1\ntorch-npu==2.5.1", "torch-pair-differs"),
+        ("torch==2.7.1\ntorch-npu==2.7.1", "torch-pair-agrees"),
+        ("torch==2.8.0+cu128", "torch-cuda-build"),
+        ("vllm==0.9.1\nvllm-ascend==0.11.0", "vllm-pair-differs"),
+        ("vllm==0.11.0\nvllm-ascend==0.11.0", "vllm-pair-agrees"),
+        ("triton==3.2.0\ntriton-ascend==3.2.0", "triton-twice"),
+        ("ray==2.50.0\nvllm-ascend==0.11.0", "ray-too-new"),
+        ("vllm-ascend==0.11.0rc1\nversion=8.0.RC2", "cann-below-pair"),
+        ("vllm-ascend==0.11.0\nnumpy==2.2.0", "numpy2-too-new"),
+        ("vllm-ascend==0.11.0rc1.dev0\ntorch==2.8.0\ntorch-npu==2.8.0", "torch-npu-not-the-pair"),
+        ("gcc (GCC) 7.3.0", "gcc-old"),
+        ("$ ulimit -n\n1024", "nofile-low"),
+        ("shm   64M   0   64M   0% /dev/shm", "shm-small"),
+        ("uid=65534(nobody) gid=65534(nogroup)", "outside-group"),
+        ("crw-rw---- 1 HwHiAiUser HwHiAiUser 236, 0 Nov 1 10:00 /dev/davinci0", "device-nodes-closed"),
+        ("export PYTORCH_NPU_ALLOC_CONF=expandable_segments:True", "expandable-segments-on"),
+        ("export ASCEND_RT_VISIBLE_DEVICES=3,1", "visible-devices-unsorted"),
+        ("link status: DOWN", "link-down"),
+        ("dev_id:0; tls switch[1](0:disable, 1:enable)\ndev_id:1; tls switch[0](0:disable, 1:enable)", "tls-mixed"),
+    ],
+)
+def test_signs(text: str, sign: str) -> None:
+    assert sign in signs(text)
+
+
+@pytest.mark.parametrize("text", ["torch==2.7.1", "vllm==0.11.0", "version=8.1.RC1", "torch==2.x\ntorch-npu==9"])
+def test_half_of_a_pair_says_nothing(text: str) -> None:
+    assert not {sign for sign in signs(text) if "pair" in sign or "differs" in sign}

@@ -1,0 +1,112 @@
+"""The doctor on environments that are really broken: it always reports in full, and the right check names the fault.
+
+An environment is a copy of a healthy one (`bases`), changed by one function (`damage`, `starting`, `sets`, `real`).
+`breaks.toml` says what has to be found, and by which check.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from broken.bench import diagnose
+from broken.expect import alarms, breaks, expected, incomplete, unnamed
+
+from npuenv.checks.base import title
+from npuenv.cli import main
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from broken.bases import Bases
+    from broken.bench import Seen
+    from broken.expect import Expected
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+ROWS = expected()
+OFFLINE = [row for row in ROWS if not row.is_real]
+REAL = [row for row in ROWS if row.is_real]
+BREAKS = breaks()
+
+
+def _look(row: Expected, bases: Bases, healthy: Callable[..., Seen], folder: Path) -> tuple[Seen, Path]:
+    """Breaks a copy, runs the doctor on it, and fails with all that is wrong with its report."""
+    bench = bases.copy(row.base, folder)
+    bench.options += row.options
+    BREAKS[row.name](bench)
+    capture = folder / "seen.json"
+    seen = diagnose(bench, "--json", "--save", str(capture))
+    complaints = list(incomplete(seen))
+    if not complaints:
+        complaints = [*unnamed(row, seen), *alarms(row, seen, healthy(row.base, *row.options))]
+    assert complaints == [], "\n".join(complaints)
+    return seen, capture
+
+
+def _requires_text(row: Expected, seen: Seen, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as text, from the capture: the exit code is the same, and each check that names the fault is told."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # as the program itself does
+    code = main(["doctor", "--from", str(capture), *row.options])
+    out = capsys.readouterr().out
+    assert code == seen.code
+    assert [each.check for each in row.must if say(title(each.check)) not in out] == []
+
+
+@pytest.mark.parametrize("row", OFFLINE, ids=lambda row: row.name)
+def test_the_report_is_complete_and_the_right_check_names_the_fault(
+    row: Expected,
+    bases: Bases,
+    healthy: Callable[..., Seen],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen, capture = _look(row, bases, healthy, tmp_path)
+    _requires_text(row, seen, capture, capsys)
+
+
+@pytest.mark.registry
+@pytest.mark.slow
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the wheels chosen are those for x86_64")
+@pytest.mark.parametrize("row", REAL, ids=lambda row: row.name)
+def test_the_report_on_real_wheels_is_complete_and_the_right_check_names_the_fault(
+    row: Expected,
+    bases: Bases,
+    healthy: Callable[..., Seen],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen, capture = _look(row, bases, healthy, tmp_path)
+    _requires_text(row, seen, capture, capsys)
+
+
+@pytest.mark.parametrize("base", sorted({row.base for row in OFFLINE}))
+def test_a_healthy_environment_raises_no_alarm(base: str, healthy: Callable[..., Seen]) -> None:
+    seen = healthy(base)
+    assert list(incomplete(seen)) == []
+    assert seen.troubles == {}
+
+
+@pytest.mark.registry
+@pytest.mark.slow
+def test_real_numpy_alone_raises_no_alarm(healthy: Callable[..., Seen]) -> None:
+    seen = healthy("real-numpy", "--hash")
+    assert list(incomplete(seen)) == []
+    assert seen.troubles == {}
+
+
+def test_a_broken_environment_is_told_as_text_by_a_process_of_its_own(bases: Bases, tmp_path: Path) -> None:
+    bench = bases.copy("small", tmp_path)
+    BREAKS["torch_libraries_deleted"](bench)
+    seen = diagnose(bench)
+    assert (seen.code, seen.err) == (1, "")
+    assert "torch/lib/libtorch_cpu.so" in seen.out and say(title("python.files")) in seen.out
+
+
+def test_every_row_has_its_function_and_every_function_its_row() -> None:
+    names = [row.name for row in ROWS]
+    assert sorted(names) == sorted(BREAKS)
+    assert (len(OFFLINE) >= 80, len(REAL) >= 20) == (True, True)
