@@ -1,24 +1,24 @@
-"""One TOML reader for all supported Pythons. Start from `loads` and `load_file`."""
+"""One TOML reader for all supported Pythons. Start from `loads` and `load_file`.
+
+tomli also where the standard library has the same reader: its wheels are compiled, and read in a third of the
+time.
+"""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
+
+import tomli
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-if sys.version_info >= (3, 11):
-    import tomllib as _reader
-else:
-    import tomli as _reader
-
-TomlError = _reader.TOMLDecodeError
+TomlError = tomli.TOMLDecodeError
 
 
 def loads(text: str) -> dict[str, Any]:
     """The tables of a TOML text. Raises TomlError with line and column."""
-    return _reader.loads(text)
+    return tomli.loads(text)
 
 
 def load_file(path: Path) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from npuenv.facts.base import Evidence, State
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from npuenv.facts.collect import Facts
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
 
 _EVIDENCE_AT_MOST = 6
+# Facts that are unknown whenever the first one is, and the check that reports it: the others say only "because of it".
+REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
 _SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
 
 
@@ -35,7 +37,10 @@ def check_all(
 ) -> tuple[Finding, ...]:
     """One finding per check, in the order of declaration. `matrix` and `checks` default to those of npuenv."""
     context = Context(facts, matrix or load_matrix(), framework, stack)
-    return tuple(_finding(check, _judge(check, context, level), context) for check in checks or CHECKS)
+    asked = checks or CHECKS
+    here = {check.id for check in asked}
+    owners = {fact: check for fact, check in REPORTED_BY.items() if check in here}
+    return tuple(_finding(check, _judge(check, context, level, owners), context) for check in asked)
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
@@ -67,7 +72,7 @@ def has_sign_of_cards(facts: Facts) -> bool:
     )
 
 
-def _judge(check: Check, context: Context, level: int) -> Verdict:
+def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]) -> Verdict:
     if check.is_about_cards and context.framework == "cpu":
         return skip("skip-cpu")
     if check.is_about_cards and not has_sign_of_cards(context.facts):
@@ -80,6 +85,9 @@ def _judge(check: Check, context: Context, level: int) -> Verdict:
         return skip("skip-level", level=left_out[0].evidence[0].line.rpartition(" ")[2])
     blind = [name for name, fact in zip(check.reads, facts) if fact.state is State.UNKNOWN]
     if blind:
+        cause = next((owner for name in blind if (owner := _owner(context.facts, name, owners))), None)
+        if cause is not None and cause != check.id:
+            return skip("because", cause=cause)
         return unsure("unknown-input", *_evidence(context.facts, blind), facts=tuple(blind))
     try:
         return check.judge(context)
@@ -87,6 +95,16 @@ def _judge(check: Check, context: Context, level: int) -> Verdict:
         place = traceback.extract_tb(error.__traceback__)[-1]
         line = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
         return unsure("crashed", Evidence(check.id, line), check=check.id)
+
+
+def _owner(facts: Facts, name: str, owners: Mapping[str, str]) -> str | None:
+    """The check that reports why a fact is unknown: that of the fact itself, or of one with the very same evidence."""
+    here = facts.at(name)
+    for fact, check in owners.items():
+        first = facts.at(fact)
+        if first.state is State.UNKNOWN and (name == fact or (first.evidence and here.evidence == first.evidence)):
+            return check
+    return None
 
 
 def _finding(check: Check, verdict: Verdict, context: Context) -> Finding:

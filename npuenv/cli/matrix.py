@@ -64,8 +64,8 @@ def check_command(ui: Ui, *, folder: Path | None) -> int:
 
 
 def _checked(folder: Path | None) -> Checked:
-    from npuenv.matrix import check, load_matrix
-    from npuenv.matrix.check import tables_of
+    from npuenv.matrix import load_matrix
+    from npuenv.matrix.check import check, tables_of
     from npuenv.matrix.contradict import find_contradictions
     from npuenv.report.matrix import Checked
 

@@ -5,6 +5,7 @@ Start from `agreement`. A version that no row knows gives no sign; nothing here 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import VllmAscend
 
 Sign = tuple[str, "Line"]
+
+_LISTED = re.compile(r"\s*(?:\[(?:pip3?|conda)\]\s+)?torch(?:[_-]npu)?(?:==|\s{2,}|\s*\|)")  # no prose
 
 
 def agreement(facts: Facts, matrix: Matrix, bounds: Iterable[BoundRow]) -> dict[str, Line]:
@@ -62,7 +65,12 @@ def _torch(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
     if torch is None or npu is None:
         return
     agrees = _release(torch) == _release(npu)
+    later = _version(facts.changed.get("torch"))
+    if not agrees and later is not None and _release(later) == _release(npu):
+        yield "two-environments", facts.changed["torch"].line  # the first list is another machine's, or was mended
     yield ("torch-pair-agrees" if agrees else "torch-pair-differs"), facts.packages["torch-npu"].line
+    if not agrees and all(_LISTED.match(facts.packages[name].line.text) for name in ("torch", "torch-npu")):
+        yield "torch-pair-differs-in-list", facts.packages["torch-npu"].line
     for name in ("torch", "torch-npu"):
         other = _version(facts.changed.get(name))
         first = _version(facts.packages[name])
@@ -238,6 +246,9 @@ def _driver(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
     row = matrix.cann_row(facts.cann.value) if facts.cann else None
     if row and row.driver_since and have.series < versions.driver(row.driver_since).series:
         yield "driver-below-floor", facts.driver.line
+    named = _driver_named(facts, matrix)
+    if named is not None and have.series[0] < named.series[0]:
+        yield "driver-older-than-named", facts.driver.line
     plugin = _version(facts.packages.get("vllm-ascend"))
     cann = versions.cann(facts.cann.value) if facts.cann else None
     torch = _version(facts.packages.get("torch"))
@@ -247,6 +258,16 @@ def _driver(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "driver-very-old", facts.driver.line
     elif plugin is not None and _release(plugin) >= (0, 11) and have.series < (25, 0):
         yield "driver-older-than-plugin", facts.driver.line
+
+
+def _driver_named(facts: Facts, matrix: Matrix) -> versions.Version | None:
+    """The oldest driver that is named for this CANN, or for the newest one before it that names any."""
+    if facts.cann is None:
+        return None
+    have = versions.cann(facts.cann.value)
+    rows = [row for row in matrix.cann if row.driver_named and versions.cann(row.version) <= have]
+    best = max(rows, key=lambda row: versions.cann(row.version), default=None)
+    return min(map(versions.driver, best.driver_named)) if best else None
 
 
 def _python(facts: Facts, matrix: Matrix) -> Iterator[Sign]:

@@ -80,6 +80,7 @@ def _table(facts: Facts, text: Text) -> Iterator[Sign]:
     if table is None:
         return
     by_text = {line.text.strip(): line for line in text.lines if "|" in line.text}
+    yield from (("smi-table", by_text[card.line]) for card in table.cards[:1] if card.line in by_text)
     listed = {process.npu for process in table.processes}
     for card in table.cards:
         line = by_text.get(card.line)
@@ -174,7 +175,22 @@ def _container(facts: Facts, text: Text) -> Iterator[Sign]:
     yield from _named(text, "few-rights", _FEW_RIGHTS)
 
 
+_POD = re.compile(r"^\s*kind: (?:Pod|Deployment|StatefulSet|Job|DaemonSet|RayCluster)\s*$")
+
+
+def _pod(facts: Facts, text: Text) -> Iterator[Sign]:
+    """A pod that asks the device plugin for no card and is not given the nodes another way."""
+    kind = next((line for line in text.all("kind: ") if _POD.match(line.text)), None)
+    given = ("huawei.com/", "hami.io/", "privileged: true", "/dev/davinci", "volcano.sh/vnpu")
+    if kind is not None and "containers:" in text and not any(wanted in text for wanted in given):
+        yield "pod-no-card", kind
+
+
 def _mounts(run: DockerRun, text: Text) -> Iterator[Sign]:
+    is_asked = "ASCEND_VISIBLE_DEVICES" in run.environ or "ASCEND_RT_VISIBLE_DEVICES" in run.environ
+    names_nothing = not run.devices and not run.mounts and not {"runtime", "privileged", "gpus"} & set(run.options)
+    if is_asked and names_nothing:
+        yield "docker-variable-only", run.line
     by_runtime = run.options.get("runtime") == "ascend" or "ASCEND_VISIBLE_DEVICES" in run.environ
     driver = [path for path in run.mounts if path.startswith("/usr/local/Ascend") or path in ("/usr/local", "/usr")]
     has_cards = "privileged" in run.options or any(re.search(r"/dev/davinci\d|\$", each) for each in run.devices)
@@ -250,17 +266,27 @@ def _shared_memory(facts: Facts, text: Text) -> Iterator[Sign]:
 
 
 def _processes(facts: Facts, text: Text) -> Iterator[Sign]:
-    for line in text.all("<defunct>"):
+    on_cards = {str(process.pid) for process in facts.table.processes} if facts.table else set()
+    for line, pid in _zombies(text):
         yield "zombie", line
-    is_ps = False
+        if pid in on_cards:
+            yield "zombie-on-card", line
+
+
+def _zombies(text: Text) -> Iterator[tuple[Line, str]]:
+    """Lines of `ps` that show a process which has ended and was not collected, with its number."""
+    for line in text.all("<defunct>"):
+        number = re.search(r"\b\d{2,}\b", line.text)
+        yield line, number.group() if number else ""
+    head: list[str] = []
     for line in text.lines:
         words = line.text.split()
         if "PID" in words and "STAT" in words:
-            is_ps, column = True, words.index("STAT")
-        elif is_ps and len(words) > column and re.fullmatch(r"Z[a-zA-Z+<]*", words[column]):
-            yield "zombie", line
+            head = words
+        elif head and len(words) >= len(head) and re.fullmatch(r"Z[a-zA-Z+<]*", words[head.index("STAT")]):
+            yield line, words[head.index("PID")]
         elif not words:
-            is_ps = False
+            head = []
 
 
 _LINK = re.compile(r"\blink status:? ?\[?(UP|DOWN)\b", re.IGNORECASE)
@@ -314,6 +340,7 @@ def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
             counts[match.group(2)] = (float(match.group(1)), line)
     yield from _named(text, "ray-process", _RAY_WORDS)
     yield from (("ray-process", line) for line in text.lines if _RAY_ACTOR.search(line.shown[:80]))
+    yield from (("printed-false", line) for line in text.all("False") if line.text.strip() == "False")
     if "CPU" not in counts:
         return
     if "NPU" in counts:
@@ -324,7 +351,15 @@ def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
         yield "ray-no-cards", counts["CPU"][1]
 
 
+_CUDA_TROUBLE = (
+    "libcud", "libcublas", "libnccl", "libnvrtc", "libcupti", "nvidia-smi", "NVIDIA driver", "undefined symbol",
+    "CUDA enabled", "CUDA driver", "No CUDA", "Two accelerators", "Failed to load the backend extension", "torch.cuda",
+    "import torch_npu", "libtorch_npu", "torch_npu._C",
+)  # fmt: skip
+
+
 def _build(facts: Facts, text: Text) -> Iterator[Sign]:
+    yield from _named(text, "cuda-trouble", _CUDA_TROUBLE)
     found = _named(text, "building", (
         "Building CXX object", "Building wheel", "gmake", "CMake Error", "failed to solve", "RUN pip", "RUN python",
         "setup.py", "build_ext", "docker build", "Step */* : RUN", "Installing build dependencies", "ninja: ",
@@ -351,6 +386,22 @@ def _wheels(facts: Facts, text: Text) -> Iterator[Sign]:
             yield "wheel-other-python", line
 
 
+_PLATFORM = re.compile(r"manylinux_2_(\d+)_(aarch64|x86_64)")
+_OLDEST_TAG = 28  # the platform tag of torch_npu's newer wheels: manylinux_2_28
+
+
+def _platform_tags(facts: Facts, text: Text) -> Iterator[Sign]:
+    """What uv says of a machine that no wheel fits: its C library is too old, where the CPU is not the reason."""
+    refused = text.first("no wheels with a matching platform tag")
+    if refused is None:
+        return
+    told = text.first("You're on*only") or refused
+    tags = [(int(number), arch) for number, arch in _PLATFORM.findall(told.text)]
+    mine, offered = (tags[0] if tags else (_OLDEST_TAG, "")), tags[1:]
+    if any(arch == mine[1] for _, arch in offered) or (not offered and mine[0] < _OLDEST_TAG):
+        yield "uv-older-glibc", refused
+
+
 def _lists(facts: Facts, text: Text) -> Iterator[Sign]:
     if facts.listed and not any(name in facts.packages for name in _PYTHON_DEPS):
         yield "cann-python-deps-absent", facts.packages[min(facts.listed)].line
@@ -365,6 +416,6 @@ def _nothing_follows(text: Text, line: Line) -> bool:
 
 
 _JUDGES: tuple[Callable[[Facts, Text], Iterator[Sign]], ...] = (
-    _table, _memory, _folders, _variables, _container, _rights, _limits, _processes, _network, _ray, _build, _wheels,
-    _lists,
+    _table, _memory, _folders, _variables, _container, _pod, _rights, _limits, _processes, _network, _ray, _build,
+    _wheels, _platform_tags, _lists,
 )  # fmt: skip

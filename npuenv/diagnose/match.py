@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +17,15 @@ if TYPE_CHECKING:
 
 _AS_WARNING = 0.75  # what a warning weighs against the same words in an error
 _BEFORE_SUCCESS = 0.6  # what an exception weighs after which something ran to its end
+_BESIDE_A_MISTAKE = 0.25  # what a state weighs where all that failed is a mistake in the user's own code
+# What people set or type: it says what they want, not what happened.
+_SETTING = re.compile(
+    r"\s*(?:(?:export|declare -x|ENV|set -x)\s+[A-Za-z_]\w*[= ]|(?:-e|--env)[ =][A-Z_]\w*=|- name: \w+\s*$"
+    r"|[\"']?[A-Z][A-Z0-9_]{3,}[\"']?\s*(?:=|:\s)\s*[\"']?[^\s\"']*[\"']?,?\s*\\\\?$|[+]{0,2}[a-z_]\w*(?:\.\w+)+=\S*\s*\\\\?$"
+    r"|--?[a-zA-Z][\w.-]*(?:[ =][^\s:]+)?\s*\\\\?$)"
+)
+# `# [Bug]: ImportError: ...` is a headline that looks like the prompt of root.
+_HEADLINE = re.compile(r"\b[A-Z]\w*Error: |cannot open shared object|\berror code is ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,18 @@ class Ground:
             return self.codes.get(wanted[1:])
         return self.text.first(wanted)
 
+    def said(self, wanted: str) -> Line | None:
+        """The same, but a text counts only where something printed it, not where it is set or typed."""
+        if wanted[0] in "@#":
+            return self.find(wanted)
+        return next((line for line in self.text.all(wanted) if not _is_typed(line.text)), None)
+
+
+def _is_typed(text: str) -> bool:
+    if _SETTING.match(text):
+        return True
+    return typed_command(text) is not None and not _HEADLINE.search(text)
+
 
 def match(rows: Iterable[Problem], ground: Ground) -> tuple[Match, ...]:
     """Every row that applies, in the order of the rows."""
@@ -50,21 +74,32 @@ def match(rows: Iterable[Problem], ground: Ground) -> tuple[Match, ...]:
 def _matches(rows: Iterable[Problem], ground: Ground) -> Iterator[Match]:
     ended_well = ground.signs.get("ended-well")
     for row in rows:
-        line = next(filter(None, map(ground.find, row.shows)), None)
+        find = ground.find if row.in_settings else ground.said
+        wanted, line = next(((text, line) for text in row.shows if (line := find(text)) is not None), ("", None))
         if line is None or not _holds(row, ground):
             continue
-        weight = _weight(row, line, ended_well)
+        is_state = wanted.startswith("@")
+        weight = _weight(row, line, is_state, ended_well) * (_of_state(row, ground) if is_state else 1)
         if weight:
             yield Match(row, line, row.confidence * weight)
 
 
-def _weight(row: Problem, line: Line, ended_well: Line | None) -> float:
+def _of_state(row: Problem, ground: Ground) -> float:
+    """What a state weighs that is no error by itself: nothing without one, next to nothing beside a user's mistake."""
+    if row.kind != "cause":
+        return 1
+    if "failed" not in ground.signs:
+        return 1 if row.is_fault else 0
+    return _BESIDE_A_MISTAKE if "failed-in-code" in ground.signs else 1
+
+
+def _weight(row: Problem, line: Line, is_state: bool, ended_well: Line | None) -> float:
     """What the row's confidence is multiplied with; 0 where a report that ends well takes the word back."""
     if row.kind != "cause":
         return 1
     if ended_well is not None and not row.even_if_worked:
-        return 0 if line.level or line.number > ended_well.number or row.shows[0].startswith("@") else _BEFORE_SUCCESS
-    return _AS_WARNING if line.level in ("warning", "info") and not row.shows[0].startswith("@") else 1
+        return 0 if line.level or line.number > ended_well.number or is_state else _BEFORE_SUCCESS
+    return _AS_WARNING if line.level in ("warning", "info") and not is_state else 1
 
 
 def _holds(row: Problem, ground: Ground) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from npuenv.diagnose.frames import frames
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ _FAILED = re.compile(
     r"^\s*(?:E\s+)?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|NotFound|Interrupt)\b(?::|$)|^Traceback"
     r"|\bAborted \(core dumped\)|Segmentation fault|^\[ERROR\]|^ERROR: |\bERR\d{5}\b|^E[A-Z0-9]\d{4}: |\[[Ee]rror\]"
     r"|fatal error:|\berror: |exec format error|cannot open shared object|undefined symbol|ret is -\d|^docker: Error"
-    r"|\*\*\* .* Error \d|\bFAILED\b|Error response from daemon"
+    r"|\*\*\* .* Error \d|\bFAILED\b|Error response from daemon|\bCMake Error\b|No solution found|^\[?E\d{4} "
+    r"|: command not found|No such file or directory$|\bcore dumped\b|\b[Pp]ermission denied\b|execute failed"
+    r"|\] Error \d|Failed (?:building wheel|to build) |returned non-zero exit status|undefined reference to"
 )
 # What failed below Python: there a version of CANN or of the driver can be the reason.
 _NATIVE = re.compile(
@@ -43,7 +46,7 @@ _NOISE = (
 
 
 def outcome(text: Text) -> dict[str, Line]:
-    """`worked`, `failed`, `failed-natively`, and `ended-well` where nothing failed after the last sign of success."""
+    """`worked`, `failed`, `failed-natively`, `ended-well` where nothing failed after the last success; and frames."""
     signs: dict[str, Line] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=_number, default=None)
     bad = list(_failures(text.lines))
@@ -53,6 +56,7 @@ def outcome(text: Text) -> dict[str, Line]:
             signs["ended-well"] = good
     if bad:
         signs["failed"] = bad[0]
+    signs.update(frames(text, bad))
     native = next((line for line in bad if _NATIVE.search(line.text[:400])), None)
     if native is not None:
         signs["failed-natively"] = native

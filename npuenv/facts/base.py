@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+LINE_AT_MOST = 400  # characters; a tool that prints without end must not fill the report
 
 
 class State(enum.Enum):
@@ -19,10 +20,14 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Where a fact comes from: the command or path that was asked, and the line that decides."""
+    """Where a fact comes from: the command or path that was asked, and the line that decides, cut where it is long."""
 
     command: str
     line: str
+
+    def __post_init__(self) -> None:
+        if len(self.line) > LINE_AT_MOST:
+            object.__setattr__(self, "line", self.line[: LINE_AT_MOST - 1] + "…")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from npuenv.host.base import Looked, PathState, Ran
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-MAX_BYTES = 1 << 20  # kept of a file or of one output stream; the rest is read and dropped
+MAX_BYTES = 1 << 20  # kept of a file, or of the two ends of an output stream; the rest is read and dropped
 _GRACE_S = 0.2  # how long to wait for the last output of a program that has ended but left its pipes to a child
 
 
@@ -117,8 +117,14 @@ def _finish(process: subprocess.Popen[bytes], argv: tuple[str, ...], timeout_s: 
     finally:
         _kill_group(process)
     code = process.wait()
-    out, err = (bytes(kept).decode("utf-8", "replace") for kept in streams.values())
+    out, err = (_trimmed(kept).decode("utf-8", "replace") for kept in streams.values())
     return Ran(argv, None if timed_out else code, out, err, timed_out)
+
+
+def _trimmed(kept: bytearray) -> bytes:
+    """At most MAX_BYTES: the beginning and the end, where the error or the answer stands."""
+    half = MAX_BYTES // 2
+    return bytes(kept) if len(kept) <= MAX_BYTES else bytes(kept[:half]) + b"\n" + bytes(kept[-half + 1 :])
 
 
 def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray], deadline: float) -> bool:
@@ -150,7 +156,9 @@ def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytear
             selector.unregister(stream)
             continue
         kept = streams[stream]  # type: ignore[index]
-        kept.extend(chunk[: MAX_BYTES - len(kept)])
+        kept.extend(chunk)
+        if len(kept) > 2 * MAX_BYTES:
+            del kept[MAX_BYTES // 2 : -MAX_BYTES]
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

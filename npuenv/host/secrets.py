@@ -39,12 +39,14 @@ class Rule:
 
 _PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"
 _KEY = (
-    r"(?:token|secret|credentials?|webhook|-data|"
+    r"(?:(?<!tik)token|secret|credentials?|webhook|(?:key|certificate|authority)-data|"
     r"(?:api|private|account)[_-]?key|access[_-]?key(?:[_-]?id)?)"
 )
 _ASSIGNED = rf"[\"'\\]*{_GAP}*[=:]{_GAP}*{_OPEN}"
 # `InvalidAuthToken: Authentication failed` is a sentence: a single word of letters after a colon is no token.
 _NAMED = rf"[\"'\\]*{_GAP}*(?:=|:(?!{_GAP}*[A-Za-z]{{1,24}}(?:[\s.,;:)]|$))){_GAP}*{_OPEN}"
+# Hidden before; a list or a table of JSON; a mark such as `<|im_end|>`; the version of a package whose name ends so.
+_NOT_A_VALUE = r"(?!\s|\*\*\*|[\[{<=]|\d+(?:\.\w+)+[\"'\\]*(?:[\s,;}]|$))"
 _KEY_ENDS = (
     "token", "secret", "apikey", "api_key", "api-key", "accesskey",
     "access_key", "access-key", "privatekey", "private_key", "private-key", "accountkey", "account_key", "keyid",
@@ -117,7 +119,7 @@ _RULES = (
     ),
     Rule(
         _KEY_ENDS,
-        rf"(?i)({_KEY}{_NAMED})(?!\s|\*\*\*)(?=\S{{2,}})({_VALUE})",
+        rf"(?i)({_KEY}{_NAMED}){_NOT_A_VALUE}(?=\S{{2,}})({_VALUE})",
         rf"\1{SECRET}",
         is_named=True,
     ),

@@ -1,7 +1,7 @@
 """Which Ascend software fits together, as data: tables of rows, each with its source and the date it was read.
 
-Start from `load_matrix`. A table is read when it is first asked for; `check` reads all and follows the references
-between them. What follows from the rows is decided in `npuenv.resolve`; nothing here chooses.
+Start from `load_matrix`. A table is read when it is first asked for; `npuenv.matrix.check` reads all and follows the
+references between them. What follows from the rows is decided in `npuenv.resolve`; nothing here chooses.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import functools
 from typing import TYPE_CHECKING
 
 from npuenv._data import folder_of
-from npuenv.matrix.check import check
 from npuenv.matrix.tables import Matrix
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Matrix", "check", "load_matrix"]
+__all__ = ["Matrix", "load_matrix"]
 
 
 @functools.cache

@@ -35,6 +35,8 @@ class Problem(Row):
     unless: tuple[str, ...] = ()  # none of these is there
     is_echo: bool = False  # usually follows from something else: gives way to any cause that stands before it
     even_if_worked: bool = False  # counts although the report ends with a sign of success
+    is_fault: bool = False  # its `@sign` surely fails: it counts in a report without any error too
+    in_settings: bool = False  # its texts count where they are set or typed, not only where something prints them
 
 
 @dataclass(frozen=True, slots=True)

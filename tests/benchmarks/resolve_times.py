@@ -65,7 +65,7 @@ def main() -> None:
     pages = [seconds(lambda: parse(matrix.folder)) for _ in range(REPEAT)]
     reads = [seconds(lambda: read(matrix.folder)) for _ in range(REPEAT)]
     derives = [seconds(lambda: all_recipes(Matrix(matrix.folder))) for _ in range(REPEAT)]
-    print(f"{'parse the tables (tomllib)':44} {spread(pages)} ms")
+    print(f"{'parse the tables (tomli)':44} {spread(pages)} ms")
     print(f"{'read the tables':44} {spread(reads)} ms   {_ratio(reads, pages)}")
     print(f"{'recipes read, those of releases derived':44} {spread(derives)} ms   {_ratio(derives, pages)}")
     requests = [request for request, _ in published(matrix)]  # also fills the caches

@@ -21,11 +21,14 @@ from npuenv import __version__
 from npuenv.bundle import zipapp
 from npuenv.cli import main
 from npuenv.errors import BadInput
+from npuenv.facts.collect import collect
+from npuenv.host.recorded import RecordingHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+TESTS = Path(__file__).parent.parent
+HOSTS = TESTS / "fixtures" / "hosts"
 CAPTURES = sorted(path.name for path in HOSTS.glob("*.json"))
 MINORS = range(9, 15)
 PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
@@ -60,6 +63,22 @@ def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packed file."""
     path = tmp_path_factory.mktemp("packed") / "npuenv-doctor.pyz"
     assert zipapp.build(path) == path.stat().st_size
+    return path
+
+
+@pytest.fixture(scope="session")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The capture of a described machine, whose versions are looked up among the published stacks."""
+    for folder in ("doctor", "fixtures"):
+        if str(TESTS / folder) not in sys.path:
+            sys.path.insert(0, str(TESTS / folder))
+    from composed import machine
+    from simulated import SimulatedHost
+
+    recording = RecordingHost(SimulatedHost(machine("310p-host-npu6")))
+    collect(recording, level=2)
+    path = tmp_path_factory.mktemp("described") / "host.json"
+    path.write_text(recording.capture_text(), encoding="utf-8")
     return path
 
 
@@ -168,6 +187,17 @@ def test_a_capture_gives_the_installed_doctors_document_byte_for_byte(
     ran = run(python, pyz, *words)
     assert (ran.returncode, ran.stdout) == (code, capsys.readouterr().out)
     assert "--save" in ran.stderr and len(ran.stderr.splitlines()) == 1
+
+
+def test_what_is_looked_up_among_the_published_stacks_is_the_same(
+    python: str, pyz: Path, described: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--from", str(described), "--level", "2", "--json"]
+    code = main(["doctor", *words])
+    expected = capsys.readouterr().out
+    assert "were released together in a stack" in expected
+    ran = run(python, pyz, *words)
+    assert (ran.returncode, ran.stdout) == (code, expected)
 
 
 @pytest.mark.parametrize("form", ["html", "junit", "sarif", "text"])

@@ -82,6 +82,8 @@ def test_these_may_be_run(command: tuple[str, ...]) -> None:
         (*PIP, "install", "torch"),
         (*PIP, "install", "torchvision==0.23.0"),
         (*PIP, "install", "vllm==0.13.0"),
+        (*UV, "install", "--python", EXE, "torch==2.8.0"),
+        (*UV, "install", "--python", EXE, "vllm==0.13.0"),
         (*PIP, "install", "git+https://example.invalid/x.git"),
         (*PIP, "install", "./folder"),
         (*PIP, "install", "-r", "requirements.txt"),

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import HEALTHY, both, cards, find, lost, part, put, variables
+from changes import HEALTHY, both, cards, find, lost, part, put, unread, variables
 from changes import packages as installed
 
 from npuenv.checks import Status
@@ -17,6 +17,7 @@ from npuenv.facts.cann.installs import Entry, Install, Installs
 from npuenv.facts.cann.kernels import Custom, CustomOps, Kernels
 from npuenv.facts.cann.parts import Ops, Part, Running
 from npuenv.facts.cann.surroundings import Atb, Written
+from npuenv.facts.cann.toolkit import Closed
 from npuenv.messages import say
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ ATB = "/usr/local/Ascend/nnal/atb/latest/atb/cxx_abi_1"
 KERNELS = f"{ROOT}/opp/built-in/op_impl/ai_core/tbe/kernel"
 OPS_INFO = f"{ROOT}/aarch64-linux/ascend_ops_install.info"
 INFO = f"{ROOT}/aarch64-linux/ascend_toolkit_install.info"
+STUBS, DRIVER = f"{ROOT}/aarch64-linux/devlib", "/usr/local/Ascend/driver/lib64/driver"
 HERE = Install(ROOT, "8.5.0", "cann", ("/usr/local/Ascend/cann",))
 HOME = Entry("ASCEND_HOME_PATH", 0, ROOT, ROOT, ROOT, True)
 
@@ -79,7 +81,13 @@ def with_table(name: str) -> Change:
 
 
 LIBRARY = entry("LD_LIBRARY_PATH", f"{OTHER}/lib64", OTHER)
+SHUT = Closed("/root/Ascend", "ASCEND_HOME_PATH")
+
 CASES: list[tuple[str, Change, Status, str]] = [
+    ("cann.found", both(lost("toolkit"), put(closed=SHUT)), Status.FAIL, "/root/Ascend, where"),
+    ("cann.found", lost("toolkit"), Status.UNKNOWN, "toolkit"),
+    ("cann.found", part("toolkit", has_install_file=False), Status.WARN, "ascend_toolkit_install.info"),
+    ("cann.sourced", both(lost("toolkit"), put(closed=SHUT)), Status.SKIP, "cann.found"),
     ("cann.links", put(installs=Installs((HERE,), (), {})), Status.OK, ROOT),
     ("cann.links", put(installs=Installs((HERE,), ("/usr/local/Ascend/cann",), {})), Status.WARN, "leads nowhere"),
     (
@@ -129,6 +137,8 @@ CASES: list[tuple[str, Change, Status, str]] = [
         Status.OK,
         "",
     ),
+    ("cann.stand-ins", variables(LD_LIBRARY_PATH=f"{STUBS}:{DRIVER}:{STUBS}"), Status.FAIL, "devlib"),
+    ("cann.stand-ins", variables(LD_LIBRARY_PATH=f"{DRIVER}:{STUBS}:{DRIVER}"), Status.OK, ""),
     ("cann.python-path", both(variables(PYTHONPATH="/workspace/verl"), entries()), Status.WARN, "tbe"),
     ("cann.python-path", both(variables(PYTHONPATH=None), entries()), Status.WARN, "tbe"),
     ("cann.python-path", variables(ASCEND_HOME_PATH=None), Status.SKIP, ""),
@@ -227,7 +237,7 @@ def test_every_check_has_a_case_that_is_not_fine_and_one_that_is() -> None:
 @pytest.mark.parametrize("check", [check for check in MINE if check.reads], ids=lambda check: check.id)
 def test_what_could_not_be_read_is_unknown_and_never_fine(check: Any) -> None:
     for name in check.reads:
-        assert find(lost(name)(HEALTHY), check.id).status is Status.UNKNOWN
+        assert find(lost(name)(HEALTHY), check.id).status is unread(check.id, name)
 
 
 def test_libraries_under_another_name_of_the_same_install_count_as_sourced() -> None:
@@ -256,3 +266,32 @@ def test_without_cann_one_check_speaks() -> None:
     )
     speaking = [check.id for check in MINE if find(facts, check.id).status not in (Status.OK, Status.SKIP)]
     assert speaking == ["cann.found"]
+
+
+def test_kernels_that_are_hollow_or_of_another_chip_are_shown_where_they_lie() -> None:
+    seen = Evidence(KERNELS, "ascend910b: 3 files")
+    for found in (
+        Kernels(KERNELS, (), ("ascend910b",)),
+        Kernels(KERNELS, ("ascend310p",), ()),
+        Kernels(KERNELS, (), ()),
+    ):
+        group = dataclasses.replace(HEALTHY.cann, kernels=known(found, seen))
+        assert find(dataclasses.replace(HEALTHY, cann=group), "cann.kernels").evidence == (seen,)
+
+
+@pytest.mark.parametrize(
+    ("path", "commands"),
+    [
+        ("/root", ()),
+        ("/home/npu", ()),
+        ("/opt/Ascend", (("chmod", "-R", "a+rX", "/opt/Ascend"),)),
+        ("/opt/Ascend/cann-8.5.0", (("chmod", "-R", "a+rX", "/opt/Ascend/cann-8.5.0"),)),
+    ],
+)
+def test_only_a_folder_of_cann_is_opened_to_all_and_never_a_whole_home(
+    path: str, commands: tuple[tuple[str, ...], ...]
+) -> None:
+    shut = dataclasses.replace(SHUT, path=path)
+    cure = find(both(lost("toolkit"), put(closed=shut))(HEALTHY), "cann.found").fix
+    assert cure is not None and cure.commands == commands and not cure.is_automatic
+    assert say(cure.says) != say(cure.says, "zh")

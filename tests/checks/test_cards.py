@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble
+from changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 
 from npuenv._toml import load_file
 from npuenv.checks import Status, check_all
@@ -133,7 +133,8 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.healthy", ill("Critical"), Status.FAIL, "Critical"),
     ("cards.healthy", cards(health="Critical", power_w=0.0), Status.FAIL, "dead"),
     ("cards.healthy", health("Alarm", "8C084E00", npu=3), Status.WARN, "3.0"),
-    ("cards.healthy", cards(health="UNKNOWN"), Status.UNKNOWN, "health"),
+    ("cards.healthy", cards(health="UNKNOWN"), Status.WARN, "UNKNOWN"),
+    ("cards.healthy", cards(health="UNKNOWN", npu=32768), Status.UNKNOWN, "UNKNOWN"),
     ("cards.supported", cards(name="910B"), Status.FAIL, "first-generation"),
     ("cards.supported", cards(name="910PremiumA"), Status.FAIL, "910PremiumA"),
     ("cards.complete", without(3), Status.WARN, "NPU 3"),
@@ -144,6 +145,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
      put(mapped=(Mapped(8, 0, 8, 8, "Ascend 910B2"), Mapped(0, 1, None, None, "Mcu"))),
      Status.WARN, "NPU 8.0"),
     ("cards.complete", put(pci_addresses=("0000:c1:00.0", "0000:c1:00.3")), Status.OK, "8 chips"),
+    ("cards.complete", both(cards(bus_id=None), put(pci_addresses=("0000:ff:00.0",))), Status.OK, "8 chips"),
     ("cards.complete", nodes(0, 1, 2), Status.SKIP, "nodes"),
     ("cards.complete", part("smi", is_complete=False), Status.UNKNOWN, "cut"),
     ("cards.one-kind", cards(name="910B3"), Status.WARN, "910B2, 910B3"),
@@ -208,6 +210,12 @@ CASES: list[tuple[str, Change, Status, str]] = [
      devices(*(dataclasses.replace(run, computes_correctly=False) for run in EIGHT)),
      Status.FAIL, "8 devices"),
     ("devices.computes", devices(*EIGHT, count=7), Status.WARN, "7"),
+    (
+        "devices.computes",  # a setting that cannot be read says nothing of how many there should be
+        both(devices(*EIGHT, count=2), variables(ASCEND_RT_VISIBLE_DEVICES="0,1,x")),
+        Status.OK,
+        "2 devices",
+    ),
     ("devices.answers", devices(*EIGHT), Status.OK, "all 8"),
     ("devices.answers",
      devices(*EIGHT[:7], dataclasses.replace(EIGHT[7], error="ended by signal 11")),

@@ -23,15 +23,17 @@ from changes import (
     part,
     put,
     trouble,
+    unread,
     variables,
 )
 
 from npuenv.checks import Status, check_all, exit_code
 from npuenv.checks.base import Check, Context, Verdict
 from npuenv.checks.registry import CHECKS
+from npuenv.checks.run import REPORTED_BY
 from npuenv.errors import ExitCode
-from npuenv.facts import Evidence, Fact, State
-from npuenv.facts.collect import collect
+from npuenv.facts import Evidence, Fact, State, unknown
+from npuenv.facts.collect import Facts, collect
 from npuenv.facts.hccn.conf import HccnConf
 from npuenv.facts.machine.system import Space
 from npuenv.facts.network.proxies import Proxy
@@ -183,6 +185,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("python.numpy", both(packages(numpy="2.1.3"), part("toolkit", version="9.1.0")), Status.OK, "no bound"),
     ("python.limits", packages(pyarrow="26.0.1"), Status.FAIL, "pyarrow<26"),
     ("python.triton", part("interpreter", triton_backends=("amd", "nvidia")), Status.FAIL, "overwritten"),
+    ("python.triton", part("toolkit", version="7.0.0"), Status.WARN, "7.0.0"),
     ("python.triton", packages(**{"triton": "3.5.0", "triton-ascend": "3.2.1"}), Status.WARN, "the last one wins"),
     (
         "python.triton",
@@ -277,8 +280,30 @@ def test_a_healthy_host_has_no_problem_and_nothing_unknown(name: str) -> None:
 def test_an_input_that_is_unknown_makes_the_finding_unknown_and_never_ok(check: Check) -> None:
     for name in check.reads:
         finding = find(lost(name)(HEALTHY), check.id, level=max(2, check.level))
-        assert finding.status is Status.UNKNOWN
-        assert name in say(finding.says) and WHY in finding.evidence
+        assert finding.status is unread(check.id, name)
+        if finding.status is Status.UNKNOWN:
+            assert name in say(finding.says) and WHY in finding.evidence
+        else:
+            assert REPORTED_BY[name] in say(finding.says)
+
+
+def test_a_python_that_cannot_be_read_is_said_once_and_leaves_the_framework_undecided() -> None:
+    facts = blind_python(HEALTHY)
+    findings = check_all(facts, framework="verl", level=2)
+    unknown = [item.check for item in findings if item.status is Status.UNKNOWN]
+    assert unknown == ["python.found"]
+    assert exit_code(findings, framework="verl") is ExitCode.UNKNOWN
+    because = [
+        item.check for item in findings if item.status is Status.SKIP and item.says.args.get("cause") == unknown[0]
+    ]
+    assert {"python.version", "python.torch-pair", "python.libraries", "python.torch-imports"} <= set(because)
+
+
+def blind_python(facts: Facts) -> Facts:
+    """A Python that did not answer, as the collector leaves it: every fact of it is unknown for the same reason."""
+    why = Evidence("/opt/env/bin/python (inventory)", "killed by the guardian")
+    fields = {field.name: unknown(why) for field in dataclasses.fields(facts.python)}
+    return dataclasses.replace(facts, python=dataclasses.replace(facts.python, **fields))
 
 
 def cases_of_all_areas() -> list[tuple[Any, ...]]:
@@ -378,9 +403,14 @@ def test_exit_code_puts_problems_before_unknowns_and_unknowns_count_only_where_r
 def test_a_library_of_the_driver_that_is_missing_is_not_blamed_on_cann() -> None:
     errors = ("ImportError: libascend_hal.so: cannot open shared object file: No such file or directory",)
     broken = part("import_torch", is_ok=False, errors=errors)
-    on_host, inside = (find(change(HEALTHY), "python.torch-imports") for change in (broken, both(broken, CONTAINER)))
-    assert on_host.fix is not None and on_host.fix.says.key == "check_python.fix-driver-install"
-    assert inside.fix is not None and inside.fix.says.key == "check_python.fix-driver-mount"
+    nowhere = both(broken, gone("driver_libraries"))
+    changes = (broken, nowhere, both(nowhere, CONTAINER))
+    here, on_host, inside = (find(change(HEALTHY), "python.torch-imports").fix for change in changes)
+    assert on_host is not None and on_host.says.key == "check_python.fix-driver-install"
+    assert inside is not None and inside.says.key == "check_python.fix-driver-mount"
+    assert here is not None and here.says.key == "check_python.fix-driver-path"
+    folders = "/usr/local/Ascend/driver/lib64/common:/usr/local/Ascend/driver/lib64/driver"
+    assert here.commands[0][0] == "export" and here.commands[0][1].startswith(f"LD_LIBRARY_PATH={folders}")
 
 
 def test_a_missing_cann_library_leads_to_the_script_where_cann_is_and_to_an_installation_where_it_is_not() -> None:

@@ -46,7 +46,29 @@ def log(**values: object) -> Change:
     return both(INIT, put(installer=dataclasses.replace(DONE, **values)))  # type: ignore[arg-type]
 
 
+LIBRARIES = put(library_files={"/usr/local/Ascend/driver/lib64/driver": ("libascend_hal.so",)})
+NOT_FOUND = "ImportError: libascend_hal.so: cannot open shared object file: No such file or directory"
+UNLOADED = part("import_torch_npu", is_ok=False, errors=("RuntimeError: autoload", NOT_FOUND))
+NAMED = variables(LD_LIBRARY_PATH="/opt/lib:/usr/local/Ascend/driver/lib64/driver/")
+LOST_INFO = both(CONTAINER, gone("install_info", Evidence("/etc/ascend_install.info", "absent")))
+NO_DRIVER_FILE = both(CONTAINER, put(driver=None))
+BY_RUNTIME = variables(ASCEND_VISIBLE_DEVICES="0-7")
+
 CASES: list[tuple[str, Change, Status, str]] = [
+    ("driver.library-path", both(LIBRARIES, UNLOADED), Status.FAIL, "/usr/local/Ascend/driver/lib64/driver"),
+    ("driver.library-path", both(LIBRARIES, UNLOADED, NAMED), Status.OK, "finds"),
+    ("driver.library-path", LIBRARIES, Status.OK, "finds"),
+    ("driver.library-path", UNLOADED, Status.OK, "finds"),
+    ("driver.library-path", both(UNLOADED, put(library_files=None)), Status.SKIP, "no driver library"),
+    ("driver.library-path", lost("library_files"), Status.UNKNOWN, "library_files"),
+    ("driver.library-path",
+     both(LIBRARIES, UNLOADED, trouble(Trouble.LIBRARY, library="libdcmi.so")),
+     Status.SKIP, "npu-smi"),
+    ("container.mounts", LOST_INFO, Status.WARN, "/etc/ascend_install.info"),
+    ("container.mounts", both(LOST_INFO, BY_RUNTIME), Status.OK, "mounted"),
+    ("driver.installed", NO_DRIVER_FILE, Status.FAIL, "no version file"),
+    ("driver.installed", both(NO_DRIVER_FILE, BY_RUNTIME), Status.OK, "25.5.1"),
+    ("driver.installed", both(NO_DRIVER_FILE, BY_RUNTIME, INIT), Status.FAIL, "no version file"),
     ("driver.npu-smi", both(INIT, UPGRADED), Status.FAIL, "changed after the boot"),
     ("driver.npu-smi", both(INIT, BEFORE), Status.FAIL, "Possible"),
     ("driver.npu-smi", both(INIT, UPGRADED, CONTAINER), Status.FAIL, "changed after the boot"),

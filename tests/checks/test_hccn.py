@@ -67,7 +67,7 @@ def block(expiry: int, name: str = "pub cert") -> str:
     )
 
 
-PLAN = conf(address="10.1.0.1{card}", netmask="255.255.255.0", gateway="10.1.0.1", tls_enable="0")
+PLAN = conf(address="10.12.165.8{card}", netmask="255.255.255.0", gateway="10.12.165.1", tls_enable="0")
 NO_TOOL = every_of(
     [lambda host: host.gone("/usr/local/Ascend/driver/tools"), lambda host: host.gone("/usr/bin/hccn_tool")]
 )
@@ -142,7 +142,52 @@ def ranks(old: str = "", new: str = "") -> Edit:
     return edit
 
 
+SICK = "Get device health status failed!\n"
+
+
+def changes(card: int, count: int, *downs: str) -> Edit:
+    """The link of a card came up so often, and went down at these times of the second of September."""
+    rows = "".join(f"[devid {card}]    Wed Sep  2 {time} 2026    LINK DOWN\n" for time in downs)
+    head = (
+        f"[devid {card}]current time        : Wed Sep  2 20:00:00 2026\n[devid {card}]link up count       : {count}\n"
+    )
+    return ask(card, "link_stat", f"{head}[devid {card}]link change records :\n{rows}")
+
+
 CASES: list[tuple[str, Edit, Status, str]] = [
+    ("network.addresses-agree", PLAN, Status.OK, "8 cards"),
+    (
+        "network.addresses-agree",
+        both(PLAN, line("_3=10.12.165.83", "_3=10.12.165.93")),
+        Status.WARN,
+        "93 / 10.12.165.83",
+    ),
+    ("network.addresses-agree", both(PLAN, line("netmask_3=255.255.255.0", "netmask_3=")), Status.OK, "8 cards"),
+    ("network.addresses-agree", both(PLAN, line("address_3=", "bond_num_3=2\naddress_3=")), Status.OK, "7 cards"),
+    ("network.addresses-agree", lambda host: None, Status.SKIP, "both"),
+    ("network.link-flaps", lambda host: None, Status.OK, "8 links"),
+    ("network.link-flaps", changes(5, 61), Status.WARN, "5: 61"),
+    ("network.link-flaps", changes(5, 9), Status.OK, "8 links"),
+    ("network.link-flaps", every_of([changes(card, 61) for card in range(8)]), Status.OK, "8 links"),
+    ("network.link-flaps", changes(5, 4, "19:59:59", "11:00:00", "01:00:00"), Status.WARN, "within a day"),
+    ("network.link-flaps", changes(5, 4, "19:59:59", "11:00:00"), Status.OK, "8 links"),
+    ("network.link-flaps", every("link_stat", "who knows\n"), Status.UNKNOWN, "8"),
+    (
+        "network.link-flaps",
+        every("link_stat", code=1, err="Get invalid major cmd type.\n"),
+        Status.SKIP,
+        "no such thing",
+    ),
+    ("network.hccn-tool", ask(3, "link", code=3, err=SICK), Status.WARN, "cards 3"),
+    ("network.hccn-tool", ask(0, "link", code=3, err=SICK), Status.WARN, "cards 0"),
+    (
+        "network.hccn-tool",
+        both(ask(0, "link", code=3, err=SICK), ask(1, "link", code=3, err=SICK)),
+        Status.WARN,
+        SICK[:-1],
+    ),
+    ("network.hccn-tool", ask(3, "link", timed_out=True), Status.WARN, "timed out"),
+    ("network.hccn-tool", ask(3, "ip", timed_out=True), Status.UNKNOWN, "timed out"),
     ("network.tls-agrees", both(PLAN, line("tls_enable_3=0", "tls_enable_3=1")), Status.FAIL, "on for devices 3"),
     ("network.tls-agrees", both(PLAN, switch(2, "1", block(0))), Status.FAIL, "on for devices 2"),
     ("network.tls-agrees", PLAN, Status.OK, "off for all 8"),
@@ -151,16 +196,16 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.tls-agrees", lambda host: host.unreadable("/etc/hccn.conf"), Status.UNKNOWN, "hccn.conf"),
     ("network.hccn-conf", both(PLAN, line("gateway_5=", "gateway five ")), Status.WARN, "gateway five"),
     ("network.hccn-conf", PLAN, Status.OK, "8 devices"),
-    ("network.card-addresses", both(PLAN, line("address_6=10.1.0.16\n", "")), Status.WARN, "cards 6"),
+    ("network.card-addresses", both(PLAN, line("address_6=10.12.165.86\n", "")), Status.WARN, "cards 6"),
     (
         "network.card-addresses",
         ask(4, "ip", code=13, err="Get ipconf failed, because no ip was preset there!\n"),
         Status.WARN,
         "cards 4",
     ),
-    ("network.addresses-valid", both(PLAN, line("10.1.0.13", "10.1.0.256")), Status.FAIL, "3: 10.1.0.256"),
-    ("network.addresses-valid", both(PLAN, line("10.1.0.13", "0.0.0.0")), Status.FAIL, "3: 0.0.0.0"),
-    ("network.addresses-valid", both(PLAN, line("10.1.0.13", "10.1.0.255")), Status.FAIL, "10.1.0.255"),
+    ("network.addresses-valid", both(PLAN, line("10.12.165.83", "10.12.165.256")), Status.FAIL, "3: 10.12.165.256"),
+    ("network.addresses-valid", both(PLAN, line("10.12.165.83", "0.0.0.0")), Status.FAIL, "3: 0.0.0.0"),
+    ("network.addresses-valid", both(PLAN, line("10.12.165.83", "10.12.165.255")), Status.FAIL, "10.12.165.255"),
     (
         "network.addresses-valid",
         both(PLAN, line("netmask_3=255.255.255.0", "netmask_3=255.0.255.0")),
@@ -184,9 +229,9 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.card-gateways", ask(5, "gateway", "default gateway:10.99.0.1, Iface:eth5\n"), Status.FAIL, "10.99.0.1"),
     (
         "network.card-gateways",
-        both(PLAN, line("gateway_5=10.1.0.1", "gateway_5=10.1.0.15")),
+        both(PLAN, line("gateway_5=10.12.165.1", "gateway_5=10.12.165.85")),
         Status.FAIL,
-        "10.1.0.15",
+        "10.12.165.85",
     ),
     ("network.card-mtu", both(conf(mtu="4200"), line("mtu_2=4200", "mtu_2=1500")), Status.WARN, "1500, 4200"),
     ("network.card-mtu", conf(mtu="4200"), Status.OK, "8 cards"),
@@ -241,6 +286,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         "no gateway",
     ),
     ("network.card-health", every("net_health", "net health status: Init\n"), Status.OK, "not set up"),
+    ("network.card-health", ask(6, "net_health", "net health status: Init\n"), Status.OK, "7 cards reach"),
     ("network.card-health", ask(6, "net_health", "net health status: Unknown\n"), Status.UNKNOWN, "1 cards"),
     ("network.card-speeds", ask(1, "speed", "Speed: 100000 Mb/s\n"), Status.WARN, "100 Gb/s"),
     ("network.card-speeds", ask(1, "speed", "Speed: Unknown!\n"), Status.WARN, "speed is not known"),
@@ -276,6 +322,18 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.tls-certificate", both(PLAN, every_of(switch(c, "1", block(0)) for c in range(8))), Status.OK, "8 cards"),
     ("network.tls-certificate", both(PLAN, every_of(switch(c, "1") for c in range(8))), Status.UNKNOWN, "does not say"),
     ("network.tls-certificate", both(PLAN, every_of(switch(c, "0", block(2)) for c in range(8))), Status.SKIP, "off"),
+    (
+        "network.tls-certificate",
+        both(PLAN, every_of(switch(c, "0") for c in range(8)), ask(2, "tls", "dev_id:2, tls swi")),
+        Status.UNKNOWN,
+        "1 cards",
+    ),
+    (
+        "network.tls-certificate",
+        both(PLAN, every_of(switch(c, "1", block(0)) for c in range(8)), ask(2, "tls", "dev_id:2, tls swi")),
+        Status.UNKNOWN,
+        "1 cards",
+    ),
     ("network.card-ports", a5, Status.OK, "8 cards"),
     ("network.card-ports", both(a5, port("DOWN", "on")), Status.FAIL, "3: 5"),
     ("network.card-ports", both(a5, port("DOWN", "off")), Status.OK, "8 cards"),

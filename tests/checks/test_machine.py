@@ -59,6 +59,10 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/x", 24, False)), OK, "3.4.24"),
     ("machine.libstdcxx", put(libstdcxx=None), SKIP, "no libstdc++"),
     ("machine.tasks", both(put(limits={"Max processes": 1024}), put(account=BOB)), WARN, "1024"),
+    ("machine.tasks", both(put(limits={"Max processes": 1024}), put(account=None)), WARN, "1024"),
+    ("machine.disk", put(disk=Space(1000 * GIB, 15 * GIB)), WARN, "15.0 GiB"),
+    ("machine.glibc", put(glibc=None), FAIL, ""),
+    ("machine.shared-memory", put(shared_memory=None), WARN, ""),
     ("machine.tasks", put(limits={"Max processes": 1024}), OK, "enough"),  # the superuser is not held to it
     ("machine.tasks", both(put(limits={"Max processes": -1}), put(account=BOB)), OK, "enough"),
     ("machine.tasks", put(limits={}), SKIP, "no such limit"),

@@ -102,7 +102,37 @@ PROXY = env(http_proxy="http://192.168.1.3:3128", https_proxy="http://192.168.1.
 CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.hccl-interface", env(HCCL_SOCKET_IFNAME="enp194s0f0"), Status.OK, "enp194s0f0"),
     ("network.hccl-interface", env(HCCL_SOCKET_IFNAME="enp"), Status.OK, "enp194s0f0"),
+    (
+        "network.hccl-interface",
+        both(TWO, interface("enp194s0f1", "10.30.0.12"), env(HCCL_SOCKET_IFNAME="enp")),
+        Status.WARN,
+        "different subnets",
+    ),
+    (
+        "network.hccl-interface",
+        both(TWO, interface("enp194s0f1", "10.30.0.12"), env(HCCL_SOCKET_IFNAME="=enp194s0f0")),
+        Status.OK,
+        "enp194s0f0",
+    ),
+    (
+        "network.hccl-interface",
+        both(TWO, interface("enp194s0f1", "192.168.1.9"), env(HCCL_SOCKET_IFNAME="enp")),
+        Status.OK,
+        "enp194s0f0",
+    ),
+    (
+        "network.hccl-interface",
+        both(interface("enp194s0f1", "10.30.0.12"), env(HCCL_SOCKET_IFNAME="enp")),
+        Status.OK,
+        "enp194s0f0",
+    ),
     ("network.hccl-interface", env(HCCL_SOCKET_IFNAME="^docker,lo"), Status.OK, "enp194s0f0"),
+    (
+        "network.hccl-interface",
+        both(interface("enp0s9", "10.9.0.1"), state("enp0s9", "down"), env(HCCL_SOCKET_IFNAME="enp")),
+        Status.OK,
+        "enp194s0f0",
+    ),
     ("network.hccl-interface", env(HCCL_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1"), Status.OK, "lo"),
     ("network.hccl-interface", env(HCCL_SOCKET_IFNAME="eth0"), Status.FAIL, "no interface"),
     ("network.hccl-interface", env(HCCL_SOCKET_IFNAME="=enp"), Status.FAIL, "no interface"),
@@ -197,6 +227,8 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.master-port", both(HEAD, env(MASTER_PORT="http")), Status.FAIL, "is no port"),
     ("network.master-port", both(HEAD, env(MASTER_PORT="70000")), Status.FAIL, "is no port"),
     ("network.master-port", both(HEAD, listens(29500, "nginx")), Status.WARN, "nginx"),
+    ("network.master-port", both(HEAD, listens(29500)), Status.WARN, "29500"),  # whose it is cannot be seen
+    ("network.master-port", both(HEAD, env(MASTER_PORT="6379"), listens(6379)), Status.OK, "6379"),  # Ray's, it seems
     ("network.master-port", both(HEAD, env(MASTER_PORT="50000")), Status.WARN, "outgoing connections"),
     ("network.master-port", both(TWO, env(MASTER_PORT="50000")), Status.OK, "50000"),
     ("network.hccl-ports", listens(60010, "nginx"), Status.WARN, "60010"),
@@ -354,3 +386,21 @@ def test_hccl_takes_docker_after_all_others_and_the_loopback_last() -> None:
 )
 def test_exceptions_from_a_proxy(name: str, excepted: str, expected: bool) -> None:
     assert is_excepted(name, excepted) is expected
+
+
+VIRTUAL = ("docker0", "virbr0", "br-0123456789ab", "veth1a2b", "cni0", "flannel.1", "cali1f", "kube-ipvs0")
+
+
+@pytest.mark.parametrize("name", [*VIRTUAL, "nodelocaldns", "podman0", "lxcbr0"])
+def test_a_bridge_of_containers_reaches_no_other_node(name: str) -> None:
+    host = EditedHost("a2_healthy")
+    both(TWO, interface(name, "172.18.0.1"), env(HCCL_SOCKET_IFNAME=f"={name}"))(host)
+    finding = findings(host)["network.hccl-interface"]
+    assert finding.status is Status.FAIL and "no other node" in say(finding.says)
+
+
+def test_a_taken_port_is_shown_with_the_variable_that_names_it() -> None:
+    host = EditedHost("a2_healthy")
+    both(HEAD, listens(29500, "nginx"))(host)
+    lines = [item.line for item in findings(host)["network.master-port"].evidence]
+    assert lines[0] == "MASTER_PORT=29500" and len(lines) > 1

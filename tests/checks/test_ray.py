@@ -58,6 +58,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("ray.answers", refused(Refusal.TIMEOUT), FAIL, "does not answer"),
     ("ray.answers", refused(Refusal.NO_CLUSTER), FAIL, "its line"),
     ("ray.answers", refused(Refusal.OTHER), FAIL, "its line"),
+    ("ray.answers", both(refused(Refusal.VERSION), NOTED), FAIL, "another Ray"),
     ("ray.answers", both(refused(Refusal.TIMEOUT), NOTED), SKIP, "no node"),
     ("ray.npu-resource", cluster(CPU=192.0, NPU=8.0), OK, "8 cards"),
     ("ray.npu-resource", cluster(CPU=192.0, GPU=8.0), FAIL, "8 GPU and no NPU"),
@@ -163,3 +164,9 @@ def test_where_ray_was_never_asked_nothing_is_said() -> None:
     facts = gone("status", Evidence("not asked", "needs --level 2"))(HEALTHY)
     for check in ("ray.answers", "ray.npu-resource", "ray.demands", "ray.gpu-declared"):
         assert find(facts, check, level=1).status is SKIP
+
+
+def test_a_demand_that_nothing_can_meet_is_shown_with_the_clusters_own_line() -> None:
+    facts = cluster(CPU=32.0, NPU=4.0, demands=demand(8, "PACK", NPU=1.0))(HEALTHY)
+    lines = [item.line for item in find(facts, "ray.demands").evidence]
+    assert lines[0].startswith("{'NPU': 1.0} * 8") and lines[1:] == [facts.ray.status.evidence[0].line]

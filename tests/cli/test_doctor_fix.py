@@ -22,9 +22,9 @@ from npuenv.checks import Finding, Fix, Status
 from npuenv.cli import main
 from npuenv.cli.common import Ui
 from npuenv.cli.fix import mend
-from npuenv.front.judging import Judged
 from npuenv.errors import BadInput, ExitCode
 from npuenv.facts.collect import collect
+from npuenv.front.judging import Judged
 from npuenv.host.local import LocalHost
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message

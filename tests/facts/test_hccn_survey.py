@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from scripted_host import ScriptedHost
 
 from npuenv.facts.base import Evidence, Fact, State, known, unknown
-from npuenv.facts.hccn.a2 import Address, link
+from npuenv.facts.hccn.a2 import Address, link, optical
 from npuenv.facts.hccn.asked import card_ids, survey_cards
 from npuenv.facts.hccn.peers import network, peers
 from npuenv.facts.hccn.survey import Survey
@@ -124,3 +124,8 @@ def test_cards_of_four_subnets_reach_the_other_one_of_their_own() -> None:
     up = known({card: known("UP") for card in ips})
     assert peers(up, addresses, is_a3=False) == {card: ips[card + 4] for card in range(4)}
     assert network(Address("192.168.10.21", "255.255.255.0")) == "192.168.10.0/24"
+
+
+def test_a_value_that_an_optical_module_leaves_empty_is_left_out() -> None:
+    found = optical("optical info:\npresent  : present\nVendor SN :\n : 3\nVcc      : 3241.80 mV\n")
+    assert found is not None and found.values == {"present": "present", "Vcc": "3241.80 mV"}

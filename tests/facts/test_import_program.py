@@ -41,3 +41,16 @@ def test_what_lies_in_the_working_folder_is_not_imported(tmp_path: Path, monkeyp
     (tmp_path / "json.py").write_text("raise SystemExit('imported by accident')")
     monkeypatch.chdir(tmp_path)
     assert '"ok": true' in answer("textwrap", tmp_path / "none")
+
+
+def test_a_module_that_prints_or_closes_its_output_does_not_touch_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("import os\nprint('x' * 100, end='')\nos.close(1)\n__version__ = '3'\n")
+    out = answer("loud", tmp_path)
+    assert '"version": "3"' in out and "xxx" not in out
+
+
+def test_an_error_whose_own_words_fail_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "class Odd(Exception):\n    def __str__(self):\n        raise ValueError('no words')\nraise Odd()\n"
+    )
+    assert '"errors": ["Odd: (says nothing)"]' in answer("odd", tmp_path)

@@ -13,7 +13,7 @@ from npuenv.facts import State, npu
 from npuenv.facts.asker import Asker
 from npuenv.facts.npu import burn, holders, install, kernel
 from npuenv.facts.npu.smi import SmiTable, parse_info
-from npuenv.host.base import NotRecorded, Ran
+from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -244,6 +244,8 @@ def test_an_installers_log_for_root_alone_is_absent_and_garbage_is_unknown() -> 
     host = ScriptedHost()
     host.unreadable(install.LOG)
     assert install.installer(host).state is State.ABSENT
+    host.paths[install.LOG] = Looked(install.LOG, PathState.UNREADABLE, error="Input/output error")
+    assert install.installer(host).state is State.UNKNOWN
     host.file(install.LOG, "nothing of an installer\n")
     assert install.installer(host).state is State.UNKNOWN
     host.file(install.LOG, text_of("npu_installer", "driver_missing_tools"))

@@ -320,6 +320,34 @@ def test_shared_libraries_of_a_package_are_listed(site: Site) -> None:
     assert [Path(path).name for path in site.packages().extensions["torch"]] == [f"_C{SUFFIX}", "libc10.so"]
 
 
+def test_a_licence_folded_into_the_headers_does_not_end_them(site: Site) -> None:
+    folded = "License: BSD\n  Copyright\n  \n  \x0c\n  All rights reserved\nRequires-Dist: numpy<2\n"
+    site.add("folded", {"folded.py": ""}, metadata=folded)
+    assert site.packages().requires["folded"] == ("numpy<2",)
+
+
+@pytest.mark.parametrize("text", ["", "\0\0\0\0", "not a list\n"])
+def test_a_record_that_names_no_file_is_trouble(site: Site, text: str) -> None:
+    info = site.add("blank", {"blank.py": "x = 1\n"})
+    (info / "INSTALLER").write_text("pip\n")
+    (info / "RECORD").write_text(text)
+    assert [each.what for each in site.packages().trouble] == ["RECORD names no file"]
+
+
+def test_an_origin_of_many_brackets_stops_nothing(site: Site) -> None:
+    info = site.add("deep", {"deep.py": ""})
+    (info / "direct_url.json").write_text("[" * 100_000)
+    assert [each.what for each in site.packages().trouble] == ["direct_url.json cannot be read"]
+
+
+def test_an_egg_info_in_a_checkout_on_the_path_makes_no_claim_on_the_python(site: Site) -> None:
+    egg = site.folder / "checkout.egg-info"
+    egg.mkdir()
+    (egg / "PKG-INFO").write_text("Name: checkout\nVersion: 1\nRequires-Python: >=4\nRequires-Dist: nothing\n")
+    found = site.packages()
+    assert "checkout" not in found.requires_python and "checkout" not in found.requires
+
+
 def test_contents_are_compared_with_the_recorded_hash(site: Site) -> None:
     site.add("thing", {"thing/a.py": "0123456789", "thing/b.py": "0123456789"})
     (site.folder / "thing/a.py").write_text("9876543210")
@@ -338,4 +366,4 @@ def test_the_program_of_several_parts_runs_on_the_oldest_python_it_promises() ->
     assert source.count("from __future__") == 1 and "from npuenv" not in source
     compile(source, "inventory", "exec")
     ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("NPUENV-ANSWER {")
+    assert ran.stdout.startswith("\nNPUENV-ANSWER {")

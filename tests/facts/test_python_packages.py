@@ -13,7 +13,7 @@ from scripted_host import ScriptedHost, inventory
 
 from npuenv.facts import Fact, State
 from npuenv.facts.asker import Asker, was_asked
-from npuenv.facts.base import Evidence, known, unknown
+from npuenv.facts.base import LINE_AT_MOST, Evidence, absent, known, unknown
 from npuenv.facts.python import collect
 from npuenv.facts.python import elf as elf_facts
 from npuenv.facts.python import interpreter as python_facts
@@ -104,7 +104,7 @@ def test_an_environment_that_does_not_run_says_why(paths: dict[str, str], what: 
     host = ScriptedHost()
     for place, text in paths.items():
         host.folder(place) if text == "folder" else host.file(place, text)
-    found = python_facts.broken(host, PYTHON)
+    found = python_facts.broken(host, PYTHON, absent())
     assert found.value == python_facts.Broken(what, path)
 
 
@@ -114,8 +114,8 @@ def test_a_folder_in_order_does_not_explain_a_python_that_fails() -> None:
     host.folder("/usr/bin")
     host.file("/opt/env/pyvenv.cfg", "home = /usr/bin\n")
     host.file(PYTHON, "")
-    assert python_facts.broken(host, PYTHON).state is State.ABSENT
-    assert python_facts.broken(host, "python3").state is State.ABSENT
+    assert python_facts.broken(host, PYTHON, absent()).state is State.ABSENT
+    assert python_facts.broken(host, "python3", absent()).state is State.ABSENT
 
 
 def scripted(**extra: Any) -> ScriptedHost:
@@ -190,3 +190,47 @@ def test_where_torch_hangs_nothing_that_rests_on_it_is_waited_for() -> None:
     found = collect(Asker(host, 1, PYTHON, "verl"))
     assert found.imports.value is not None and set(found.imports.value) == {"numpy"}
     assert not [words for words in host.asked if "vllm" in words or "tensordict" in words]
+
+
+def asked(out: str, err: str = "", code: int = 0) -> Fact[Any]:
+    """What the inventory's answer comes to when the interpreter prints this."""
+    host = ScriptedHost()
+    host.fails(f"{PYTHON} inventory", out=out, err=err, code=code)
+    return python_facts.inventory(host, PYTHON)
+
+
+def test_what_a_start_up_hook_prints_around_the_answer_is_left_out() -> None:
+    text = "NPUENV-ANSWER " + json.dumps(whole())
+    for out in (text, f"loading profile... {text}\n", f"a\nb{text}\r\nbye\n", f"NPUENV-ANSWER old\n{text}\n"):
+        assert asked(out).value == whole()
+
+
+def test_an_answer_that_is_no_json_says_so_and_stays_short() -> None:
+    fact = asked("NPUENV-ANSWER {" + "x" * 50_000)
+    assert fact.state is State.UNKNOWN
+    assert fact.evidence[0].line.startswith("NPUENV-ANSWER {xxx") and len(fact.evidence[0].line) == LINE_AT_MOST
+    found = python_facts.broken(ScriptedHost(), PYTHON, fact)
+    assert found.value == python_facts.Broken("garbled", PYTHON)
+    assert asked("NPUENV-ANSWER [1]").state is State.UNKNOWN
+
+
+def test_a_python_that_cannot_read_the_question_is_asked_for_its_version() -> None:
+    host = ScriptedHost()
+    host.fails(f"{PYTHON} --version", err="Python 2.7.18\n", code=0)
+    fact = asked("", '  File "npuenv", line 9\nSyntaxError: invalid syntax\n', 1)
+    assert python_facts.broken(host, PYTHON, fact).value == python_facts.Broken("too-old", "2.7.18")
+    assert python_facts.broken(ScriptedHost(), PYTHON, fact).state is State.ABSENT
+
+
+def test_a_line_of_evidence_is_cut_where_it_is_long_and_kept_where_it_is_not() -> None:
+    assert Evidence("x", "a" * LINE_AT_MOST).line == "a" * LINE_AT_MOST
+    assert Evidence("x", "a" * 5000).line == "a" * (LINE_AT_MOST - 1) + "…"
+
+
+def test_nothing_that_rests_on_a_torch_that_hangs_is_tried() -> None:
+    host = scripted()
+    host.fails(f"{PYTHON} imports torch", timed_out=True)
+    found = collect(Asker(host, 2, PYTHON))
+    assert found.import_torch.state is State.UNKNOWN
+    assert found.import_torch_npu.state is State.ABSENT and found.devices.state is State.ABSENT
+    assert not [words for words in host.asked if words.startswith((f"{PYTHON} imports torch_npu", f"{PYTHON} devices"))]

@@ -221,3 +221,12 @@ def test_ten_megabytes_of_log_around_a_table_are_read_in_a_second() -> None:
     read = parse_info(noise + text + noise)
     assert isinstance(read, SmiTable) and len(read.cards) == 8
     assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize(
+    "row", ["| x     0 | 12 | python | 5 |", "| 0     x | 12 | python | 5 |", "| 0 0 | pid | p | 5 |"]
+)
+def test_a_process_row_with_a_word_for_a_number_is_left_out(row: str) -> None:
+    text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
+    read = parse_info(f"{text}\n{row}\n")
+    assert isinstance(read, SmiTable) and read.processes == () and len(read.cards) == 8

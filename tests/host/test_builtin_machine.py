@@ -86,9 +86,39 @@ def test_a_dead_child_is_shown_as_defunct() -> None:
     assert row.split()[2].startswith("Z") and row.endswith("<defunct>")
 
 
+def test_the_foreground_of_a_terminal_is_marked_as_ps_marks_it() -> None:
+    program = "import pty; pty.spawn([__import__('sys').executable, '-c', 'print(1, flush=True); input()'])"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    try:
+        child.stdout.readline()
+        mine, theirs = (
+            [line.split() for line in text.splitlines() if line.split()[1] == str(child.pid)]
+            for text in (ours(PS)[1], real(PS)[1])
+        )
+    finally:
+        child.communicate(b"\n")
+    assert len(mine) == 1 and mine[0][2].endswith("+") and mine[0][2].lstrip("RSD") == theirs[0][2].lstrip("RSD")
+
+
+def test_the_c_library_is_the_one_that_getconf_names() -> None:
+    argv = ("getconf", "GNU_LIBC_VERSION")
+    assert ours(argv) == real(argv)
+
+
+def test_links_are_followed_as_readlink_does(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to(tmp_path)
+    for words in ((str(tmp_path / "one"),), ("-f", str(tmp_path / "one"))):
+        assert ours(("readlink", *words)) == real(("readlink", *words))
+
+
 def test_other_words_need_the_real_program() -> None:
     for argv in (("test", "-x", "/tmp"), ("head", "/etc/passwd"), ("ps", "aux"), ("id", "-un")):
         assert answer(argv) is None
+    for argv in (("readlink", "/a", "/b"), ("readlink", "-m", "/a"), ("readlink", "-f"), ("df", "-hP", "/")):
+        assert answer(argv) is None
+    assert answer(("getconf", "PAGE_SIZE")) is None
 
 
 def test_level_0_knows_which_questions_need_a_process() -> None:

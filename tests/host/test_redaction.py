@@ -147,6 +147,9 @@ def test_an_address_with_a_stand_in_can_still_be_asked_for() -> None:
         "RuntimeError: Bearer of bad news: token is missing",
         "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing.",
         "key_0=address_0=192.168.10.1",
+        '{"tiktoken": "0.11.0", "stack-data": ["pure-eval"], "hf-token": {"a": 1}}',
+        "tiktoken==0.11.0",
+        'eos_token="<|im_end|>"',
         "tls switch[1](0:disable, 1:enable), tls private key[valid]",
         "drwxrwx--- 2 HwHiAiUser HwHiAiUser 4096 /usr/local/Ascend/driver",
     ],
@@ -175,3 +178,46 @@ def test_no_text_around_makes_it_raise_or_lose_lines(before: str, secret: str, a
 def test_long_words_do_not_take_for_ever() -> None:
     for text in ("a" * 200_000, "@" * 50_000, "x.-" * 60_000, "token" * 30_000, "1." * 60_000, "docker " * 20_000):
         assert redact_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("0.0.0.0", "10.0.0.200", "127.0.0.200", "169.254.1.200", "172.16.0.200", "172.31.255.200", "192.168.0.200"),
+        *("100.64.0.200", "100.127.255.200", "192.0.2.200", "198.51.100.200", "203.0.113.200"),
+        *("224.0.0.200", "239.1.1.200"),
+    ],
+)
+def test_an_address_that_names_nobody_stays(address: str) -> None:
+    assert redact_text(f"host {address} answers") == f"host {address} answers"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("9.0.0.200", "11.0.0.200", "172.15.255.200", "172.32.0.200", "192.167.0.200", "192.169.0.200"),
+        *("169.253.0.200", "100.63.255.200", "100.128.0.200", "192.0.3.200", "198.51.101.200", "203.0.114.200"),
+        "223.255.255.200",
+    ],
+)
+def test_an_address_beside_those_gets_a_stand_in(address: str) -> None:
+    assert redact_text(f"host {address} answers") == "host 203.0.113.1 answers"
+
+
+def test_where_the_stand_ins_run_out_addresses_are_hidden() -> None:
+    text = "".join(f"host 8.8.{number // 100}.{number % 100 + 100}\n" for number in range(510))
+    clean = redact_text(text).split("\n")
+    assert clean[0] == "host 203.0.113.1" and clean[254] == "host 198.51.100.1" and clean[507] == "host 198.51.100.254"
+    assert clean[508:] == ["host ***", "host ***", ""]
+
+
+@pytest.mark.parametrize("word", ["user", "worker", "ubuntu", "hccl", "model", "npu", "docker"])
+def test_a_login_that_is_an_ordinary_word_hides_only_its_home(word: str) -> None:
+    text = f"uid=1000({word}) gid=1000({word})\n/home/{word}/x\nthe {word} is busy\n"
+    clean = redact_text(text).splitlines()
+    assert clean[1:] == ["/home/user1/x", f"the {word} is busy"]
+
+
+def test_a_serial_number_is_found_however_its_line_is_spaced() -> None:
+    for text in ("Serial Number:033EVKW0N7", "serial_no = 033EVKW0N7", '"sn":"033EVKW0N7"', "SerialNum: 033EVKW0N7"):
+        assert "033EVKW0N7" not in redact_text(text)

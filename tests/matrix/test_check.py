@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.errors import BadInput
-from npuenv.matrix import Matrix, check, load_matrix
-from npuenv.matrix.check import tables_of
+from npuenv.matrix import Matrix, load_matrix
+from npuenv.matrix.check import check, tables_of
 from npuenv.messages import LANGUAGES, Message, say
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import pytest
 
 from npuenv import versions
 from npuenv.errors import BadInput, NpuenvError
-from npuenv.matrix import Matrix, check, load_matrix, rows
+from npuenv.matrix import Matrix, load_matrix, rows
+from npuenv.matrix.check import check
 from npuenv.matrix.load import load_table, parse_table
 from npuenv.messages import LANGUAGES, Message, say
 from npuenv.resolve import resolve

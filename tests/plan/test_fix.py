@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 PLACE = Place("/data/session.sh")
 PIP = ("/env/bin/python", "-m", "pip")
+NEVER = (
+    *("kill", "killall", "killall5", "pkill", "skill", "fuser", "reboot", "shutdown", "poweroff", "halt", "init"),
+    *("telinit", "iptables", "ip6tables", "nft", "ufw", "firewall-cmd", "setenforce", "mkfs", "dd", "rm", "rmmod"),
+    *("modprobe", "insmod", "sh", "bash", "dash", "zsh"),
+)
+AREAS = ("machine", "container", "devices", "driver", "cards", "cann", "nnal", "network", "python", "ray", "other")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,11 @@ def test_steps_go_from_the_ground_up_and_triton_ascend_goes_in_last() -> None:
     assert [step.after for step in cures.plan.steps] == [(), *((before,) for before in ids[:-1])]
 
 
+def test_the_steps_of_all_layers_stand_in_the_order_of_the_layers() -> None:
+    cures = plan_cures([ill(f"{area}.x", (f"{area}-cure",)) for area in reversed(AREAS)], PLACE)
+    assert [step.id for step in cures.plan.steps] == [f"{area}-x" for area in AREAS]
+
+
 def test_one_command_for_two_checks_is_run_once() -> None:
     both = (*PIP, "uninstall", "-y", "triton"), (*PIP, "install", "--force-reinstall", "triton-ascend")
     cures = plan_cures([ill("python.triton", *both), ill("python.one-owner", both[1])], PLACE)
@@ -113,6 +124,7 @@ def test_a_package_that_is_put_in_anew_is_not_put_in_twice() -> None:
         ("systemctl", "stop", "firewalld"),
         ("bash", "-c", "anything"),
         ("rm", "-rf", "/x"),
+        *((word, "x") for word in NEVER),
     ],
 )
 def test_some_commands_are_never_run_whatever_a_check_says(command: Argv) -> None:
@@ -160,7 +172,7 @@ def test_the_worse_problem_keeps_its_cure_where_two_contradict() -> None:
             ill("python.limits", (*PIP, "install", "NumPy>=2", "pyarrow")),
             ill("python.torchvision", ("uv", "pip", "uninstall", "numpy")),
             ill("session.hccl", ("export", "HCCL_IF_BASE_PORT=60000"), is_automatic=False),
-            ill("session.interface", ("unset", "OTHER", "HCCL_IF_BASE_PORT"), is_automatic=False),
+            ill("session.interface", ("unset", "HCCL_IF_BASE_PORT", "OTHER"), is_automatic=False),
         ],
         PLACE,
     )

@@ -191,3 +191,30 @@ def test_nothing_is_wider_than_a_narrow_window(tmp_path: Path, blank: Facts, fou
     ran = _browse(tmp_path, text.replace("</main>", probe), "--window-size=500,900", "--dump-dom")
     scroll, inner = json.loads(re.findall("<title>(.*)</title>", ran.stdout)[0])
     assert scroll <= inner
+
+
+@pytest.mark.parametrize(
+    ("statuses", "verdict"),
+    [
+        ((Status.OK, Status.SKIP), "ok"),
+        ((Status.SKIP,), "ok"),
+        ((), "ok"),
+        ((Status.WARN, Status.OK), "warn"),
+        ((Status.WARN, Status.UNKNOWN), "unknown"),
+        ((Status.UNKNOWN, Status.FAIL, Status.OK), "fail"),
+    ],
+)
+def test_the_worst_that_was_found_is_the_verdict(
+    statuses: tuple[Status, ...], verdict: str, blank: Facts, found: Callable[..., Finding]
+) -> None:
+    text = render_html([found("cann.found", status) for status in statuses], blank)
+    assert re.findall(r'<p class="verdict (\w+)">', text) == [verdict]
+
+
+def test_an_area_says_how_much_of_it_is_well_and_how_much_does_not_apply(
+    blank: Facts, found: Callable[..., Finding]
+) -> None:
+    statuses = (Status.OK, Status.OK, Status.SKIP, Status.SKIP, Status.SKIP)
+    text = render_html([found("cann.found", status) for status in statuses], blank)
+    brief = text.partition('<details class="area">')[2].partition('<span class="dim brief">')[2].partition("</span>")[0]
+    assert re.findall("[0-9]+", brief) == ["2", "3"]

@@ -15,6 +15,7 @@ from npuenv.checks.cann import session as cann_session
 from npuenv.checks.cann.session import source
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence, State
+from npuenv.facts.cann.installs import home_of
 
 if TYPE_CHECKING:
     from npuenv.matrix.rows import Cann as CannRow
@@ -25,17 +26,37 @@ _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
 def _found(context: Context) -> Verdict:
-    cann = context.facts.cann.toolkit.value
+    fact = context.facts.cann.toolkit
+    cann, lines = fact.value, fact.evidence
+    if context.facts.cann.closed.value is not None:
+        return _shut(context)
+    if fact.state is State.UNKNOWN:
+        return unsure("unknown-input", *lines, facts=("cann.toolkit",))
     if cann is None:
-        return fail("cann.cann-found-fail", fix=fix("cann.cann-install", ("npuenv", "resolve")))
+        return fail("cann.cann-found-fail", *lines, fix=fix("cann.cann-install", ("npuenv", "resolve")))
     says = {"version": cann.version, "root": cann.root}
     if cann.torn:
-        lines = (Evidence(cann.torn, "names no version"), *context.facts.cann.toolkit.evidence)
+        lines = (Evidence(cann.torn, "names no version"), *lines)
         return warn("cann.cann-found-torn", *lines, fix=fix("cann.cann-reinstall"), file=cann.torn, **says)
     if not cann.set_env:
         line = Evidence(cann.root, "no set_env.sh, here or in the folder above")
         return warn("cann.cann-found-no-script", line, fix=fix("cann.cann-reinstall"), **says)
-    return ok("cann.cann-found-ok", answered_by=cann.answered_by, **says)
+    if not cann.has_install_file:
+        lines = (Evidence(cann.root, "no ascend_*_install.info"), *lines)
+        return warn("cann.cann-found-no-file", *lines, fix=fix("cann.cann-reinstall"), **says)
+    return ok("cann.cann-found-ok", *lines, answered_by=cann.answered_by, **says)
+
+
+def _shut(context: Context) -> Verdict:
+    """A toolkit is named or installed, and this user may not look into its folder."""
+    shut, account = context.facts.cann.closed.value, context.facts.machine.account.value
+    assert shut is not None
+    user = (account.name or str(account.uid)) if account else "?"
+    cure = fix("cann.cann-closed-above", user=user, path=shut.path)
+    if home_of(f"{shut.path}/") or shut.path.endswith("/Ascend"):  # a home folder as a whole is nobody else's to read
+        cure = fix("cann.cann-closed", ("chmod", "-R", "a+rX", shut.path), needs_root=True, user=user)
+    lines = context.facts.cann.closed.evidence
+    return fail("cann.cann-found-closed", *lines, fix=cure, path=shut.path, user=user)
 
 
 def _sourced(context: Context) -> Verdict:
@@ -147,7 +168,7 @@ def _driver_version(context: Context) -> str | None:
 CHECKS = (
     Check(
         "cann.found",
-        ("cann.toolkit",),
+        ("cann.closed",),
         f"{_INSTALL}; torch_npu 2.13.0 utils/collect_env.py: get_cann_version",
         _found,
         is_about_cards=True,

@@ -191,6 +191,30 @@ def _unread(context: Context, where: str) -> set[int]:
     return {card for card in cards_here(context) if card not in answers or answers[card].state is State.UNKNOWN}
 
 
+def _same(context: Context) -> Verdict:
+    """What the file gives and what the card has. The file is written to the cards when the driver starts, and is what
+    other programs read; bonded ports have addresses of their own."""
+    conf = context.facts.hccn.conf.value
+    filed, live = in_file(context), in_use(context)
+    bonded = {card for card, keys in (conf.by_device if conf else {}).items() if any("bond" in key for key in keys)}
+    both = [card for card in filed if card in live and card not in bonded]
+    if not both:
+        return skip("network.address-one-side")
+    other = [card for card in both if _differ(filed[card], live[card])]
+    if not other:
+        return ok("network.address-same", count=len(both))
+    if has_address_fault(context):
+        return skip("network.because-addresses")
+    lines = [item for card in other for item in (filed[card].line, live[card].line)]
+    words = tuple(f"{card}: {filed[card].ip} / {live[card].ip}" for card in other)
+    return warn("network.address-differs", *lines, fix=fix("network.address-differs"), cards=words)
+
+
+def _differ(filed: CardAddress, live: CardAddress) -> bool:
+    is_other_mask = bool(filed.netmask and live.netmask and filed.netmask != live.netmask)
+    return filed.ip != live.ip or is_other_mask
+
+
 @_of_either
 def _valid(_: Context, addresses: Addresses) -> Verdict:
     bad = {card: address for card, address in addresses.items() if not address.is_usable}
@@ -325,6 +349,7 @@ CHECKS = (
     ),
     Check("network.hccn-conf", (), "HCCN tool guide, /etc/hccn.conf", _conf, is_about_cards=True),
     Check("network.card-addresses", (), _ENV_PREP, _set, is_about_cards=True),
+    Check("network.addresses-agree", (), _ENV_PREP, _same, is_about_cards=True, level=2),
     Check("network.addresses-valid", (), _ENV_PREP, _valid, is_about_cards=True),
     Check("network.addresses-unique", (), "hicann/hccl fault diagnosis, EI0006", _unique, is_about_cards=True),
     Check("network.netmasks-agree", (), "hicann/hccl fault diagnosis, EI0006", _masks, is_about_cards=True),

@@ -6,12 +6,14 @@ is reported once, by `network.card-links`: its speed, health and module are cons
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.checks.network import card_addresses, interfaces, rank_table
+from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import State
+from npuenv.facts.hccn.answers import Refusal
 
 if TYPE_CHECKING:
     from npuenv.facts.base import Evidence, Fact
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 LEVEL = 2
 _VERIFY = "vllm-ascend installation and multi-node pages, list of verifications"
 _NOT_SET_UP = ("init", "detect ip set")
+_SICK = "get device health status failed"  # said of a card that the driver gets nothing from
 _REACH = ("receive timeout", "unreachable", "time exceeded")
 
 
@@ -66,6 +69,10 @@ def _tool(context: Context) -> Verdict:
         cure = fix("network.tool-container" if in_container else "network.tool")
         return unsure("network.tool-missing", *hccn.tool.evidence, fix=cure)
     if hccn.refused.value is not None:
+        silent = _silent(context)
+        if silent:
+            cure, says = fix("network.tool-no-answer"), {"cards": tuple(silent), "line": hccn.refused.value.line}
+            return warn("network.tool-card-silent", *hccn.refused.evidence, fix=cure, **says)
         kind = hccn.refused.value.kind.value
         cure = fix(f"network.tool-{kind}", needs_root=kind == "permission")
         return unsure(f"network.tool-{kind}", *hccn.refused.evidence, fix=cure, line=hccn.refused.value.line)
@@ -73,6 +80,21 @@ def _tool(context: Context) -> Verdict:
         return unsure("network.tool-unread", *hccn.grammar.evidence)
     name = "network.tool-ok" if hccn.tool.value.is_linked else "network.tool-not-on-path"
     return ok(name, path=hccn.tool.value.path)
+
+
+def _silent(context: Context) -> list[int]:
+    """The cards that give no answer: while others do, or in the tool's own words, whatever the others do."""
+    hccn = context.facts.hccn
+    refused = hccn.refused.value
+    if refused is None or refused.kind is not Refusal.NO_ANSWER:
+        return []
+    links = hccn.links.value or {}
+    others = [card for card, fact in links.items() if fact.value is not None]
+    silent = [card for card, fact in links.items() if fact.value is None and fact.evidence[0].line == refused.line]
+    asked = re.search(r" -i ([0-9]+)", hccn.refused.evidence[0].command)
+    if not silent and _SICK in refused.line.lower() and asked:
+        silent = [int(asked[1])]
+    return silent if others or _SICK in refused.line.lower() else []
 
 
 def down_cards(context: Context) -> set[int]:
@@ -131,7 +153,8 @@ def _health(context: Context) -> Verdict:
         return skip("network.because-links")
     if all(state in _NOT_SET_UP for state in judged.values()):
         return ok("network.health-not-set-up", *list(lines.values())[:1], count=len(judged))
-    return ok("network.health-ok", *list(lines.values())[:1], count=len(judged))
+    watching = sum(state not in _NOT_SET_UP for state in judged.values())
+    return ok("network.health-ok", *list(lines.values())[:1], count=watching)
 
 
 def _has_way(context: Context, card: int) -> bool:
@@ -280,6 +303,7 @@ CHECKS = (
     *card_addresses.CHECKS,
     Check("network.hccn-tool", (), "vllm-ascend installation, verification", _tool, is_about_cards=True, level=LEVEL),
     Check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, is_about_cards=True, level=LEVEL),
+    *flaps.CHECKS,
     Check("network.card-health", (), _VERIFY, _health, is_about_cards=True, level=LEVEL),
     Check("network.card-speeds", (), "hicann/driver hccn_tool, -speed", _speed, is_about_cards=True, level=LEVEL),
     Check("network.optical", (), "mind-cluster fault diagnosis, optical", _optical, is_about_cards=True, level=LEVEL),

@@ -16,7 +16,7 @@ from npuenv.facts.network.launch import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from npuenv.facts.network.interfaces import Interface
+    from npuenv.facts.network.interfaces import Interface, Route
 
 _IFNAME = "hicann/hccl user guide, HCCL_SOCKET_IFNAME and HCCL_IF_IP"
 # Bridges and pairs of containers and virtual machines: they reach nothing outside of this host.
@@ -77,7 +77,34 @@ def _hccl_interface(context: Context) -> Verdict:
     if setting.startswith("^"):
         chosen.sort(key=_rank)
     usable = [item for item in chosen if item.is_up and item.addresses]
+    several = _apart(context, usable) if re.match(r"[^=^]", setting) else []
+    if several:
+        lines = (variable(context, "HCCL_SOCKET_IFNAME"), *_rows(context, *several))
+        cure = fix("network.ifname-exact", ("export", f"HCCL_SOCKET_IFNAME=={several[0]}"))
+        return warn("network.ifname-several", *lines, fix=cure, setting=setting, names=tuple(several))
     return _judge_names(context, "HCCL_SOCKET_IFNAME", setting, (usable or chosen)[:1])
+
+
+def _apart(context: Context, chosen: Sequence[Interface]) -> list[str]:
+    """The names of interfaces of which one is in another subnet than the first; [] where that is not known, and where
+    nothing but HCCL's own settings speaks of other nodes.
+
+    "The first that matches" is used, and no document gives the order in which a prefix is matched.
+    """
+    table, spoken_of = context.facts.network.routes.value, set(context.facts.network.spans.value or ())
+    outer = [item for item in chosen if _is_good(item)]
+    if table is None or len(outer) < 2 or spoken_of <= {"HCCL_SOCKET_IFNAME", "HCCL_IF_IP"}:
+        return []
+    return [item.name for item in outer] if any(not _is_near(table, outer[0], item) for item in outer[1:]) else []
+
+
+def _is_near(table: Iterable[Route], one: Interface, other: Interface) -> bool:
+    """Whether a directly connected network holds an address of each."""
+    numbers = [[number for text in item.addresses if (number := number_of(text)) is not None] for item in (one, other)]
+    connected = [route for route in table if not route.gateway and route.mask]
+    return any(
+        all(any(number & route.mask == route.network for number in own) for own in numbers) for route in connected
+    )
 
 
 def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence[Interface]) -> Verdict:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _FAULTS = (
-    "npu-smi transcripts; event codes: Ascend/mind-cluster docs, Container Manager, default fault code configuration"
+    "npu-smi transcripts; event codes: Ascend/mind-cluster docs, Container Manager, default fault code configuration; "
+    "DCMI reference, dcmi_get_device_health: 0xFFFFFFFF"
 )
 _SLICES = "hiascend.com techArticles 20251212-1: hard slices support inference only"
 _IDLE_AT_MOST = 0.25  # of a card's memory; ours
@@ -52,7 +53,7 @@ def _present(context: Context) -> Verdict:
     if nodes is not None and nodes.cards and not was_asked(facts.npu.smi):
         return ok("npu.cards-present-nodes", *facts.npu.nodes.evidence, count=len(nodes.cards))
     if nodes is not None and nodes.cards:
-        return warn("npu.cards-present-nodes-only", *looked, count=len(nodes.cards))
+        return _nodes_alone(context, looked, len(nodes.cards))
     if facts.npu.pci_devices.value:
         return fail(
             "npu.cards-present-pci-only", *looked, fix=fix("npu.driver-install"), count=len(facts.npu.pci_devices.value)
@@ -62,6 +63,18 @@ def _present(context: Context) -> Verdict:
     ):
         return unsure("npu.cards-present-unknown", *looked)
     return fail("npu.cards-present-fail", *looked, fix=_try_cpu())
+
+
+def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> Verdict:
+    """Device nodes and no card in a table. A tool that does not work is told by its own check; one that works and
+    lists nothing speaks for itself."""
+    npu = context.facts.npu
+    if npu.smi_trouble.is_known or npu.smi.state is State.ABSENT:
+        return skip("npu.see-npu-smi")
+    if npu.smi.is_known:
+        said = npu.smi.evidence[0].line if npu.smi.evidence else ""
+        return warn("npu.cards-present-none-listed", *looked, fix=fix("npu.driver-sees-none"), count=count, said=said)
+    return warn("npu.cards-present-nodes-only", *looked, count=count)
 
 
 def _try_cpu() -> Fix:
@@ -85,14 +98,25 @@ def _healthy(context: Context) -> Verdict:
         off = [card for card in dead if card.power_w == 0.0]
         name = "dead" if off else "critical"
         return fail(f"npu.cards-healthy-{name}", *lines, fix=fix(f"npu.card-{name}"), cards=_labels(off or dead))
-    if not table.is_complete or any(card.health in (None, "UNKNOWN") for card in table.cards):
+    unsaid = [card for card in table.cards if card.health == "UNKNOWN"]
+    if not table.is_complete or any(card.health is None for card in table.cards):
         return unsure("npu.cards-healthy-unknown", *lines)
     if codes:
         return _with_codes(context, lines, ill, codes)
+    if unsaid:
+        return _unsaid(context, lines, unsaid)
     if ill:
         cure = fix("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(ill[0].npu)))
         return warn("npu.cards-healthy-alarm", *lines, fix=cure, cards=_labels(ill))
     return ok("npu.cards-healthy-ok", count=len(table.cards))
+
+
+def _unsaid(context: Context, lines: list[Evidence], cards: list[Card]) -> Verdict:
+    """UNKNOWN is a word of the tool: the driver has no health of that chip. A slice of a card may have none to tell."""
+    if any(card.is_virtual for card in cards):
+        return unsure("npu.cards-healthy-untold", *lines, cards=_labels(cards))
+    cure = fix("npu.card-untold", ("npu-smi", "info", "-t", "health", "-i", str(cards[0].npu)))
+    return warn("npu.cards-healthy-untold", *lines, fix=cure, cards=_labels(cards))
 
 
 def _with_codes(context: Context, lines: list[Evidence], ill: list[Card], codes: tuple[str, ...]) -> Verdict:

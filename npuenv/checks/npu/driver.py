@@ -10,6 +10,7 @@ from npuenv.checks.npu.listed import TABLE, without_table
 from npuenv.errors import BadInput
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
+from npuenv.facts.npu.driver import INSTALL_INFO
 from npuenv.facts.npu.smi import SmiTrouble, Trouble
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -41,7 +42,7 @@ def _answers(context: Context) -> Verdict:
         return _in_use(context, trouble)
     cures = {
         Trouble.LIBRARY: fix(
-            "npu.smi-library", ("export", f"LD_LIBRARY_PATH={_library_path(context)}"), library=trouble.library
+            "npu.smi-library", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), library=trouble.library
         ),
         Trouble.UNEXECUTABLE: fix("npu.smi-unexecutable"),
         Trouble.TIMEOUT: fix("npu.smi-timeout", ("dmesg", "--ctime")),
@@ -94,14 +95,17 @@ def _mount_or_install(context: Context) -> Fix:
     return fix("npu.driver-mount") if context.facts.machine.container.is_known else fix("npu.driver-install")
 
 
-def _library_path(context: Context) -> str:
+def library_path(context: Context) -> str:
+    """The session's LD_LIBRARY_PATH with the driver's folders before it."""
     wanted = ":".join((_DRIVER_LIBS, f"{_DRIVER_LIBS}/common", f"{_DRIVER_LIBS}/driver"))
     present = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH")
     return f"{wanted}:{present}" if present else wanted
 
 
 def _installed(context: Context) -> Verdict:
-    driver = context.facts.npu.driver.value
+    driver, table = context.facts.npu.driver.value, context.facts.npu.smi.value
+    if driver is None and _is_by_runtime(context) and table is not None and table.driver:
+        return ok("npu.driver-installed-told", *context.facts.npu.smi.evidence, version=table.driver)
     if driver is None:
         return fail("npu.driver-installed-fail", fix=_mount_or_install(context))
     return ok("npu.driver-installed-ok", version=driver.version, path=driver.path)
@@ -342,11 +346,21 @@ def _mounts(context: Context) -> Verdict:
     libraries = [path for path in missing if "lib64" in path]
     if libraries:
         return fail("npu.container-mounts-fail", fix=fix("npu.driver-mount"), paths=tuple(missing))
-    return (
-        warn("npu.container-mounts-warn", fix=fix("npu.driver-mount"), paths=tuple(missing))
-        if missing
-        else ok("npu.container-mounts-ok")
-    )
+    if missing:
+        return warn("npu.container-mounts-warn", fix=fix("npu.driver-mount"), paths=tuple(missing))
+    info = facts.npu.install_info
+    if info.state is State.ABSENT and facts.npu.driver.is_known and not _is_by_runtime(context):
+        return warn("npu.container-mounts-info", *info.evidence, fix=fix("npu.driver-mount"), path=INSTALL_INFO)
+    return ok("npu.container-mounts-ok")
+
+
+def _is_by_runtime(context: Context) -> bool:
+    """Whether the vendor's runtime or Kubernetes made the container: their list of mounts has no version files.
+
+    Source: Ascend/mind-cluster component/ascend-docker-runtime/build/scripts/base.list
+    """
+    environment = context.facts.environment.value or {}
+    return any(environment.get(name) for name in ("ASCEND_VISIBLE_DEVICES", "KUBERNETES_SERVICE_HOST"))
 
 
 CHECKS = (
@@ -387,5 +401,11 @@ CHECKS = (
         _installed_well,
         is_about_cards=True,
     ),
-    Check("container.mounts", ("machine.container", "npu.driver_libraries"), _INSTALL, _mounts, is_about_cards=True),
+    Check(
+        "container.mounts",
+        ("machine.container", "npu.driver_libraries"),
+        _INSTALL + "; install scripts of CANN packages: driver and firmware is not exists",
+        _mounts,
+        is_about_cards=True,
+    ),
 )

@@ -78,6 +78,8 @@ def _altered(context: Context) -> Verdict:
     if files is None:
         return skip("no-python")
     bad = [item for item in files.altered if item.native or item.owner in _UNTOUCHED]
+    if version_of(context, "triton") is not None and version_of(context, "triton-ascend") is not None:
+        bad = [item for item in bad if item.owner not in _TRITONS]  # python.triton says which of them lies there
     if not bad:
         return ok("python.altered-ok", count=_sum(files.altered))
     names = tuple(item.owner for item in bad)
@@ -135,6 +137,8 @@ def _libraries(context: Context) -> Verdict:
     missing = [each for each in elf.missing if not _is_optional(each)]
     if not missing:
         return ok("python.libraries-ok", count=elf.looked)
+    if version_of(context, "torch") is None and version_of(context, "torch-npu") is not None:
+        return skip("python.because", cause="python.torch-pair")
     first = next((each for each in missing if each.lies_in), missing[0])
     tried = (context.facts.python.import_torch_npu.value, context.facts.python.import_torch.value)
     if any(found is not None and not found.is_ok and "cannot open" in found.innermost for found in tried):

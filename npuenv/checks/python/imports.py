@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
 from npuenv.checks.python.installed import lines, pip, version_of
 from npuenv.checks.python.limits import broken_limits
-from npuenv.facts.base import Evidence
+from npuenv.checks.python.parts import missing_parts
+from npuenv.facts.base import Evidence, State
 from npuenv.facts.python import tried
 
 if TYPE_CHECKING:
@@ -27,13 +28,32 @@ _NUMPY = re.compile(r"NumPy 1\.x cannot be run|requires NumPy 2|multiarray faile
 
 
 def _torch(context: Context) -> Verdict:
-    fact = context.facts.python.import_torch
-    return _imported(context, fact.value, "torch", fact.evidence)
+    facts = context.facts.python
+    if _is_autoload(facts.import_torch.value) and _is_same(facts.import_torch.value, facts.import_torch_npu.value):
+        return skip("python.import-because", module="torch", cause="python.torch-npu-imports")
+    return _imported(context, facts.import_torch.value, "torch", facts.import_torch.evidence)
 
 
 def _torch_npu(context: Context) -> Verdict:
-    fact = context.facts.python.import_torch_npu
-    return _imported(context, fact.value, "torch-npu", fact.evidence)
+    facts = context.facts.python
+    torch, torch_npu = facts.import_torch, facts.import_torch_npu
+    is_untried = torch.state is State.UNKNOWN and torch_npu.state is State.ABSENT
+    if is_untried and version_of(context, "torch-npu") is not None:
+        return skip("python.because", cause="python.torch-imports")
+    if not _is_autoload(torch.value) and _is_same(torch.value, torch_npu.value):
+        return skip("python.import-because", module="torch_npu", cause="python.torch-imports")
+    return _imported(context, torch_npu.value, "torch-npu", torch_npu.evidence)
+
+
+def _is_autoload(torch: Import | None) -> bool:
+    """Whether torch itself is whole and fails only because it loads torch_npu by itself."""
+    return torch is not None and any("Failed to load the backend extension" in text for text in torch.errors)
+
+
+def _is_same(one: Import | None, other: Import | None) -> bool:
+    """Whether two imports fail by the same first error."""
+    both = one is not None and other is not None and not one.is_ok and not other.is_ok
+    return both and one is not None and other is not None and one.innermost == other.innermost
 
 
 def _other(module: str, context: Context) -> Verdict:
@@ -45,6 +65,8 @@ def _other(module: str, context: Context) -> Verdict:
         return skip("python.import-skip", *lines(context, *names[:1]), package=module)
     asked = tuple(item for item in fact.evidence if item.command.endswith(f"'import {module}'"))
     found = (fact.value or {}).get(module)
+    if found is None and context.facts.python.import_torch.state is State.UNKNOWN:
+        return skip("python.because", cause="python.torch-imports")
     if found is None:
         is_untried = all(item.line == "not in the capture" for item in asked)
         return (skip if is_untried else unsure)("python.import-unknown", *asked, module=module)
@@ -57,9 +79,10 @@ def _other(module: str, context: Context) -> Verdict:
 def _cause(context: Context, found: Import) -> str | None:
     """The check that reports what this failure follows from."""
     facts = context.facts.python
-    for module, first in (("torch-npu", facts.import_torch_npu.value), ("torch", facts.import_torch.value)):
-        if first is not None and not first.is_ok and first.innermost == found.innermost:
-            return f"python.{module}-imports"
+    is_by_npu = _is_same(facts.import_torch_npu.value, found)
+    if is_by_npu or _is_same(facts.import_torch.value, found):
+        is_by_torch = _is_same(facts.import_torch.value, found) and not _is_autoload(facts.import_torch.value)
+        return "python.torch-imports" if is_by_torch else "python.torch-npu-imports"
     packages, files = facts.packages.value, facts.files.value
     owners = set(tried(context.framework).get(found.module, ()))
     if packages is not None and any(each.module == found.module for each in packages.shadows):
@@ -68,6 +91,10 @@ def _cause(context: Context, found: Import) -> str | None:
         return "python.abi"
     if files is not None and any(each.owner in owners for each in (*files.missing, *files.emptied)):
         return "python.files"
+    match = _MODULE.search(found.innermost)
+    lacks = match.group(1).split(".")[0].replace("_", "-") if match else ""
+    if lacks and {lacks, f"{lacks}-core"} & set(missing_parts(context)):
+        return "python.framework-parts"
     named = {name for row in broken_limits(context) for name in row}
     return "python.limits" if owners & named or (_NUMPY.search(found.innermost) and "numpy" in named) else None
 
@@ -91,6 +118,9 @@ def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence
     if match is None:
         return None
     library, cure = match.group(1), library_fix(context, match.group(1))
+    cause = _driver_cause(context, library)
+    if cause is not None:
+        return skip("python.import-because", module=found.module, cause=cause)
     elf = context.facts.python.elf.value
     lies_in = (
         next((each.lies_in for each in elf.missing if each.library == library and each.lies_in), "") if elf else ""
@@ -98,6 +128,18 @@ def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence
     if lies_in:
         return fail("python.import-library-at", *told, fix=cure, module=found.module, library=library, folder=lies_in)
     return fail("python.import-library", *told, fix=cure, module=found.module, library=library)
+
+
+def _driver_cause(context: Context, library: str) -> str | None:
+    """The check that reports a library of the driver which is here, in a folder that the session does not name."""
+    npu = context.facts.npu
+    if context.framework == "cpu" or not npu.driver.is_known:
+        return None
+    named = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
+    folder = next((path for path, names in (npu.library_files.value or {}).items() if library in names), "")
+    if not folder or folder in (each.rstrip("/") for each in named):
+        return None
+    return "driver.npu-smi" if npu.smi_trouble.value and npu.smi_trouble.value.library else "driver.library-path"
 
 
 def _by_version(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
@@ -126,8 +168,12 @@ def _by_module(context: Context, found: Import, text: str, told: tuple[Evidence,
     if match is None:
         return None
     name = match.group(1)
-    if name.split(".")[0] == found.module:
+    top = name.split(".")[0]
+    if top == found.module:
         return fail("python.import-part", *told, fix=_again(context, found.module), module=found.module, part=name)
+    if "." in name:  # Python found the package itself, else it would have named that one
+        cure = _again(context, _owner(context, top))
+        return fail("python.import-part-other", *told, fix=cure, module=found.module, part=name, name=top)
     cure = fix("python.import-module", pip(context, "install", name.split(".")[0].replace("_", "-")))
     return fail("python.import-module", *told, fix=cure, module=found.module, name=name)
 
@@ -151,6 +197,13 @@ def _by_other_signs(context: Context, found: Import, text: str, told: tuple[Evid
 _KINDS = (_by_library, _by_version, _by_symbol, _by_module, _by_other_signs)
 
 
+def _owner(context: Context, module: str) -> str:
+    """The distribution that a top-level module most likely came with: rpds is brought by rpds-py."""
+    name = module.replace("_", "-")
+    near = (name, f"{name}-py", f"py{name}", f"python-{name}", f"py-{name}")
+    return next((each for each in near if version_of(context, each) is not None), name)
+
+
 def _again(context: Context, module: str) -> Fix:
     name = module.replace("_", "-")
     version = version_of(context, name)
@@ -162,6 +215,11 @@ def _again(context: Context, module: str) -> Fix:
 def library_fix(context: Context, library: str) -> Fix:
     """A CANN library is missing: source it where it is, else install it; a driver library comes with the driver."""
     if library.startswith(("libascend_hal", "libdrv", "libc_sec")):
+        folders = tuple(each for each in context.facts.npu.driver_libraries.value or () if "/lib64/" in each)
+        if folders:
+            present = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH")
+            path = ":".join((*folders, *((present,) if present else ())))
+            return fix("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
         return fix("python.driver-mount" if context.facts.machine.container.is_known else "python.driver-install")
     cann = context.facts.cann.toolkit.value
     if library.startswith(("libatb", "libasdsip", "libmki")):

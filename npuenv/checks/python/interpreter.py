@@ -35,6 +35,11 @@ def _found(context: Context) -> Verdict:
             kind=python.kind,
         )
     told = (*context.facts.python.broken.evidence, *fact.evidence)
+    if broken is not None and broken.what == "garbled":
+        return unsure("python.python-found-garbled", *fact.evidence, path=broken.path)
+    if broken is not None and broken.what == "too-old":
+        cure = fix("python.python-version", ("npuenv", "install", "--for", context.framework or "cpu"))
+        return fail("python.python-found-too-old", *told, fix=cure, path=broken.path)
     if broken is not None:
         cure = fix("python.python-broken", ("npuenv", "install", "--for", context.framework or "cpu"))
         return fail(f"python.python-found-{broken.what}", *told, fix=cure, path=broken.path)
@@ -43,7 +48,7 @@ def _found(context: Context) -> Verdict:
         cure = fix("python.python-broken", ("npuenv", "install", "--for", context.framework or "cpu"))
         return fail("python.python-found-crash", *fact.evidence, fix=cure, line=line)
     if fact.state is State.UNKNOWN:
-        return unsure("unknown-input", *fact.evidence, facts=("python.interpreter",))
+        return unsure("python.python-found-mute", *fact.evidence, line=line or "-")
     return fail("python.python-found-fail", *fact.evidence, fix=fix("python.python-install"))
 
 
@@ -53,6 +58,8 @@ def _supported(context: Context) -> Verdict:
         return skip("no-python")
     numbers = tuple(int(word) for word in re.findall(r"[0-9]+", python.version)[:2])
     short = ".".join(map(str, numbers))
+    if context.framework == "cpu":
+        return _supported_by_torch(context, numbers, short)
     arch = context.facts.machine.arch.value or "aarch64"
     row = context.matrix.torch_npu_row((version_of(context, "torch-npu") or "").split("+")[0])
     rows = (row,) if row is not None and row.pythons(arch) else context.matrix.torch_npu
@@ -62,6 +69,16 @@ def _supported(context: Context) -> Verdict:
         cure = fix("python.python-version", ("npuenv", "install", "--for", context.framework or "cpu"))
         return fail("python.python-version-fail", fix=cure, version=short, offered=tuple(offered))
     return ok("python.python-version-ok", version=short)
+
+
+def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) -> Verdict:
+    """Without NPUs it is torch's own wheels that count, from the first Python that a stack for the CPU names."""
+    offered = {item for recipe in context.matrix.recipes if recipe.framework == "cpu" for item in recipe.python}
+    if numbers >= min(map(_release_key, offered), default=_OLDEST):
+        return ok("python.python-version-ok", version=short)
+    cure = fix("python.python-version", ("npuenv", "install", "--for", "cpu"))
+    shown = tuple(sorted(offered, key=_release_key))
+    return fail("python.python-version-cpu", fix=cure, version=short, offered=shown)
 
 
 def _release_key(text: str) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from npuenv.checks.python.installed import (
     version_of,
     where,
 )
+from npuenv.checks.python.parts import missing_parts
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.facts.python.interpreter import Python
-    from npuenv.matrix.rows import Limit, Recipe, Unsupported
+    from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
 
 _SHOWN = 5
 # What only a build for CUDA needs; vllm's and others' metadata ask for it on every platform.
@@ -180,6 +181,8 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
         return True
     if is_for_npu(context) and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
         return True  # its wheel pins the torch that it was compiled for; for NPUs nothing of it is compiled
+    if not item.has and item.name in missing_parts(context):
+        return True
     limits = {name for pair in broken_limits(context) for name in pair}
     return {item.owner, item.name} <= limits
 
@@ -217,7 +220,25 @@ def _is_published(context: Context, item: _Unmet, recipe: Recipe) -> bool:
     is_owner_chosen = pins.get(item.owner) == public(owner) or item.owner in built
     if is_owner_chosen and (pins.get(item.name) == public(item.has) or not item.has):
         return True
-    return any(item.name in (split(each.requirement)[0], each.package) for each in recipe.override)
+    return any(_is_overridden(item, each) for each in recipe.override)
+
+
+def _is_overridden(item: _Unmet, override: RecipeOverride) -> bool:
+    """Whether a stack leaves this package out, or wants it as it is here for this owner or for all of them."""
+    name, spec = split(override.requirement)
+    if override.does == "exclude":
+        return item.name in (name, override.package)
+    if override.does == "constrain":
+        return item.name == name and bool(accepts(spec, item.has)) and not _can_both(split(item.needs)[1], spec)
+    is_meant = item.name == name and override.package in (item.owner, item.name)
+    # `torch=={torch}` is filled in by the stack, whose own torch is the one that is here.
+    return is_meant and bool(item.has) and ("{" in spec or accepts(spec, item.has) is not False)
+
+
+def _can_both(one: str, other: str) -> bool:
+    """Whether some version satisfies both; those that they name are tried, and the lowest."""
+    numbers = {"0", *re.findall(r"[0-9]+(?:\.[0-9]+)*", f"{one},{other}")}
+    return any(accepts(one, number) and accepts(other, number) for number in numbers)
 
 
 def _unsupported(context: Context) -> Verdict:

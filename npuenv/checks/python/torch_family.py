@@ -79,10 +79,11 @@ def torch_npu_cann(context: Context) -> Verdict:
 
 
 def _is_released(context: Context, cann: versions.Version) -> bool:
-    """Whether a stack was published with this CANN, this torch_npu and the vllm-ascend that is here."""
-    names = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]
-    if len(names) < 2:
+    """Whether a stack was published with this CANN, this torch_npu and the vllm-ascend (else the vllm) that is here."""
+    engine = next((name for name in ("vllm-ascend", "vllm") if version_of(context, name) is not None), None)
+    if engine is None:
         return False
+    names = ("torch-npu", engine)
     return any(recipe.cann and versions.cann(recipe.cann) == cann for recipe in published_as(context, *names))
 
 

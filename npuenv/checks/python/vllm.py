@@ -65,7 +65,7 @@ def _pair(context: Context) -> Verdict:
     """vllm against vllm-ascend: at run time a mismatch is only a log line and an unspecified platform."""
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
-        return skip("python.no-vllm")
+        return _alone(context, vllm, ascend)
     if _UNREADABLE.match(_said_version(context, vllm)):
         return skip("python.because", cause="python.vllm-version")
     row = _row(context)
@@ -78,6 +78,22 @@ def _pair(context: Context) -> Verdict:
         return _transformers(context, row) or ok("python.vllm-ok", *told, vllm=vllm, ascend=ascend)
     cure = reinstall(context, f"vllm=={public(row.vllm)}")
     return fail("python.vllm-fail", *told, fix=cure, vllm=vllm, ascend=ascend, wanted=row.vllm)
+
+
+def _alone(context: Context, vllm: str | None, ascend: str | None) -> Verdict:
+    """One of the two without the other: the plugin has nothing to plug into, and vllm alone finds no platform."""
+    if ascend is not None:
+        row = _row(context)
+        wanted = f"=={public(row.vllm)}" if row is not None else ""
+        cure = fix("python.vllm-plain", wanted=f"vllm{wanted}")
+        return fail("python.vllm-alone-ascend", *lines(context, "vllm-ascend", "vllm"), fix=cure, ascend=ascend)
+    # SGLang takes parts of vllm and runs on NPUs without the plugin.
+    if vllm is None or not is_for_npu(context) or version_of(context, "sglang") is not None:
+        return skip("python.no-vllm")
+    rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == public(vllm)]
+    final = next((row for row in rows if "rc" not in row.version), rows[0] if rows else None)
+    add = reinstall(context, f"vllm-ascend=={final.version}" if final is not None else "vllm-ascend")
+    return fail("python.vllm-alone", *lines(context, "vllm", "vllm-ascend"), fix=add, vllm=vllm)
 
 
 def _transformers(context: Context, row: VllmAscend) -> Verdict | None:

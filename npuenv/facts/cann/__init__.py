@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npuenv.facts.cann.kernels import CustomOps, Kernels
     from npuenv.facts.cann.parts import Ops, Part, Running
     from npuenv.facts.cann.surroundings import Atb, Named, Written
-    from npuenv.facts.cann.toolkit import Cann, Nnal
+    from npuenv.facts.cann.toolkit import Cann, Closed, Nnal
     from npuenv.facts.machine import MachineFacts
     from npuenv.host.base import Host
 
@@ -28,6 +28,7 @@ class CannFacts:
     """What is true of CANN and of the packages beside it."""
 
     toolkit: Fact[Cann]
+    closed: Fact[Closed]  # asked only where no toolkit can be read
     opp: Fact[str]  # what ASCEND_OPP_PATH names: "folder", ...; absent where it is not set or names nothing
     nnal: Fact[Nnal]
     installs: Fact[Installs]
@@ -57,6 +58,7 @@ def collect(ask: Asker, machine: MachineFacts) -> CannFacts:
 
     return CannFacts(
         toolkit=found,
+        closed=absent(*found.evidence) if found.is_known else ask(toolkit.closed),
         opp=ask(toolkit.opp),
         nnal=ask(toolkit.nnal),
         installs=ask(lambda host: installs.installs(host, arch)),

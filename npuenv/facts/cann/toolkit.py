@@ -38,6 +38,15 @@ class Cann:
     missing_parts: tuple[str, ...]
     has_opp: bool
     torn: str = ""  # an install file that is there and names no version; another file then answered
+    has_install_file: bool = True  # an ascend_*_install.info lies where installers leave it
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A folder on the way to a toolkit that this user may not look into."""
+
+    path: str  # the outermost one that is shut
+    said: str  # the variable or folder that leads here
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,25 @@ def cann(host: Host, arch: str | None) -> Fact[Cann]:
     Unknown when there is a toolkit folder whose version cannot be read, or a place that cannot be looked at.
     """
     return _first(_places(host), lambda root, said: read(host, root, said, arch))
+
+
+def closed(host: Host) -> Fact[Closed]:
+    """The first place of a toolkit that the permissions shut; the variables' places come first."""
+    for said, root in _places(host):
+        looked = host.look(root)
+        if looked.state is PathState.FOLDER:
+            break
+        if looked.state is PathState.UNREADABLE and "permission" in looked.error.casefold():
+            return known(Closed(_outermost(host, root), said), Evidence(root, looked.error))
+    return absent(Evidence("CANN", "no folder is shut"))
+
+
+def _outermost(host: Host, path: str) -> str:
+    """The highest folder of a path that cannot be looked into."""
+    above = path.rpartition("/")[0]
+    while above and host.look(above).state is PathState.UNREADABLE:
+        path, above = above, above.rpartition("/")[0]
+    return path
 
 
 def opp(host: Host) -> Fact[str]:
@@ -124,7 +152,8 @@ def read(host: Host, root: str, said: str, arch: str | None) -> Fact[Cann]:
         return absent(Evidence(said if said == root else f"{said}={root}", "absent"))
     if folder.state is not PathState.FOLDER:
         return unknown(Evidence(root, folder.error or folder.state.value))
-    fields, evidence, torn = _install_info(host, root, sorted(("aarch64", "x86_64"), key=lambda name: name != arch))
+    arches = sorted(("aarch64", "x86_64"), key=lambda name: name != arch)
+    fields, evidence, torn = _install_info(host, root, arches)
     version = fields.get("version", "")
     if not _VERSION.fullmatch(version):
         return unknown(evidence)
@@ -140,6 +169,7 @@ def read(host: Host, root: str, said: str, arch: str | None) -> Fact[Cann]:
         missing_parts=tuple(part for part in _NEEDED_PARTS if part not in folder.names),
         has_opp="opp" in folder.names,
         torn=torn,
+        has_install_file=bool(torn) or evidence.command.endswith("_install.info"),
     )
     return known(value, evidence)
 

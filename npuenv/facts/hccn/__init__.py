@@ -18,7 +18,7 @@ from npuenv.facts.hccn.tool import hccn_tool
 
 if TYPE_CHECKING:
     from npuenv.facts.asker import Asker
-    from npuenv.facts.hccn.a2 import Address, Gateway, Optical, Speed, Vnic
+    from npuenv.facts.hccn.a2 import Address, Gateway, LinkChanges, Optical, Speed, Vnic
     from npuenv.facts.hccn.a5 import DevInfo
     from npuenv.facts.hccn.answers import Refused
     from npuenv.facts.hccn.conf import HccnConf
@@ -48,6 +48,7 @@ class HccnFacts:
     speeds: Fact[dict[int, Fact[Speed]]]
     optical: Fact[dict[int, Fact[Optical]]]
     neighbours: Fact[dict[int, Fact[str]]]  # the switch port at the other end
+    link_changes: Fact[dict[int, Fact[LinkChanges]]]  # how often each link came up
     counters: Fact[dict[int, Fact[dict[str, int]]]]
     pings: Fact[dict[int, Fact[Ping]]]  # each card to another one of its subnet
     ports: Fact[dict[int, Fact[DevInfo]]]  # 950 alone

@@ -74,6 +74,7 @@ class LinkChanges:
 
     up_count: int
     changes: tuple[tuple[str, str], ...]  # time as printed, UP or DOWN
+    now: str = ""  # the card's own time of the answer, as printed; "" where it does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,8 @@ def link_stat(text: str) -> LinkChanges | None:
     if count is None:
         return None
     changes = matches(lines, rf"({_LINK_TIME})\s+LINK (UP|DOWN)")
-    return LinkChanges(count, tuple((match[1], match[2].upper()) for match in changes))
+    now = only(match[1] for match in matches(lines, rf"current time\s*:\s*({_LINK_TIME})"))
+    return LinkChanges(count, tuple((match[1], match[2].upper()) for match in changes), now or "")
 
 
 def bandwidth(text: str) -> Bandwidth | None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from npuenv.host.base import Host
 
 _TIMEOUT_S = 10.0
-_FOR_INFORMATION = ("-stat", "-lldp")  # asked last and judged by nobody: a refusal there says nothing of the tool
+_ASKED_FOR_GRAMMAR = 2  # cards at most: each silent one may cost the whole timeout
+_FOR_INFORMATION = ("-link_stat", "-stat", "-lldp")  # asked last: a refusal there says nothing of the tool
 _ABOUT_THE_TOOL = (Refusal.BUSY, Refusal.PERMISSION, Refusal.NOT_INSTALLED, Refusal.NO_ANSWER)
 
 
@@ -41,7 +42,7 @@ def survey_cards(
 ) -> tuple[dict[str, Fact[Any]], Fact[Any]]:
     """The facts by the name of their field, and the fact for all fields that are not among them."""
     survey = Survey(host, path, _TIMEOUT_S)
-    family = _grammar(survey, cards[0])
+    family = _grammar(survey, cards)
     if family.value is None:
         return {"grammar": family, "refused": _first_refusal(survey)}, unknown(*family.evidence)
     if family.value == "950":
@@ -70,6 +71,7 @@ def _survey_a2(survey: Survey, conf: Fact[HccnConf], cards: list[int], *, is_a3:
         ("gateways", "gateway"),
         ("netdetects", "netdetect"),
         ("optical", "optical"),
+        ("link_changes", "link_stat"),
         ("counters", "stat"),
         ("neighbours", "lldp"),
     ):
@@ -87,19 +89,24 @@ def _survey_950(survey: Survey, conf: Fact[HccnConf], cards: list[int]) -> dict[
     }
 
 
-def _grammar(survey: Survey, card: int) -> Fact[str]:
-    words = ("-i", str(card), "-link", "-g")
-    command = " ".join((survey.path, *words))
-    try:
-        ran = survey.run(words)
-    except NotRecorded as error:
-        return unknown(Evidence(str(error), "not in the capture"))
-    family = grammar(ran) if ran else None
-    line = next((failure.line for _, failure in survey.refusals), "answers")
-    if family is None:
-        return unknown(Evidence(command, line))
-    survey.refusals.clear()  # a refusal here only told the family
-    return known(family, Evidence(command, line))
+def _grammar(survey: Survey, cards: list[int]) -> Fact[str]:
+    """The tool's family by the answer about the first card; where that one is silent, about the next."""
+    for card in cards[:_ASKED_FOR_GRAMMAR]:
+        words = ("-i", str(card), "-link", "-g")
+        command = " ".join((survey.path, *words))
+        try:
+            ran = survey.run(words)
+        except NotRecorded as error:
+            return unknown(Evidence(str(error), "not in the capture"))
+        family = grammar(ran) if ran else None
+        line = next((failure.line for _, failure in survey.refusals), "answers")
+        if family is not None:
+            # A refusal in other words only told the family; a card that is silent stays worth a word.
+            survey.refusals[:] = [item for item in survey.refusals if item[1].kind is Refusal.NO_ANSWER]
+            return known(family, Evidence(command, line))
+        if not any(failure.kind is Refusal.NO_ANSWER for _, failure in survey.refusals):
+            break
+    return unknown(Evidence(command, line))
 
 
 def _ports_off(survey: Survey, ports: Fact[dict[int, Fact[DevInfo]]]) -> Fact[dict[int, tuple[int, ...]]]:

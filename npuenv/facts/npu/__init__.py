@@ -35,6 +35,7 @@ class NpuFacts:
     firmware: Fact[VersionInfo]
     install_info: Fact[dict[str, str]]
     driver_libraries: Fact[tuple[str, ...]]
+    library_files: Fact[dict[str, tuple[str, ...]]]  # folder of the driver -> the libraries in it
     topology_files: Fact[tuple[str, ...]]
     modules: Fact[tuple[str, ...]]
     pci_devices: Fact[tuple[str, ...]]
@@ -71,6 +72,7 @@ def collect(ask: Asker) -> NpuFacts:
         firmware=ask(driver.firmware),
         install_info=ask(driver.install_info),
         driver_libraries=ask(driver.libraries),
+        library_files=ask(driver.library_files),
         topology_files=ask(driver.topology_files),
         modules=ask(driver.modules),
         pci_devices=driver.pci_devices_of(pci),

@@ -194,6 +194,21 @@ def libraries(host: Host) -> Fact[tuple[str, ...]]:
     return known(there, *evidence) if there else absent(*evidence)
 
 
+def library_files(host: Host) -> Fact[dict[str, tuple[str, ...]]]:
+    """The libraries in the driver's folders, by folder; absent where there is no such folder."""
+    root = (install_info(host).value or {}).get("Driver_Install_Path_Param") or ROOT
+    found: dict[str, tuple[str, ...]] = {}
+    looked_at: list[Evidence] = []
+    for path in (f"{root}/driver/lib64/{part}" for part in ("common", "driver")):
+        looked = host.look(path)
+        if looked.state is PathState.FOLDER:
+            found[path] = tuple(name for name in looked.names if re.search(r"\.so(\.|$)", name))
+        looked_at.append(Evidence(path, looked.error or looked.state.value))
+    if found:
+        return known(found, *looked_at)
+    return absent(*looked_at) if all(item.line == PathState.ABSENT.value for item in looked_at) else unknown(*looked_at)
+
+
 def _version_info(host: Host, part: str) -> Fact[VersionInfo]:
     info = install_info(host).value or {}
     root = info.get(f"{part.capitalize()}_Install_Path_Param") or ROOT

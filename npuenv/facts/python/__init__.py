@@ -33,6 +33,7 @@ _FOR_NPU = {
 }
 
 _WITHOUT_TORCH = frozenset({"numpy", "pyarrow", "ray"})
+_IMPORT_S = 60.0  # at level 1: torch with torch_npu took more than 25 s on a busy machine with two cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ def collect(ask: Asker) -> PythonFacts:
     packages = package_facts.packages(answer)
     torch = _import(ask, "torch", installed)
     torch_hangs = any(item.line == "timed out" for item in torch.evidence)
+    torch_npu = _untried(ask) if torch_hangs else _import(ask, "torch_npu", installed)
+    # With its autoload torch brings torch_npu in, and most of the others bring in torch.
+    hangs = torch_hangs or any(item.line == "timed out" for item in torch_npu.evidence)
     return PythonFacts(
         interpreter=interpreter,
         broken=absent(Evidence(ask.python, "runs")),
@@ -74,9 +78,9 @@ def collect(ask: Asker) -> PythonFacts:
         hashes=_hashes(ask),
         elf=_elf(ask, interpreter, packages),
         import_torch=torch,
-        import_torch_npu=_import(ask, "torch_npu", installed),
-        imports=_imports(ask, installed, torch_hangs),
-        devices=_devices(ask, installed),
+        import_torch_npu=torch_npu,
+        imports=_imports(ask, installed, hangs),
+        devices=_untried(ask) if torch_hangs else _devices(ask, installed),
     )
 
 
@@ -85,7 +89,7 @@ def _nothing(ask: Asker, interpreter: Fact[Python]) -> PythonFacts:
     same: Fact[Any] = Fact(interpreter.state, None, interpreter.evidence)
     broken: Fact[Broken] = same
     if was_asked(interpreter):
-        broken = ask(lambda host: python_facts.broken(host, ask.python))
+        broken = ask(lambda host: python_facts.broken(host, ask.python, interpreter))
     return PythonFacts(interpreter, broken, same, same, same, same, same, same, same, same)
 
 
@@ -120,7 +124,7 @@ def _import(ask: Asker, module: str, installed: Mapping[str, str]) -> Fact[Impor
     name = module.replace("_", "-")
     if name not in installed:
         return absent(Evidence(f"{ask.python} (inventory)", f"{name} is not installed"))
-    return ask.at(1, lambda host: python_facts.imports(host, ask.python, module, ask.timeout(60, 90)))
+    return ask.at(1, lambda host: python_facts.imports(host, ask.python, module, ask.timeout(_IMPORT_S, 90)))
 
 
 def _imports(ask: Asker, installed: Mapping[str, str], torch_hangs: bool) -> Fact[Mapping[str, Import]]:
@@ -131,7 +135,7 @@ def _imports(ask: Asker, installed: Mapping[str, str], torch_hangs: bool) -> Fac
     if torch_hangs:  # what rests on torch would hang as well, a minute each
         wanted = [name for name in wanted if name in _WITHOUT_TORCH]
     if not wanted:
-        return absent(Evidence(f"{ask.python} -c 'import torch'", "timed out: nothing that rests on it was tried"))
+        return _untried(ask)
     facts = {
         name: ask(lambda host, name=name: python_facts.imports(host, ask.python, name, ask.timeout(60, 90)))  # type: ignore[misc]
         for name in wanted
@@ -140,6 +144,10 @@ def _imports(ask: Asker, installed: Mapping[str, str], torch_hangs: bool) -> Fac
         return not_asked(1)
     evidence = [item for fact in facts.values() for item in fact.evidence]
     return known({name: fact.value for name, fact in facts.items() if fact.value is not None}, *evidence)
+
+
+def _untried(ask: Asker) -> Fact[Any]:
+    return absent(Evidence(f"{ask.python} -c 'import torch'", "timed out: nothing that rests on it was tried"))
 
 
 def _devices(ask: Asker, installed: Mapping[str, str]) -> Fact[Devices]:

@@ -6,6 +6,7 @@ Nothing of it is imported here: small programs run inside it (`npuenv.facts.targ
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,10 @@ class Python:
 class Broken:
     """Why an interpreter does not run."""
 
-    what: str  # no-folder | no-home (the Python that a virtual environment was made from is gone) | no-program
-    path: str  # what is not there
+    # no-folder | no-home (the Python that a virtual environment was made from is gone) | no-program
+    # | too-old (it runs, and cannot read the question) | garbled (it answers, and the answer cannot be read)
+    what: str
+    path: str  # what is not there; the version of one that is too old
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,24 @@ def interpreter_of(answer: Fact[dict[str, Any]], python: str) -> Fact[Python]:
     )
 
 
-def broken(host: Host, python: str) -> Fact[Broken]:
-    """Why an interpreter that is named by its path does not run; absent where its folder does not tell."""
+def broken(host: Host, python: str, answer: Fact[Any]) -> Fact[Broken]:
+    """Why an interpreter gave no answer (`answer` is what it gave); absent where neither it nor its folder tells."""
+    told = answer.evidence[-1].line if answer.evidence else ""
+    if told.startswith(_MARK):
+        return known(Broken("garbled", python), *answer.evidence)
+    return _too_old(host, python) if told.startswith("SyntaxError") else _gone(host, python)
+
+
+def _too_old(host: Host, python: str) -> Fact[Broken]:
+    """A Python that runs and stumbles over the question's grammar."""
+    ran = host.run((python, "--version"), timeout_s=10.0)
+    match = re.search(r"^Python ([0-9]+\.[0-9]+\S*)", f"{ran.out}\n{ran.err}", re.MULTILINE)  # 2.7 says it on stderr
+    told = Evidence(f"{python} --version", match.group() if match else _ending(ran))
+    return known(Broken("too-old", match.group(1)), told) if match else absent(told)
+
+
+def _gone(host: Host, python: str) -> Fact[Broken]:
+    """What of its folders is not there."""
     folder, _, name = python.rpartition("/bin/")
     if not folder or not name:
         return absent(Evidence(python, "not in a folder of its own"))
@@ -228,16 +247,18 @@ def _ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> F
     command = f"{python} ({' '.join((name, *words))})"
     if ran.is_absent:
         return absent(Evidence(command, ran.err or "no such program"))
-    line = next((line for line in reversed(ran.out.splitlines()) if line.startswith(_MARK)), None)
-    if line is None:
+    # A start-up hook may have printed before it without ending its line, and anything may follow.
+    _, mark, text = ran.out.rpartition(_MARK)
+    if not mark:
         return unknown(Evidence(command, _ending(ran)))
+    line = text.partition("\n")[0].rstrip("\r")
     try:
-        document = json.loads(line[len(_MARK) :])
+        document = json.loads(line)
     except (ValueError, RecursionError):
-        return unknown(Evidence(command, line[:200]))
-    return (
-        known(document, Evidence(command, "")) if isinstance(document, dict) else unknown(Evidence(command, line[:200]))
-    )
+        return unknown(Evidence(command, _MARK + line))
+    if not isinstance(document, dict):
+        return unknown(Evidence(command, _MARK + line))
+    return known(document, Evidence(command, ""))
 
 
 def _ending(ran: Ran) -> str:

@@ -82,4 +82,4 @@ entries: dict[str, str] = {}
 for entry in sys.path:
     if entry and os.path.isdir(entry):
         entries.setdefault(os.path.realpath(entry), entry)
-print("NPUENV-ANSWER " + json.dumps(answer(list(entries.values())), sort_keys=True))
+print("\nNPUENV-ANSWER " + json.dumps(answer(list(entries.values())), sort_keys=True))

@@ -16,10 +16,16 @@ def chain(error: BaseException | None) -> list[str]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(lines) < ERRORS_AT_MOST:
         seen.add(id(error))
-        text = str(error).strip().split("\n")[0]
-        lines.append(f"{type(error).__name__}: {text}")
+        lines.append(f"{type(error).__name__}: {first_line(error)}")
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return lines
+
+
+def first_line(error: BaseException) -> str:
+    try:
+        return str(error).strip().split("\n")[0]
+    except BaseException:  # its own words fail as well: its name has to do
+        return "(says nothing)"
 
 
 def answer(name: str) -> dict[str, object]:
@@ -32,6 +38,9 @@ def answer(name: str) -> dict[str, object]:
     return {"ok": True, "version": str(getattr(module, "__version__", "")), "errors": []}
 
 
-sys.stdout.write("\nNPUENV-ANSWER " + json.dumps(answer(sys.argv[-1])) + "\n")
-sys.stdout.flush()
+# What the module prints, or does with its standard output, must not touch the answer.
+kept = os.dup(1)
+os.dup2(2, 1)
+text = "\nNPUENV-ANSWER " + json.dumps(answer(sys.argv[-1])) + "\n"
+os.write(kept, text.encode("ascii"))
 os._exit(0)  # teardown of half-loaded native libraries may crash after the answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import platform
@@ -172,9 +173,7 @@ class Inventory:
         found = {}
         for name, each in sorted(self.first.items()):
             lines = [text for text in each.requires if "extra" not in text.partition(";")[2]]
-            # An egg-info elsewhere is what a build leaves in a checkout that stands on PYTHONPATH.
-            is_installed = each.is_wheel or each.folder.endswith(("site-packages", "dist-packages"))
-            if lines and is_installed and not each.is_of_others:
+            if lines and each.is_installed and not each.is_of_others:
                 found[name] = lines
         return found
 
@@ -208,7 +207,9 @@ class Modules:
         home, found = self.home(name), []
         for folder in (home, os.path.join(home, "lib"), os.path.join(home, "_C")) if home else ():
             found += [os.path.join(folder, each) for each in listed(folder)]
-        return [path for path in found if is_native(os.path.basename(path))][:EXTENSIONS_AT_MOST]
+        # A dangling link is a file that is gone, which `files` tells.
+        there = (path for path in found if is_native(os.path.basename(path)) and os.path.exists(path))
+        return list(there)[:EXTENSIONS_AT_MOST]
 
 
 def listed(folder: str) -> list[str]:
@@ -258,7 +259,10 @@ def shadow(name: str, owner: Distribution, places: list[tuple[str, str]], path: 
 
 
 def same(one: str, two: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(two)
+    try:
+        return os.path.realpath(one) == os.path.realpath(two)
+    except OSError:  # a relative entry, and the folder of the session is gone
+        return one == two
 
 
 def current_folder() -> str:
@@ -315,7 +319,7 @@ def unique(path: list[str]) -> list[str]:
     """The folders of a path, each once: lib64 is often a link to lib."""
     found: dict[str, str] = {}
     for entry in path:
-        if entry and os.path.isdir(entry):
+        if entry and os.path.isdir(entry):  # a relative entry is none where the session's folder is gone
             found.setdefault(os.path.realpath(entry), entry)
     return list(found.values())
 
@@ -333,13 +337,15 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
     user = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
     return {
         "path": path,
-        "unreadable": [{"place": each.place, "why": each.error} for each in folders if each.error],
-        "user_site": user if any(same(user, entry) for entry in path) else "",
+        "unreadable": [{"place": each.place, "why": each.error} for each in folders if each.error] + not_there(),
+        "user_site": user if user and any(same(user, entry) for entry in path) else "",
         "in_user_site": sorted(name for name, each in first.items() if user and same(each.folder, user)),
         "twice": inventory.twice(),
         "leftovers": [os.path.join(each.place, name) for each in folders for name in each.names if name[0] == "~"],
         "requires": inventory.requires(),
-        "requires_python": {name: each.requires_python for name, each in first.items() if each.requires_python},
+        "requires_python": {
+            name: each.requires_python for name, each in first.items() if each.requires_python and each.is_installed
+        },
         "origins": {name: origin for name, each in first.items() for origin in [each.origin()] if origin},
         "gone_sources": gone_sources(inventory),
         "links": [link for each in folders for link in each.links()],
@@ -350,6 +356,20 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
         "extensions": {name: found for name in NATIVE for found in [modules.extensions(name)] if found},
         "trouble": inventory.troubles(),  # last: reading the rest can add to it
     }
+
+
+def not_there() -> list[dict[str, str]]:
+    """The folder for packages of a virtual environment where it is none: such an environment seems merely empty."""
+    place, home = sysconfig.get_path("purelib"), os.path.dirname(os.path.dirname(sys.executable))
+    if sys.prefix == sys.base_prefix:
+        own = sorted(glob.glob(os.path.join(glob.escape(home), "lib", "python3*", "site-packages")))
+        was_environment = own and os.path.isfile(os.path.join(home, "bin", "activate")) and not same(home, sys.prefix)
+        return [{"place": own[0], "why": f"not looked into: there is no {home}/pyvenv.cfg"}] if was_environment else []
+    if os.path.isdir(place):
+        return []
+    others = glob.glob(os.path.join(glob.escape(sys.prefix), "lib", "python3*", "site-packages"))
+    why = "a link to nothing" if os.path.islink(place) else "not a folder" if os.path.exists(place) else "not there"
+    return [{"place": place, "why": "; ".join([why] + [f"packages lie in {other}" for other in sorted(others)])}]
 
 
 def files(inventory: Inventory) -> dict[str, Any]:
@@ -384,4 +404,4 @@ def answer(path: list[str]) -> dict[str, object]:
 
 
 # "" on the path is the working folder: what lies there is not installed.
-print("NPUENV-ANSWER " + json.dumps(answer(unique(sys.path)), sort_keys=True))
+print("\nNPUENV-ANSWER " + json.dumps(answer(unique(sys.path)), sort_keys=True))

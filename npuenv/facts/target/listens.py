@@ -19,4 +19,4 @@ def answer(name: str, port: int) -> dict[str, object]:
     return {"listens": True, "why": "accepted"}
 
 
-print("NPUENV-ANSWER " + json.dumps(answer(sys.argv[-2], int(sys.argv[-1]))))
+print("\nNPUENV-ANSWER " + json.dumps(answer(sys.argv[-2], int(sys.argv[-1]))))

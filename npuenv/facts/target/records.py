@@ -37,8 +37,9 @@ def headers(text: str) -> dict[str, list[str]]:
     """The headers of METADATA or PKG-INFO that matter, up to the description."""
     found: dict[str, list[str]] = {}
     last = None
-    for line in text.splitlines():
-        if not line.strip():
+    for line in text.split("\n"):  # splitlines would also cut at the form feeds of a licence
+        line = line.rstrip("\r")
+        if not line:
             break
         if line[0] in " \t":
             if last is not None:
@@ -75,6 +76,11 @@ class Distribution:
     def is_wheel(self) -> bool:
         return self.entry.endswith(".dist-info")
 
+    @property
+    def is_installed(self) -> bool:
+        """False for an egg-info elsewhere: what a build leaves in a checkout that stands on PYTHONPATH."""
+        return self.is_wheel or self.folder.endswith(("site-packages", "dist-packages"))
+
     def text(self, name: str) -> str | None:
         try:
             return read(os.path.join(self.place, name))
@@ -105,6 +111,9 @@ class Distribution:
         text = self.text("RECORD")
         if text is None and not self.trouble and self.installer in ("pip", "uv"):
             self.trouble.append("no RECORD")  # system packagers leave it out, pip and uv never do
+        elif text is not None and ("\0" in text or "," not in text) and self.installer in ("pip", "uv"):
+            self.trouble.append("RECORD names no file")
+            return None
         return text
 
     def files(self) -> Iterator[tuple[str, str]]:
@@ -125,7 +134,7 @@ class Distribution:
             url = re.sub(r"//[^/@]*@", "//", str(found.get("url", "")))
             commit = str((found.get("vcs_info") or {}).get("commit_id", ""))
             is_editable = bool((found.get("dir_info") or {}).get("editable"))
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             self.trouble.append("direct_url.json cannot be read")
             return {}
         return {"url": url, "commit": commit, "is_editable": is_editable} if url else {}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from broken.bench import Bench, Seen
 
 LONGEST_S = 30.0
+SLOW_S = 75.0  # where a limit of time has to pass, or a real torch is read from a cold disk, on a busy machine
 LONGEST_LINE = 2000  # of evidence: what a damaged environment prints must not fill the report
 _PROBLEMS = ("fail", "warn")
 
@@ -45,6 +46,7 @@ class Expected:
     options: tuple[str, ...]
     must: tuple[Named, ...]  # empty: the environment works in spite of the break
     also: frozenset[str]  # checks that may speak of it too
+    is_slow: bool  # the doctor has to wait for a limit of time
 
     @property
     def is_real(self) -> bool:
@@ -64,6 +66,7 @@ def expected() -> list[Expected]:
                 for each in row.get("must", ())
             ),
             frozenset(row.get("also", ())),
+            row.get("slow", False),
         )
         for row in load_file(Path(__file__).parent / "breaks.toml")["break"]
     ]
@@ -80,13 +83,13 @@ def breaks() -> dict[str, Callable[[Bench], None]]:
     return found
 
 
-def incomplete(seen: Seen) -> Iterator[str]:
+def incomplete(seen: Seen, longest_s: float = LONGEST_S) -> Iterator[str]:
     """What a report lacks to be complete."""
     if seen.code not in (0, 1, 3):
         yield f"exit code {seen.code}: {seen.err[-800:]}"
     if "Traceback" in seen.err:
         yield f"traceback: {seen.err[-800:]}"
-    if seen.seconds > LONGEST_S:
+    if seen.seconds > longest_s:
         yield f"{seen.seconds:.0f} seconds"
     try:
         report = seen.report

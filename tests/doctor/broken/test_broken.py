@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from broken.bench import diagnose
-from broken.expect import alarms, breaks, expected, incomplete, unnamed
+from broken.expect import LONGEST_S, SLOW_S, alarms, breaks, expected, incomplete, unnamed
 
 from npuenv.checks.base import title
 from npuenv.cli import main
@@ -40,7 +40,7 @@ def _look(row: Expected, bases: Bases, healthy: Callable[..., Seen], folder: Pat
     BREAKS[row.name](bench)
     capture = folder / "seen.json"
     seen = diagnose(bench, "--json", "--save", str(capture))
-    complaints = list(incomplete(seen))
+    complaints = list(incomplete(seen, SLOW_S if row.is_slow or row.is_real else LONGEST_S))
     if not complaints:
         complaints = [*unnamed(row, seen), *alarms(row, seen, healthy(row.base, *row.options))]
     assert complaints == [], "\n".join(complaints)
@@ -56,7 +56,9 @@ def _requires_text(row: Expected, seen: Seen, capture: Path, capsys: pytest.Capt
     assert [each.check for each in row.must if say(title(each.check)) not in out] == []
 
 
-@pytest.mark.parametrize("row", OFFLINE, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=pytest.mark.slow if row.is_slow else ()) for row in OFFLINE]
+)
 def test_the_report_is_complete_and_the_right_check_names_the_fault(
     row: Expected,
     bases: Bases,

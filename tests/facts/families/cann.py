@@ -17,6 +17,7 @@ OLDER = "/usr/local/Ascend/ascend-toolkit/8.3.RC1"
 
 FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "cann": lambda host: toolkit.cann(host, "aarch64"),
+    "cann_closed": toolkit.closed,
     "cann_of_any_arch": lambda host: toolkit.cann(host, None),
     "nnal": toolkit.nnal,
     "nnal_atb": surroundings.atb,

@@ -23,6 +23,7 @@ FACTS: dict[str, Callable[[Host], Fact[Any]]] = {
     "modules": driver.modules,
     "npu_pci_addresses": lambda host: driver.pci_addresses_of(driver.pci_rows(host)),
     "npu_topology_files": driver.topology_files,
+    "npu_library_files": driver.library_files,
     "npu_changed": lambda host: install.changed(host, "/usr/local/Ascend/driver/version.info"),
     "npu_install_log": install.installer,
     "npu_dmesg": kernel.events,

@@ -1,0 +1,82 @@
+"""What a framework cannot start without: the packages that its own modules import at the top."""
+
+from __future__ import annotations
+
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip
+from npuenv.checks.python.installed import is_for_npu, lines, pip, published_as, version_of
+
+_NPU = ("torch", "torch-npu", "numpy")
+_RL = ("ray", "tensordict", "transformers", "datasets", "hydra-core", "codetiming")
+_PARTS = {
+    "verl": (*_NPU, *_RL),
+    "roll": (*_NPU, *_RL),
+    "vllm-ascend": (*_NPU, "transformers", "vllm", "vllm-ascend"),
+    "cpu": ("torch", "numpy"),
+}
+# One of these shows that the environment was made for it; else nothing was put into this Python yet.
+_SIGNS = {
+    "verl": ("verl", "torch-npu"),
+    "roll": ("torch-npu",),
+    "vllm-ascend": ("vllm-ascend", "vllm", "torch-npu"),
+    "cpu": ("torch",),
+}
+
+
+def missing_parts(context: Context) -> tuple[str, ...]:
+    """The distributions that lack, without those that another check misses already."""
+    framework = _framework(context)
+    if framework is None or not _is_begun(context, framework):
+        return ()
+    missing = [name for name in _PARTS[framework] if version_of(context, name) is None]
+    elsewhere = {"torch": "torch-npu", "vllm": "vllm-ascend", "vllm-ascend": "vllm"}
+    missing = [name for name in missing if name not in elsewhere or version_of(context, elsewhere[name]) is None]
+    return tuple(name for name in missing if name != "torch-npu" or is_for_npu(context))
+
+
+def _framework(context: Context) -> str | None:
+    """What the environment has to serve: what was named, else the framework that is installed."""
+    if context.framework in _PARTS:
+        return context.framework
+    return next((name for name in ("verl", "vllm-ascend") if version_of(context, name) is not None), None)
+
+
+def _is_begun(context: Context, framework: str) -> bool:
+    return any(version_of(context, name) is not None for name in _SIGNS[framework])
+
+
+def _parts(context: Context) -> Verdict:
+    framework = _framework(context)
+    if framework is None:
+        return skip("python.parts-skip")
+    if not _is_begun(context, framework):
+        return skip("python.parts-none", framework=framework)
+    missing = missing_parts(context)
+    if not missing:
+        return ok("python.parts-ok", framework=framework)
+    told = lines(context, *missing)
+    return fail(
+        "python.parts-fail", *told, fix=_install(context, framework, missing), framework=framework, packages=missing
+    )
+
+
+def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
+    """One by one with the versions of a published stack that this looks like; without torch the whole set."""
+    if {"torch", "torch-npu"} & set(missing):
+        return fix("python.parts", ("npuenv", "install", "--for", framework))
+    known = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]
+    recipes = published_as(context, *known) if known else iter(())
+    pins = [{pin.name: pin.version for pin in recipe.pin} for recipe in recipes]
+    found = {name: next((each[name] for each in pins if name in each), None) for name in missing}
+    words = (f"{name}=={version}" if version else name for name, version in found.items())
+    return fix("python.parts", pip(context, "install", *words))
+
+
+CHECKS = (
+    Check(
+        "python.framework-parts",
+        ("python.interpreter",),
+        "verl 0.9.1 metadata, verl/trainer/main_ppo.py; alibaba/ROLL requirements_common.txt; vllm-ascend metadata",
+        _parts,
+        required_for=NPU_FRAMEWORKS,
+    ),
+)
