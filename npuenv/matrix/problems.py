@@ -2,8 +2,10 @@
 
 Rows lie in the folder `problems`, one file an area. Start from `load_problems`. Everything a row looks for is one of
 
-    a text        as the software prints it; `*` stands for anything within the line, case does not count
-    `@sign`       something that `npuenv.diagnose` worked out of versions, tables or settings
+    a text        as the software prints it; `*` stands for anything within the line, case does not count.
+                  What `shows` names counts only where it is printed, not in a line that sets or types something
+    `@sign`       something that `npuenv.diagnose` worked out of versions, tables or settings. It shows a cause only
+                  beside a failure, unless the row says that it is a fault by itself
     `#code`       an error code: `#EI0006`, `#507033`, `#-8005`, `#drv87`
 """
 

@@ -92,11 +92,12 @@ def test_without_cann_the_report_is_complete_and_names_the_library(
 ) -> None:
     _clean(monkeypatch, {})
     facts, found = _diagnose(python, 1)
-    torch = found["python.torch-imports"]
-    assert torch.status is Status.FAIL and "libhccl.so" in say(torch.says)
-    assert torch.fix is not None and "set_env.sh" in say(torch.fix.says)
-    assert any("libhccl.so: cannot open shared object file" in item.line for item in torch.evidence)
-    assert found["python.torch-npu-imports"].status is Status.FAIL
+    npu = found["python.torch-npu-imports"]
+    assert npu.status is Status.FAIL and "libhccl.so" in say(npu.says)
+    assert npu.fix is not None and "set_env.sh" in say(npu.fix.says)
+    assert any("libhccl.so: cannot open shared object file" in item.line for item in npu.evidence)
+    assert found["python.torch-imports"].status is Status.SKIP
+    assert found["python.torch-imports"].says.args["cause"] == "python.torch-npu-imports"
     assert found["python.torch-pair"].status is Status.OK
     report: dict[str, Any] = json.loads(json.dumps(document(tuple(found.values()), facts)))
     assert len(report["findings"]) == len(CHECKS) and report["exit"] == 1
@@ -167,5 +168,5 @@ def test_another_torch_is_found_by_metadata_though_the_import_says_something_els
         _uv("pip", "install", "--python", str(python), "--no-deps", f"torch-npu=={TORCH_NPU}")
     assert found["python.torch-pair"].status is Status.FAIL
     assert "2.9.0" in say(found["python.torch-pair"].says) and "2.13.0" in say(found["python.torch-pair"].says)
-    assert "libhccl.so" in say(found["python.torch-imports"].says)
-    assert "2.9.0" not in say(found["python.torch-imports"].says)
+    assert "libhccl.so" in say(found["python.torch-npu-imports"].says)
+    assert "2.9.0" not in say(found["python.torch-npu-imports"].says)

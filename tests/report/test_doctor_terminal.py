@@ -222,7 +222,7 @@ def test_the_last_line_says_what_to_do_next(blank: Facts, found: Make) -> None:
     assert (
         _render(blank, found("cann.found", Status.OK), deeper="N --level 2")[-1] == "next: `N --level 2` looks further"
     )
-    assert _render(blank, found("cann.found", Status.OK))[-1].startswith("No problem found")
+    assert _render(blank, found("cann.found", Status.OK))[-1].startswith("No failure")
 
 
 def test_a_cure_that_needs_root_shows_roots_prompt(blank: Facts, found: Make) -> None:
