@@ -55,12 +55,22 @@ def diagnose(paste: Paste, matrix: Matrix | None = None, problems: Problems | No
     return Diagnosis(
         verdict=said,
         causes=separated(cured, problems),
-        observations=observations(matches),
+        observations=(*_own(paste), *observations(matches)),
         because=Observation(other.id, other.line) if other and said is Verdict.NOT_ENVIRONMENT else None,
-        missing=_missing(facts, signs, said, causes),
+        missing=_missing(facts, signs, said, causes) if paste.own is None else _missing_in_own(signs, said),
         facts=facts,
         exit_code=_EXIT[said],
     )
+
+
+def _own(paste: Paste) -> tuple[Observation, ...]:
+    """That the paste holds a report of npuenv's doctor, which names its findings itself."""
+    return () if paste.own is None else (Observation("own-report", paste.own),)
+
+
+def _missing_in_own(signs: Mapping[str, Line], said: Verdict) -> tuple[str, ...]:
+    """What tells more than a report of the doctor: it has seen the machine, not what failed."""
+    return ("error",) if said is Verdict.CANNOT_TELL and "failed" not in signs else ()
 
 
 # How people write versions around what programs print: full-width marks, emphasis, and the Chinese words.

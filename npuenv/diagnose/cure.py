@@ -21,14 +21,21 @@ def cure(cause: str, facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...
     """What to type, as argv; empty where the tables do not know the versions of the report."""
     if cause in _OF_TORCH:
         row = _torch_npu(facts, matrix)
-        return ((*_PIP, f"torch=={row.torch}", f"torch_npu=={row.version}"),) if row else ()
+        return (_torch_pair(row, matrix),) if row else ()
     if cause == "vllm-vllm_ascend-mismatch":
         plugin = plugin_row(facts, matrix)
-        # The plugin last: what it asks for wins over what vllm asks for.
-        return ((*_PIP, f"vllm=={plugin.vllm}"), (*_PIP, f"vllm-ascend=={plugin.version}")) if plugin else ()
+        # Not `pip install vllm`: its wheels are for GPUs. The plan names the build and the order.
+        return (("npuenv", "install", f"vllm-ascend-{plugin.version}", "--dry-run"),) if plugin else ()
     if cause == "torchvision-mismatch":
         return _companions(facts, matrix)
     return ()
+
+
+def _torch_pair(row: TorchNpu, matrix: Matrix) -> tuple[str, ...]:
+    """torch as its build without CUDA, from its own index: a plain name fetches gigabytes of CUDA on most machines."""
+    index = matrix.index_row("pytorch-cpu")
+    more = ("--extra-index-url", index.url) if index is not None else ()
+    return (*_PIP, *more, f"torch=={row.torch}+cpu", f"torch_npu=={row.version}")
 
 
 def _companions(facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:

@@ -54,6 +54,10 @@ class LocalHost:
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             return Ran(tuple(argv), None, "", error.strerror or "")
+        except PermissionError as error:
+            if not is_on_path(argv[0], os.get_exec_path({**os.environ, **(env or {})})):
+                return Ran(tuple(argv), None, "", os.strerror(errno.ENOENT))
+            return Ran(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         except OSError as error:  # there, but not executable: the shell's 126
             return Ran(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         with process:
@@ -79,6 +83,14 @@ class LocalHost:
     def environ(self) -> Mapping[str, str]:
         """The environment variables of this process."""
         return dict(os.environ)
+
+
+def is_on_path(program: str, folders: Sequence[str]) -> bool:
+    """Whether a program lies in one of the folders that can be entered; a name with a slash is taken as it is.
+
+    A folder that cannot be entered makes execvp(3) refuse any name that no later folder has: no sign of the program.
+    """
+    return "/" in program or any(os.path.isfile(os.path.join(folder, program)) for folder in folders)
 
 
 def _look_at_file(path: str, is_writable: bool) -> Looked:

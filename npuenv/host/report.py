@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
+from npuenv.host.own_report import without_documents, without_text
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Paste:
     lines: tuple[Line, ...]
     total: int  # lines in the paste
     dropped: int  # of which were not looked at: repeats, and what is too much
+    own: Line | None = None  # where a report of npuenv's own doctor begins; of it only evidence of problems is here
 
 
 def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
@@ -73,7 +75,7 @@ def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
 
     Raises: BadInput where the bytes are no text.
     """
-    data = _as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n")
+    data, document = _without_documents(_as_utf8(data).replace(b"\r\n", b"\n").removesuffix(b"\n"))
     total = data.count(b"\n") + 1 if data else 0
     raw, first_of_tail = _ends(data, total)
     kept = list(_kept(raw))
@@ -81,7 +83,29 @@ def read_paste(data: bytes, redact: Callable[[str], str] = str) -> Paste:
     clean = _redacted([_CONTROL.sub(" ", _ANSI.sub("", line)) for line in cut], redact)
     numbers = [at + 1 if at < first_of_tail else at + 1 + total - len(raw) for at in kept]
     lines = tuple(piece for number, line in zip(numbers, clean) for piece in _pieces(number, line))
-    return Paste(lines, total, total - len(kept))
+    kept_lines, own = _without_own(lines, document)
+    return Paste(kept_lines, total, total - len(kept), own)
+
+
+def _without_documents(data: bytes) -> tuple[bytes, int | None]:
+    """The paste without documents of npuenv's own doctor, and the number of the line where the first begins."""
+    if b"npuenv" not in data:
+        return data, None
+    cut = without_documents(data.decode("utf-8", errors="surrogateescape"))
+    return cut.text.encode("utf-8", errors="surrogateescape"), cut.first
+
+
+def _without_own(lines: tuple[Line, ...], document: int | None) -> tuple[tuple[Line, ...], Line | None]:
+    """The lines without text reports of npuenv's own doctor, and the line where its first report begins."""
+    kept, first = without_text([line.text for line in lines])
+    own = None if document is None else Line(document, "npuenv doctor", "npuenv doctor")
+    if first is None:
+        return lines, own
+    return tuple(_cut(lines[each.at], each.text) for each in kept), own or lines[first]
+
+
+def _cut(line: Line, text: str) -> Line:
+    return line if text == line.text else replace(line, shown=text, text=text, level="")
 
 
 def _ends(data: bytes, total: int) -> tuple[list[bytes], int]:

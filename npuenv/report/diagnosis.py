@@ -29,6 +29,7 @@ _VERDICT_STYLES = {
     Verdict.NOT_ENVIRONMENT: "bold green",
     Verdict.CANNOT_TELL: "bold magenta",
 }
+_LIKELY = 0.65  # from here on a cause is called found
 _SHELL_WORDS = ("export", "unset", "source", "ulimit")
 _QUOTED = 300  # characters of a line that are shown
 _NAMED_PACKAGES = ("torch", "torch-npu", "vllm", "vllm-ascend", "triton-ascend", "numpy", "ray", "transformers")
@@ -101,9 +102,8 @@ def print_diagnosis(
 
 def lines(diagnosis: Diagnosis, paste: Paste, *, lang: str = "en", is_verbose: bool = False) -> list[Said]:
     """The verdict, the causes with their lines and cures, what is harmless, and what would tell more."""
-    head = Said(0, _say(f"verdict-{diagnosis.verdict.value}", lang), _VERDICT_STYLES[diagnosis.verdict])
     return [
-        head,
+        _head(diagnosis, lang),
         *_because(diagnosis, lang),
         *_causes(diagnosis, lang),
         *_harmless(diagnosis, lang, is_verbose),
@@ -111,6 +111,13 @@ def lines(diagnosis: Diagnosis, paste: Paste, *, lang: str = "en", is_verbose: b
         *_missing(diagnosis.missing, lang),
         *_counts(paste, lang, is_verbose),
     ]
+
+
+def _head(diagnosis: Diagnosis, lang: str) -> Said:
+    """The verdict; a cause that is no more than possible is not called found."""
+    if diagnosis.verdict is Verdict.CAUSE and diagnosis.causes[0].confidence < _LIKELY:
+        return Said(0, _say("verdict-possible", lang), "bold yellow")
+    return Said(0, _say(f"verdict-{diagnosis.verdict.value}", lang), _VERDICT_STYLES[diagnosis.verdict])
 
 
 def _because(diagnosis: Diagnosis, lang: str) -> Iterator[Said]:
@@ -176,7 +183,7 @@ def _quote(line: str, number: int, lang: str) -> Said:
 
 
 def _confidence(value: float, lang: str) -> str:
-    words = ((0.85, "surely"), (0.65, "likely"), (0.5, "possibly"))
+    words = ((0.85, "surely"), (_LIKELY, "likely"), (0.5, "possibly"))
     return _say(next((word for floor, word in words if value >= floor), "weakly"), lang)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import HEALTHY, both, cards, find, lost, part, put, unread, variables
+from changes import HEALTHY, both, cards, find, lost, part, put, trouble, unread, variables
 from changes import packages as installed
 
 from npuenv.checks import Status
@@ -18,6 +18,7 @@ from npuenv.facts.cann.kernels import Custom, CustomOps, Kernels
 from npuenv.facts.cann.parts import Ops, Part, Running
 from npuenv.facts.cann.surroundings import Atb, Written
 from npuenv.facts.cann.toolkit import Closed
+from npuenv.facts.npu.smi import Trouble
 from npuenv.messages import say
 
 if TYPE_CHECKING:
@@ -83,10 +84,31 @@ def with_table(name: str) -> Change:
 LIBRARY = entry("LD_LIBRARY_PATH", f"{OTHER}/lib64", OTHER)
 SHUT = Closed("/root/Ascend", "ASCEND_HOME_PATH")
 
+LATEST = "/usr/local/Ascend/ascend-toolkit/latest"
+BROKEN_LINK = put(
+    installs=Installs(
+        (
+            Install(f"{LATEST[:-6]}8.0.0", "8.0.0", "ascend-toolkit", ()),
+            Install(OLD, "8.3.RC1", "ascend-toolkit", ()),
+            HERE,
+        ),
+        (LATEST,),
+        {},
+    )
+)
+NO_TABLE = trouble(Trouble.INIT, -8005)
+
 CASES: list[tuple[str, Change, Status, str]] = [
     ("cann.found", both(lost("toolkit"), put(closed=SHUT)), Status.FAIL, "/root/Ascend, where"),
     ("cann.found", lost("toolkit"), Status.UNKNOWN, "toolkit"),
     ("cann.found", part("toolkit", has_install_file=False), Status.WARN, "ascend_toolkit_install.info"),
+    ("cann.found", both(put(toolkit=None), BROKEN_LINK), Status.FAIL, f"{LATEST} leads nowhere"),
+    ("cann.found", both(put(toolkit=None), put(installs=Installs((), (LATEST,), {}))), Status.FAIL, "no CANN"),
+    ("cann.found", BROKEN_LINK, Status.OK, "8.5.0"),
+    ("cann.links", BROKEN_LINK, Status.WARN, "leads nowhere"),
+    ("cann.kernels", both(NO_TABLE, kernels()), Status.FAIL, "no compiled operators"),
+    ("cann.kernels", both(NO_TABLE, kernels("ascend910b")), Status.UNKNOWN, "npu-smi does not say"),
+    ("cann.kernels", both(NO_TABLE, lost("kernels")), Status.UNKNOWN, "npu-smi does not say"),
     ("cann.sourced", both(lost("toolkit"), put(closed=SHUT)), Status.SKIP, "cann.found"),
     ("cann.links", put(installs=Installs((HERE,), (), {})), Status.OK, ROOT),
     ("cann.links", put(installs=Installs((HERE,), ("/usr/local/Ascend/cann",), {})), Status.WARN, "leads nowhere"),
@@ -232,6 +254,12 @@ def test_every_check_has_a_case_that_is_not_fine_and_one_that_is() -> None:
     fine = {case[0] for case in CASES if case[2] is Status.OK} | {"nnal.sourced"}
     assert {check.id for check in MINE} - ELSEWHERE == bad
     assert bad - fine == set()
+
+
+def test_a_broken_link_is_led_to_the_newest_install_in_its_own_folder() -> None:
+    cure = find(both(put(toolkit=None), BROKEN_LINK)(HEALTHY), "cann.found").fix
+    assert cure is not None and cure.needs_root
+    assert cure.commands == (("ln", "-sfn", OLD, LATEST),)
 
 
 @pytest.mark.parametrize("check", [check for check in MINE if check.reads], ids=lambda check: check.id)

@@ -9,11 +9,12 @@ import pytest
 from changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 
 from npuenv._toml import load_file
-from npuenv.checks import Status, check_all
+from npuenv.checks import Status, check_all, exit_code
 from npuenv.checks.npu.boards import CHECKS as BOARDS
 from npuenv.checks.npu.cards import CHECKS as CARDS
 from npuenv.checks.npu.devices import CHECKS as DEVICES
 from npuenv.checks.npu.driver import CHECKS as DRIVER
+from npuenv.errors import ExitCode
 from npuenv.facts import Evidence
 from npuenv.facts.machine.account import Account
 from npuenv.facts.npu.burn import Dmi, parse_dmi
@@ -38,6 +39,7 @@ from npuenv.facts.npu.smi import Process, SmiTable, Trouble, parse_info
 from npuenv.facts.python.interpreter import DeviceRun, Devices
 from npuenv.matrix import load_matrix
 from npuenv.messages import LANGUAGES, say
+from npuenv.report.doctor import grouped
 
 OURS = (*CARDS, *BOARDS, *DEVICES)
 TABLES = sorted((Path(__file__).parents[1] / "facts" / "cases" / "smi").glob("info_*.toml"))
@@ -287,7 +289,13 @@ def test_a_table_that_npu_smi_cannot_give_is_told_once() -> None:
     )
     found = check_all(absent_details(facts), level=1, checks=(*OURS, *DRIVER))
     told = {item.check for item in found if item.status in (Status.FAIL, Status.UNKNOWN)}
-    assert told == {"driver.npu-smi", "cards.healthy"}
+    because = {item.check for item in found if item.says.key == "check_npu.see-npu-smi" and item.check in told}
+    assert told - because == {"driver.npu-smi", "cards.healthy"}
+    assert {"cards.supported", "cards.complete", "cards.free"} <= because
+    groups = [group for group in grouped(found) if group.first.check in because]
+    assert [group.because for group in groups] == ["driver.npu-smi"]
+    assert {item.check for item in groups[0].findings} == because
+    assert exit_code(found, framework="verl") == ExitCode.PROBLEMS
 
 
 def test_my_own_processes_are_ended_by_number_and_only_on_request() -> None:

@@ -212,7 +212,20 @@ def test_one_upgrade_without_a_reboot_moves_one_check() -> None:
 
 def test_an_interface_that_does_not_start_after_an_upgrade_is_told_once() -> None:
     found = check_all(both(INIT, UPGRADED)(HEALTHY), level=2, checks=CHECKS)
-    assert [item.check for item in found if item.status not in (Status.OK, Status.SKIP)] == ["driver.npu-smi"]
+    loud = [item for item in found if item.status not in (Status.OK, Status.SKIP)]
+    own = [item.check for item in loud if item.says.key != "check_npu.see-npu-smi"]
+    assert own == ["driver.npu-smi"]
+    assert {item.status for item in loud if item.check not in own} == {Status.UNKNOWN}
+
+
+@pytest.mark.parametrize("place", ["docker", None])
+def test_a_missing_manager_device_is_named_as_the_cause_of_the_interface_that_does_not_start(place: str | None) -> None:
+    missing = nodes(0, missing=("/dev/davinci_manager",))
+    facts = both(INIT, UPGRADED, put(container=place), missing)(HEALTHY)
+    finding = find(facts, "driver.npu-smi")
+    assert finding.status is Status.FAIL
+    assert say(finding.says).endswith("these manager devices are missing: /dev/davinci_manager")
+    assert finding.fix == find(facts, "devices.managers").fix
 
 
 def test_the_path_of_libraries_keeps_what_the_session_has() -> None:

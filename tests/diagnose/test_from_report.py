@@ -102,10 +102,10 @@ def test_commands_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("text", "commands"),
     [
-        ("torch 2.7.1\ntorch-npu 2.5.1\nImportError: libtorch_npu.so: undefined symbol: _Z", [["torch==2.7.1"]]),
+        ("torch 2.7.1\ntorch-npu 2.5.1\nImportError: libtorch_npu.so: undefined symbol: _Z", [["torch==2.7.1+cpu"]]),
         (
             "vllm==0.9.1\nvllm-ascend==0.11.0\nImportError: cannot import name 'x' from 'vllm.v1'",
-            [["vllm==0.11.0"], ["vllm-ascend==0.11.0"]],
+            [["npuenv", "install", "vllm-ascend-0.11.0", "--dry-run"]],  # a plain `pip install vllm` is for GPUs
         ),
         ("torch==2.7.1\ntorchvision==0.20.1\noperator torchvision::nms does not exist", [["torchvision==0.22.1"]]),
     ],

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+import npuenv
 from npuenv.host.base import PathState
-from npuenv.host.local import MAX_BYTES, LocalHost
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from npuenv.host.local import MAX_BYTES, LocalHost, is_on_path
 
 
 def test_a_program_gives_code_and_both_streams() -> None:
@@ -27,6 +27,38 @@ def test_a_missing_program_is_absent_and_one_without_permission_is_not(tmp_path:
     assert LocalHost().run(["no-such-program-here"]).is_absent
     refused = LocalHost().run([str(plain)])
     assert refused.code == 126 and not refused.is_absent
+
+
+def test_a_folder_that_cannot_be_entered_is_no_sign_of_a_program(tmp_path: Path) -> None:
+    shut, folder = tmp_path / "shut" / "bin", tmp_path / "bin"
+    folder.mkdir()
+    (folder / "tool").write_text("x")
+    (folder / "called-tool").mkdir()
+    # A path below a file cannot be entered by root either.
+    (tmp_path / "shut").write_text("")
+    assert is_on_path("tool", [str(shut), str(folder)])
+    assert not is_on_path("npu-smi", [str(shut), str(folder)])
+    assert not is_on_path("called-tool", [str(folder)])
+    assert is_on_path(str(folder / "absent"), [])
+    assert LocalHost().run(["tool"], env={"PATH": str(folder)}).code == 126
+    assert LocalHost().run(["called-tool"], env={"PATH": str(folder)}).is_absent
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root to become somebody else")
+def test_a_user_with_the_path_of_root_has_no_npu_smi(tmp_path: Path) -> None:
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0o700)
+    (shut / "npu-smi").write_text("x")
+    source = Path(npuenv.__file__).parents[1]
+    program = "from npuenv.host.local import LocalHost; print(LocalHost().run(['npu-smi']).is_absent)"
+    argv = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", program]
+    can_start = subprocess.run([*argv[:-1], "import npuenv.host.local"], cwd=source, capture_output=True, check=False)
+    if can_start.returncode != 0:
+        pytest.skip("another user may not read the checkout or the interpreter")
+    ran = subprocess.run(
+        argv, cwd=source, env={"PATH": f"{shut}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "True\n"
 
 
 def test_a_timeout_ends_the_program_and_its_children(tmp_path: Path) -> None:

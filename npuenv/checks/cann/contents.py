@@ -8,7 +8,7 @@ from npuenv import versions
 from npuenv.checks.base import Check, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.session.variables import generation
 from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.facts.base import Evidence, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,9 +77,11 @@ def _install(context: Context, version: str) -> Fix:
 def _kernels(context: Context) -> Verdict:
     """Compiled operators for this machine's chip: without them the first operator gives 561103."""
     cann, row = context.facts.cann.toolkit.value, context.matrix.hardware_row(generation(context))
-    if cann is None or row is None or not row.kernels:
-        return skip("no-cann" if cann is None else "cann.kernels-skip")
+    if cann is None:
+        return skip("no-cann")
     fact, cure = context.facts.cann.kernels, _install(context, cann.version)
+    if row is None or not row.kernels:
+        return _for_any_chip(context, cure)
     kernels, says = fact.value, {"chip": row.kernels[0]}
     if kernels is None:
         return _by_package(context, row, cure)
@@ -90,6 +92,18 @@ def _kernels(context: Context) -> Verdict:
     if kernels.chips:
         return fail("cann.kernels-other", *fact.evidence, fix=cure, chips=kernels.chips, **says)
     return fail("cann.kernels-none", *fact.evidence, fix=cure, folder=kernels.folder, **says)
+
+
+def _for_any_chip(context: Context, cure: Fix) -> Verdict:
+    """Without the chip's name, because npu-smi lists none: kernels for no chip at all are missing on every one."""
+    fact, npu = context.facts.cann.kernels, context.facts.npu
+    if npu.smi.value is not None and npu.smi.value.cards:
+        return skip("cann.kernels-skip")
+    if fact.value is not None and not fact.value.chips:
+        return fail("cann.kernels-none-at-all", *fact.evidence, fix=cure, folder=fact.value.folder)
+    if not (npu.smi_trouble.is_known or npu.smi.state is State.UNKNOWN):
+        return skip("cann.kernels-skip")
+    return unsure("cann.kernels-no-chip", *npu.smi_trouble.evidence, chips=fact.value.chips if fact.value else ("?",))
 
 
 def _by_package(context: Context, row: Hardware, cure: Fix) -> Verdict:

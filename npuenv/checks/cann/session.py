@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npuenv import versions
 from npuenv.checks.base import Check, Fix, fail, fix, ok, skip, warn
 from npuenv.checks.session.variables import environment, installed, line, setting
+from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
@@ -36,6 +40,38 @@ def _entries(context: Context) -> tuple[Entry, ...]:
     return context.facts.cann.entries.value or ()
 
 
+@dataclass(frozen=True, slots=True)
+class BrokenLink:
+    """A link to CANN that leads nowhere, and the newest install beside it."""
+
+    path: str
+    root: str
+    version: str
+    cure: Fix
+
+
+def broken_link(context: Context) -> BrokenLink | None:
+    """The first link that leads nowhere with an install in its own folder; None where there is none."""
+    installs = context.facts.cann.installs.value
+    if installs is None:
+        return None
+    for path in installs.dangling:
+        beside = [item for item in installs.found if posixpath.dirname(item.root) == posixpath.dirname(path)]
+        if beside:
+            newest = max(beside, key=lambda item: _release(item.version))
+            cure = fix("cann.link", ("ln", "-sfn", newest.root, path), needs_root=True)
+            return BrokenLink(path, newest.root, newest.version, cure)
+    return None
+
+
+def _release(text: str) -> versions.Version:
+    """What is no release comes before all that are."""
+    try:
+        return versions.cann(text)
+    except BadInput:
+        return versions.cann("0.0.0")
+
+
 def _links(context: Context) -> Verdict:
     """What is installed side by side, and whether the links lead to one of them each."""
     found = context.facts.cann.installs.value
@@ -46,8 +82,10 @@ def _links(context: Context) -> Verdict:
         lines = (Evidence(link, home) for home in homes)
         return warn("cann.links-mixed", *lines, fix=fix("cann.links"), link=link, homes=homes)
     if found.dangling:
+        broken = broken_link(context)
         lines = (Evidence(link, "leads nowhere") for link in found.dangling)
-        return warn("cann.links-dangling", *lines, fix=fix("cann.links"), links=found.dangling)
+        cure = broken.cure if broken is not None else fix("cann.links")
+        return warn("cann.links-dangling", *lines, fix=cure, links=found.dangling)
     if not found.found:
         return skip("no-cann")
     return ok("cann.links-ok", installs=tuple(item.root for item in found.found))

@@ -13,6 +13,7 @@ from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
 from npuenv.checks.cann.session import source
+from npuenv.checks.python.installed import resolve_here
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence, State
 from npuenv.facts.cann.installs import home_of
@@ -32,8 +33,10 @@ def _found(context: Context) -> Verdict:
         return _shut(context)
     if fact.state is State.UNKNOWN:
         return unsure("unknown-input", *lines, facts=("cann.toolkit",))
+    if cann is None and (link := cann_session.broken_link(context)) is not None:
+        return fail("cann.cann-found-link", *lines, fix=link.cure, link=link.path, root=link.root, version=link.version)
     if cann is None:
-        return fail("cann.cann-found-fail", *lines, fix=fix("cann.cann-install", ("npuenv", "resolve")))
+        return fail("cann.cann-found-fail", *lines, fix=fix("cann.cann-install", resolve_here(context)))
     says = {"version": cann.version, "root": cann.root}
     if cann.torn:
         lines = (Evidence(cann.torn, "names no version"), *lines)

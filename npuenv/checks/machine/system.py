@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
@@ -11,6 +12,7 @@ from npuenv.facts.machine.processes import line_of
 from npuenv.facts.machine.system import UNLIMITED
 
 if TYPE_CHECKING:
+    from npuenv.facts.base import Fact
     from npuenv.facts.machine.processes import Process, Processes
 
 _GIB_KIB = 1 << 20
@@ -101,7 +103,21 @@ def _files(context: Context) -> Verdict:
     good = _FILES_CPU if context.framework == "cpu" else _FILES_GOOD
     if limit == UNLIMITED or limit >= good:
         return ok("machine.files-ok")
-    return warn("machine.files-warn", fix=fix("machine.files", ("ulimit", "-n", str(good))), limit=limit, good=good)
+    hard = _hard_limit(context.facts.machine.open_files)
+    if hard is not None and hard < good:
+        cure = fix("machine.files-hard", hard=hard, good=good)
+    else:
+        cure = fix("machine.files", ("ulimit", "-n", str(good)))
+    return warn("machine.files-warn", fix=cure, limit=limit, good=good)
+
+
+def _hard_limit(fact: Fact[int]) -> int | None:
+    """What a shell can raise the soft limit to, by the line of /proc/self/limits; None: without bound, or not told.
+
+    Example: "Max open files 1024 20000 files" gives 20000
+    """
+    match = re.search(r"(?:[0-9]+|unlimited) ([0-9]+)(?: [a-z]+)?$", fact.evidence[0].line if fact.evidence else "")
+    return int(match[1]) if match else None
 
 
 def _locked(context: Context) -> Verdict:
@@ -110,7 +126,12 @@ def _locked(context: Context) -> Verdict:
         return skip("no-limit")
     if limit == UNLIMITED or limit > _LOCKED_OLD_DEFAULT:
         return ok("machine.locked-ok")
-    return warn("machine.locked-warn", fix=fix("machine.locked", ("ulimit", "-l", "unlimited")), limit=limit >> 10)
+    hard = _hard_limit(context.facts.machine.locked_memory)
+    if hard is not None:
+        cure = fix("machine.locked-hard", hard=hard >> 10)
+    else:
+        cure = fix("machine.locked", ("ulimit", "-l", "unlimited"))
+    return warn("machine.locked-warn", fix=cure, limit=limit >> 10)
 
 
 def _disk(context: Context) -> Verdict:
@@ -147,8 +168,8 @@ def _tasks(context: Context) -> Verdict:
         return skip("no-limit")
     if limit == UNLIMITED or limit >= _TASKS_GOOD or (account is not None and account.is_root):
         return ok("machine.tasks-ok")
-    cure = fix("machine.tasks", ("ulimit", "-u", str(_TASKS_GOOD)))
-    return warn("machine.tasks-warn", fix=cure, limit=limit, good=_TASKS_GOOD)
+    # No command: the hard limit, often the same number, is not known here.
+    return warn("machine.tasks-warn", fix=fix("machine.tasks", good=_TASKS_GOOD), limit=limit, good=_TASKS_GOOD)
 
 
 def _memory(context: Context) -> Verdict:

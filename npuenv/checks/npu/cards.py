@@ -62,7 +62,15 @@ def _present(context: Context) -> Verdict:
         nodes is None or facts.npu.smi.state is State.UNKNOWN
     ):
         return unsure("npu.cards-present-unknown", *looked)
-    return fail("npu.cards-present-fail", *looked, fix=_try_cpu())
+    return fail(f"npu.cards-present-{_not_looked(context)}", *looked, fix=_try_cpu())
+
+
+def _not_looked(context: Context) -> str:
+    """The sentence for no card at all: it claims nothing about a place where nobody looked."""
+    npu = context.facts.npu
+    if not was_asked(npu.smi):
+        return "no-node"
+    return "fail" if npu.pci_devices.is_known else "fail-no-bus"
 
 
 def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> Verdict:

@@ -199,7 +199,9 @@ def _visible(context: Context) -> Verdict:
         name = "npu.visible-host-ids" if context.facts.machine.container.is_known else "npu.visible-range"
         return fail(name, line, fix=unset, value=value, count=count, last=count - 1)
     if ids != sorted(ids):
-        return warn("npu.visible-unsorted", line, fix=unset, value=value)
+        rising = ",".join(map(str, sorted(ids)))
+        cure = fix("npu.visible-sorted", ("export", f"ASCEND_RT_VISIBLE_DEVICES={rising}"))
+        return warn("npu.visible-unsorted", line, fix=cure, value=value)
     return unsure("npu.visible-uncounted", line) if count is None else ok("npu.visible-ok", line, value=value)
 
 

@@ -80,6 +80,10 @@ def _init_failed(context: Context, trouble: SmiTrouble) -> Verdict:
         if shut:
             cure = fix("npu.device-flags") if in_container else fix("npu.device-group")
             return fail("npu.smi-init-shut", *evidence, fix=cure, ret=trouble.ret, path=shut[0].path)
+        if nodes.cards and nodes.missing_managers:
+            cure = fix("npu.manager-nodes") if in_container else fix("npu.driver-install")
+            missing = nodes.missing_managers
+            return fail("npu.smi-init-no-manager", *evidence, fix=cure, ret=trouble.ret, paths=missing)
         if not nodes.cards and in_container:
             return fail("npu.smi-init-unmounted", *evidence, fix=fix("npu.device-flags"), ret=trouble.ret)
     if not in_container and facts.npu.modules.value == ():

@@ -23,7 +23,7 @@ def without_table(context: Context) -> Verdict | None:
     if npu.smi.value is not None and npu.smi.value.cards:
         return None
     if npu.smi_trouble.is_known:
-        return skip("npu.see-npu-smi")
+        return unsure("npu.see-npu-smi", *npu.smi_trouble.evidence)
     if npu.smi.state is State.UNKNOWN:
         return unsure("unknown-input", *npu.smi.evidence, facts=("npu.smi",))
     return skip("no-table")

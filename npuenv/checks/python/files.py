@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
 from npuenv.checks.python.imports import library_fix
-from npuenv.checks.python.installed import CORE, pip, python_of, version_of
+from npuenv.checks.python.installed import CORE, python_of, safe_install, version_of
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _sum(items: Iterable[Owned]) -> int:
 
 def _again(context: Context, names: Iterable[str]) -> Fix:
     wanted = [f"{name}=={version_of(context, name)}" for name in names][:_SHOWN]
-    return fix("python.again", pip(context, "install", "--force-reinstall", "--no-deps", *wanted))
+    return safe_install(context, "python.again", *wanted, options=("--force-reinstall", "--no-deps"))
 
 
 def _machines(context: Context) -> Verdict:

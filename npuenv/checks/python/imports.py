@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
-from npuenv.checks.python.installed import lines, pip, version_of
+from npuenv.checks.python.installed import lines, resolve_here, safe_install, version_of
 from npuenv.checks.python.limits import broken_limits
 from npuenv.checks.python.parts import missing_parts
 from npuenv.facts.base import Evidence, State
@@ -42,7 +42,15 @@ def _torch_npu(context: Context) -> Verdict:
         return skip("python.because", cause="python.torch-imports")
     if not _is_autoload(torch.value) and _is_same(torch.value, torch_npu.value):
         return skip("python.import-because", module="torch_npu", cause="python.torch-imports")
+    if _lacks_torch(context, torch_npu.value):
+        return skip("python.import-because", module="torch_npu", cause="python.torch-pair")
     return _imported(context, torch_npu.value, "torch-npu", torch_npu.evidence)
+
+
+def _lacks_torch(context: Context, found: Import | None) -> bool:
+    """Whether torch_npu fails because torch is not installed, as the pair of the two says already."""
+    is_half = version_of(context, "torch") is None and version_of(context, "torch-npu") is not None
+    return is_half and found is not None and any("No module named 'torch'" in text for text in found.errors)
 
 
 def _is_autoload(torch: Import | None) -> bool:
@@ -174,7 +182,7 @@ def _by_module(context: Context, found: Import, text: str, told: tuple[Evidence,
     if "." in name:  # Python found the package itself, else it would have named that one
         cure = _again(context, _owner(context, top))
         return fail("python.import-part-other", *told, fix=cure, module=found.module, part=name, name=top)
-    cure = fix("python.import-module", pip(context, "install", name.split(".")[0].replace("_", "-")))
+    cure = safe_install(context, "python.import-module", top.replace("_", "-"))
     return fail("python.import-module", *told, fix=cure, module=found.module, name=name)
 
 
@@ -208,8 +216,7 @@ def _again(context: Context, module: str) -> Fix:
     name = module.replace("_", "-")
     version = version_of(context, name)
     requirement = f"{name}=={version}" if version else name
-    command = pip(context, "install", "--force-reinstall", "--no-deps", requirement)
-    return fix("python.reinstall", command, requirement=requirement)
+    return safe_install(context, "python.reinstall", requirement, options=("--force-reinstall", "--no-deps"))
 
 
 def library_fix(context: Context, library: str) -> Fix:
@@ -226,7 +233,7 @@ def library_fix(context: Context, library: str) -> Fix:
         return fix("python.nnal")
     if cann is not None and cann.set_env:
         return fix("python.source", ("source", cann.set_env))
-    return fix("python.cann-install", ("npuenv", "resolve"))
+    return fix("python.cann-install", resolve_here(context))
 
 
 def _check(module: str) -> Check:

@@ -23,6 +23,10 @@ CORE = frozenset(
 )
 
 
+# Without a version these draw in the newest torch, on x86_64 with CUDA.
+_BRINGS_TORCH = frozenset({"torch-npu", "torchvision", "torchaudio", "vllm-ascend"})
+
+
 def python_of(context: Context) -> Python | None:
     """The interpreter that is judged."""
     return context.facts.python.interpreter.value
@@ -93,6 +97,68 @@ def torch_fix(context: Context, version: str, *others: str) -> Fix:
     words = (f"torch=={release(version)}+cpu", *others)
     more = ("--extra-index-url", row.url) if row is not None else ()
     return fix("python.reinstall", pip(context, "install", *more, *words), requirement=" ".join(words))
+
+
+def safe_install(context: Context, name: str, *requirements: str, options: tuple[str, ...] = ()) -> Fix:
+    """Installs these, under the sentence `name`, with nothing that a plain command would get wrong for NPUs.
+
+    torch comes as its `+cpu` build, in the version that torch_npu here asks for where the requirement leaves it open.
+    vllm is built from source, so there is a sentence and no command; where no torch is known the whole set is named.
+    """
+    named = {split(text)[0]: text for text in requirements}
+    if "vllm" in named and (is_for_npu(context) or version_of(context, "vllm-ascend") is not None):
+        name_, spec = split(named["vllm"])
+        return fix("python.vllm-plain", wanted=name_ + (f"=={public(spec[2:])}" if spec.startswith("==") else spec))
+    is_open = any(each in _BRINGS_TORCH and not split(text)[1] for each, text in named.items())
+    if is_open and "--no-deps" not in options:
+        return fix("python.whole", install_here(context))
+    is_gpu_wanted = "torch" in named and is_for_gpus(named["torch"]) and context.framework is None
+    if "torch" in named and (is_for_npu(context) or not is_gpu_wanted):
+        version = _torch_version(context, split(named["torch"])[1])
+        row = context.matrix.index_row("pytorch-cpu")
+        if version is None or row is None:
+            return fix("python.whole", install_here(context))
+        named["torch"] = f"torch=={version}+cpu"
+        options = (*options, "--extra-index-url", row.url)
+    command = pip(context, "install", *options, *named.values())
+    if name != "python.reinstall":
+        return fix(name, command)
+    return fix(name, command, requirement=" ".join(named.values()))
+
+
+def _torch_version(context: Context, spec: str) -> str | None:
+    """The release of torch to install: the one that is named, else that of the torch_npu here; None where neither."""
+    exact = re.fullmatch(r"={2,3}([0-9][\w.]*)(\+\w+)?", spec)
+    if exact is not None:
+        return exact[1]
+    torch_npu = version_of(context, "torch-npu")
+    if torch_npu is None:
+        return None
+    row = context.matrix.torch_npu_row(public(torch_npu))
+    version = release(row.torch if row is not None else torch_npu)
+    return version if not spec or accepts(spec, version) else None
+
+
+def meant_for(context: Context) -> str:
+    """The framework that a command of npuenv names with --for: what was said, else what the packages or cards show."""
+    if context.framework is not None:
+        return context.framework
+    found = next((name for name in ("verl", "vllm-ascend", "torch-npu") if version_of(context, name) is not None), None)
+    nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
+    has_cards = (nodes is not None and bool(nodes.cards)) or (table is not None and bool(table.cards))
+    return found or ("torch-npu" if has_cards else "cpu")
+
+
+def install_here(context: Context) -> tuple[str, ...]:
+    """The command that installs a whole set that fits this machine."""
+    name = meant_for(context)
+    return ("npuenv", "install", *(("--host", "this") if name != "cpu" else ()), "--for", name)
+
+
+def resolve_here(context: Context) -> tuple[str, ...]:
+    """The command that names the versions which fit this machine."""
+    name = meant_for(context)
+    return ("npuenv", "resolve", "--host", "this", "--for", name if name != "cpu" else "torch-npu")
 
 
 def split(requirement: str) -> tuple[str, str]:

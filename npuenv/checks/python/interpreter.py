@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.checks.python.installed import CORE, accepts, pip, python_of, version_of, where
+from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, safe_install, version_of, where
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
 
@@ -38,14 +38,14 @@ def _found(context: Context) -> Verdict:
     if broken is not None and broken.what == "garbled":
         return unsure("python.python-found-garbled", *fact.evidence, path=broken.path)
     if broken is not None and broken.what == "too-old":
-        cure = fix("python.python-version", ("npuenv", "install", "--for", context.framework or "cpu"))
+        cure = fix("python.python-version", install_here(context))
         return fail("python.python-found-too-old", *told, fix=cure, path=broken.path)
     if broken is not None:
-        cure = fix("python.python-broken", ("npuenv", "install", "--for", context.framework or "cpu"))
+        cure = fix("python.python-broken", install_here(context))
         return fail(f"python.python-found-{broken.what}", *told, fix=cure, path=broken.path)
     line = fact.evidence[0].line if fact.evidence else ""
     if fact.state is State.UNKNOWN and _SAYS_WHY.search(line):
-        cure = fix("python.python-broken", ("npuenv", "install", "--for", context.framework or "cpu"))
+        cure = fix("python.python-broken", install_here(context))
         return fail("python.python-found-crash", *fact.evidence, fix=cure, line=line)
     if fact.state is State.UNKNOWN:
         return unsure("python.python-found-mute", *fact.evidence, line=line or "-")
@@ -66,7 +66,7 @@ def _supported(context: Context) -> Verdict:
     all_ = {item for row in rows for item in row.pythons(arch)}
     offered = sorted((item for item in all_ if _release_key(item) >= _OLDEST), key=_release_key)
     if numbers < _OLDEST or (offered and short not in offered):
-        cure = fix("python.python-version", ("npuenv", "install", "--for", context.framework or "cpu"))
+        cure = fix("python.python-version", install_here(context))
         return fail("python.python-version-fail", fix=cure, version=short, offered=tuple(offered))
     return ok("python.python-version-ok", version=short)
 
@@ -127,6 +127,12 @@ def _readable(context: Context) -> Verdict:
     return fail("python.readable-fail", *shut, fix=fix("python.readable"), folders=places)
 
 
+def _again(context: Context, names: tuple[str, ...]) -> Fix:
+    """Puts in anew what is there, in the version that is there where it says one."""
+    wanted = [f"{name}=={version}" if (version := version_of(context, name)) else name for name in names]
+    return safe_install(context, "python.again", *wanted, options=("--force-reinstall", "--no-deps"))
+
+
 def _metadata(context: Context) -> Verdict:
     """Distributions that do not say what they are: half removed, copied by hand, or written while the disk was full."""
     packages = context.facts.python.packages.value
@@ -136,7 +142,7 @@ def _metadata(context: Context) -> Verdict:
         return ok("python.metadata-ok")
     told = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
     names = tuple(dict.fromkeys(each.name for each in packages.trouble))
-    cure = fix("python.again", pip(context, "install", "--force-reinstall", "--no-deps", *names[:_SHOWN]))
+    cure = _again(context, names[:_SHOWN])
     verdict = fail if set(names) & CORE else warn
     return verdict(
         "python.metadata-fail", *told, fix=cure, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
@@ -214,7 +220,7 @@ def _abi(context: Context) -> Verdict:
     told = [Evidence(where(context), f"{name}: {what}") for name, what in sorted(foreign.items())]
     if foreign:
         names = tuple(sorted(foreign))
-        cure = fix("python.again", pip(context, "install", "--force-reinstall", "--no-deps", *names[:_SHOWN]))
+        cure = _again(context, names[:_SHOWN])
         return fail("python.abi-fail", *told, fix=cure, packages=names[:_SHOWN], version=python.version)
     refused = [name for name, spec in packages.requires_python.items() if accepts(spec, python.version) is False]
     if refused:

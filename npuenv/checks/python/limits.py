@@ -20,6 +20,7 @@ from npuenv.checks.python.installed import (
     published_as,
     python_of,
     reinstall,
+    safe_install,
     split,
     version_of,
     where,
@@ -91,7 +92,7 @@ def _limits(context: Context) -> Verdict:
         return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))
     names = [split(text)[0] for row in broken for text in (row.when, row.needs)]
     needs = tuple(row.needs for row in broken)
-    cure = fix("python.reinstall", pip(context, "install", *needs), requirement=" ".join(needs))
+    cure = safe_install(context, "python.reinstall", *needs)
     pairs = tuple(f"{row.when}: {row.needs}" for row in broken)
     return fail("python.limits-fail", *lines(context, *dict.fromkeys(names)), fix=cure, limits=pairs)
 
@@ -120,7 +121,7 @@ def _requirements(context: Context) -> Verdict:
         Evidence(where(context), f"{i.owner} {version_of(context, i.owner)}: {i.needs}, {i.has or '-'}") for i in unmet
     ]
     wanted = tuple(dict.fromkeys(item.needs for item in unmet))
-    cure = fix("python.requirements", pip(context, "install", *wanted[:_SHOWN]))
+    cure = safe_install(context, "python.requirements", *wanted[:_SHOWN])
     verdict = fail if _is_grave(unmet[0]) else warn
     shown = tuple(f"{item.owner}: {item.needs} ({item.has or '-'})" for item in unmet[:_SHOWN])
     return verdict("python.requirements-unmet", *told, fix=cure, count=len(unmet), requirements=shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip
-from npuenv.checks.python.installed import is_for_npu, lines, pip, published_as, version_of
+from npuenv.checks.python.installed import install_here, is_for_npu, lines, pip, published_as, version_of
 
 _NPU = ("torch", "torch-npu", "numpy")
 _RL = ("ray", "tensordict", "transformers", "datasets", "hydra-core", "codetiming")
@@ -61,8 +61,8 @@ def _parts(context: Context) -> Verdict:
 
 def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:
     """One by one with the versions of a published stack that this looks like; without torch the whole set."""
-    if {"torch", "torch-npu"} & set(missing):
-        return fix("python.parts", ("npuenv", "install", "--for", framework))
+    if {"torch", "torch-npu", "vllm"} & set(missing):
+        return fix("python.whole", install_here(context))
     known = [name for name in ("torch-npu", "vllm-ascend") if version_of(context, name) is not None]
     recipes = published_as(context, *known) if known else iter(())
     pins = [{pin.name: pin.version for pin in recipe.pin} for recipe in recipes]

@@ -17,6 +17,7 @@ from npuenv.checks.python.installed import (
     public,
     published_as,
     reinstall,
+    safe_install,
     version_of,
     where,
 )
@@ -76,8 +77,29 @@ def _pair(context: Context) -> Verdict:
         if is_for_gpus(vllm):
             return warn("python.vllm-gpu", *told, fix=fix("python.vllm-gpu"), vllm=vllm)
         return _transformers(context, row) or ok("python.vllm-ok", *told, vllm=vllm, ascend=ascend)
-    cure = reinstall(context, f"vllm=={public(row.vllm)}")
+    fitting = _fitting_plugin(context)
+    if fitting is not None:
+        cure = reinstall(context, f"vllm-ascend=={fitting.version}")
+    else:
+        cure = fix("python.vllm-plain", wanted=f"vllm=={public(row.vllm)}")
     return fail("python.vllm-fail", *told, fix=cure, vllm=vllm, ascend=ascend, wanted=row.vllm)
+
+
+def _fitting_plugin(context: Context) -> VllmAscend | None:
+    """The vllm-ascend that the vllm, torch and torch_npu here were published for, where it is another one.
+
+    Then the plugin is the odd one out, and changing it alone mends the environment.
+    """
+    vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
+    pair = [(field, version_of(context, name)) for field, name in _NEEDS.items() if name in ("torch", "torch-npu")]
+    if vllm is None or ascend is None:
+        return None
+    said = public(_said_version(context, vllm))
+    rows = [row for row in context.matrix.vllm_ascend if public(row.vllm) == said]
+    rows = [row for row in rows if all(has and accepts(getattr(row, field), has) is True for field, has in pair)]
+    if not rows or public(ascend) in {row.version for row in rows}:
+        return None
+    return next((row for row in rows if "rc" not in row.version), rows[0])
 
 
 def _alone(context: Context, vllm: str | None, ascend: str | None) -> Verdict:
@@ -146,6 +168,8 @@ def _needs(context: Context) -> Verdict:
     ascend, row = version_of(context, "vllm-ascend"), _row(context)
     if ascend is None or row is None:
         return skip("python.no-vllm")
+    if _is_odd_plugin(context):
+        return skip("python.because", cause="python.vllm-pair")
     unmet = {
         name: spec
         for field, name in _NEEDS.items()
@@ -160,9 +184,14 @@ def _needs(context: Context) -> Verdict:
         return ok("python.vllm-needs-ok", ascend=ascend)
     pair = {"torch", "torch-npu"} & set(unmet)
     shown = tuple(f"{name}{spec} ({version_of(context, name) or '-'})" for name, spec in unmet.items())
-    cure = reinstall(context, *(f"{name}{spec}" for name, spec in unmet.items()))
+    cure = safe_install(context, "python.reinstall", *(f"{name}{spec}" for name, spec in unmet.items()))
     verdict = fail if pair else warn
     return verdict("python.vllm-needs", *lines(context, "vllm-ascend", *unmet), fix=cure, ascend=ascend, packages=shown)
+
+
+def _is_odd_plugin(context: Context) -> bool:
+    """Whether vllm-ascend alone has to change: what it needs itself then says nothing about this environment."""
+    return _pair(context).status is Status.FAIL and _fitting_plugin(context) is not None
 
 
 def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
@@ -215,6 +244,8 @@ def _cann(context: Context) -> Verdict:
     row, cann = _row(context), context.facts.cann.toolkit.value
     if row is None or cann is None:
         return skip("python.no-vllm" if row is None else "no-cann")
+    if _is_odd_plugin(context):
+        return skip("python.because", cause="python.vllm-pair")
     named = [text for text in (row.cann, row.cann_image, *(image.cann for image in row.image)) if text]
     series = sorted(versions.cann(text).series for text in named if versions.is_cann(text))
     if not versions.is_cann(cann.version):
@@ -228,7 +259,9 @@ def _cann(context: Context) -> Verdict:
     if any(versions.cann(each.cann).series == has for each in published_as(context, "vllm-ascend") if each.cann):
         return ok("python.vllm-cann-ok", ascend=row.version, cann=cann.version)
     told = (*lines(context, "vllm-ascend"), *context.facts.cann.toolkit.evidence)
-    cure = fix("python.vllm-cann", ("npuenv", "resolve", "--for", "vllm-ascend"))
+    cure = fix(
+        "python.vllm-cann", ("npuenv", "resolve", "--host", "this", "--for", "vllm-ascend", "--cann", cann.version)
+    )
     shown = tuple(dict.fromkeys(named))
     return warn("python.vllm-cann-warn", *told, fix=cure, ascend=row.version, cann=cann.version, named=shown)
 

@@ -1,0 +1,286 @@
+"""Reports of npuenv's own doctor inside a paste: only what its failures and warnings rest on is left to be read.
+
+Such a report speaks of errors in the names and sources of checks that found nothing, so its words show no trouble;
+the evidence of its problems does. Forms with tags or keys are cut by `without_documents`, text by `without_text`.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import itertools
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    Piece = tuple[int, str]  # where an evidence stands in the paste, and what it says
+
+_LANGUAGES = ("en", "zh")
+_PROBLEMS = ("fail", "warn")
+_STATUSES = (*_PROBLEMS, "unknown", "ok", "skip")
+_JSON_MARK = re.compile(r'"schema":\s*"npuenv\.doctor/\d+"|"name":\s*"npuenv doctor"')
+_OBJECT = re.compile(r"^[ \t]*(\{)", re.MULTILINE)
+_OBJECTS_TRIED = 40
+_DOCUMENTS_AT_MOST = 50
+# Before a line that is no line of JSON.
+_NO_JSON = re.compile(r'\n(?=[ \t>]*[^\s>"{}\[\]])(?![ \t>]*(?:-?\d[\d.eE+-]*|true|false|null),?\s*\n)')
+_SECTION = re.compile(r'<section class="finding (?:fail|warn)".*?</section>', re.DOTALL)
+_EVIDENCE = re.compile(r"<dd><code>(.*?)</code></dd>", re.DOTALL)
+_CASE = re.compile(r"<(failure|system-out)\b[^>]*>(.*?)</\1>", re.DOTALL)
+
+_SUMMARY = re.compile(r"· (?:ok|正常):? \d+ · (?:skipped|跳过):? \d+$")
+_SOURCE = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)")
+_GUIDE = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )|^[ \t]*(?:│|\|) {1,3}")
+_BRANCH = re.compile(r"^[ \t]*(?:[├└]── |[+`]-- )")
+_FOLDED = re.compile(r"[ \t]*(?:│|\|) | {4}")  # the rest of an evidence that a terminal's width has cut
+_HEAD_AT_MOST = 8  # lines of a head that a narrow terminal has cut
+_QUOTED = re.compile(r"\A(?:> ?)+")
+_FOLLOWING = re.compile(r"(?:next: |下一步：)")
+_ARROW = re.compile(r" (?:->|→)(?: |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A paste without the documents of the doctor. Lines keep their numbers where a document has enough of them."""
+
+    text: str
+    first: int | None  # number of the first line of the first document, from 1; None: there is none
+
+
+def without_documents(text: str) -> Cut:
+    """The paste with each JSON, SARIF, HTML and JUnit report replaced by the evidence of its problems."""
+    if "npuenv" not in text:
+        return Cut(text, None)
+    first: int | None = None
+    for find in (_json, _html, _junit):
+        for start, end, pieces in sorted(find(text), reverse=True):
+            number = text.count("\n", 0, start) + 1
+            first = number if first is None else min(first, number)
+            text = text[:start] + _placed(text[start:end], start, pieces) + text[end:]
+    return Cut(text, first)
+
+
+def _placed(document: str, start: int, pieces: Sequence[Piece]) -> str:
+    """The evidence on the lines where it stands, or on the next free ones; every other line empty."""
+    lines = [""] * (document.count("\n") + 1)
+    for at, piece in pieces:
+        place = document.count("\n", 0, max(at - start, 0))
+        while place < len(lines) and lines[place]:
+            place += 1
+        if place == len(lines):
+            lines.append("")
+        lines[place] = " ".join(piece.split("\n"))
+    return "\n".join(lines)
+
+
+def _json(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
+    done = 0
+    for mark in itertools.islice(_JSON_MARK.finditer(text), _DOCUMENTS_AT_MOST):
+        if mark.start() < done:
+            continue
+        found = _object_around(text, mark.start(), done)
+        if found is None:  # cut off, or quoted: what is left of it has to go all the same
+            start, end = _loose(text, mark.start(), done)
+            yield start, end, []
+        else:
+            start, end, document = found
+            yield start, end, list(_located(text, start, _of_document(document)))
+        done = end
+
+
+def _object_around(text: str, mark: int, after: int) -> tuple[int, int, dict[str, Any]] | None:
+    decoder = json.JSONDecoder()
+    starts = [match.start(1) for match in _OBJECT.finditer(text, after, mark)]
+    for start in starts[-_OBJECTS_TRIED:]:
+        try:
+            document, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue  # another text that begins with a brace
+        if end > mark and ("findings" in document or "runs" in document):
+            return start, end, document
+    return None
+
+
+def _loose(text: str, mark: int, after: int) -> tuple[int, int]:
+    """From the line of the mark to the last line that looks like JSON."""
+    start = max(text.rfind("\n", after, mark) + 1, after)
+    other = _NO_JSON.search(text, mark)
+    return start, other.start() if other else len(text)
+
+
+def _of_document(document: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Of each problem in a document: the text as it stands there, and the evidence in it."""
+    for finding in _dicts(document.get("findings")):
+        if finding.get("status") in _PROBLEMS:
+            for item in _dicts(finding.get("evidence")):
+                line = str(item.get("line", ""))
+                yield line, [line]
+    for run in _dicts(document.get("runs")):
+        for result in _dicts(run.get("results")):
+            message = result.get("message")
+            said = str(message.get("text", "")) if isinstance(message, dict) else ""
+            if result.get("level") in ("error", "warning"):
+                yield said, list(_lines_of_evidence(said.split("\n")[1:]))
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _located(text: str, start: int, told: Iterable[tuple[str, list[str]]]) -> Iterator[Piece]:
+    at = max(text.find('"findings"', start), text.find('"results"', start), start)
+    for whole, pieces in told:
+        written = (json.dumps(whole, ensure_ascii=is_ascii) for is_ascii in (False, True))
+        at = next((place for form in written if (place := text.find(form, at)) >= 0), at)
+        for piece in pieces:
+            yield at, piece
+
+
+def _lines_of_evidence(lines: Iterable[str]) -> Iterator[str]:
+    """What stands behind the arrow of `command -> line`, up to the first line without one."""
+    for line in lines:
+        arrow = _ARROW.search(line)
+        if arrow is None:
+            return
+        yield line[arrow.end() :]
+
+
+def _html(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
+    titles = [f"<title>{html.escape(word)}</title>" for word in _words("html-title")]
+    for start, end in _spans(text, "<!DOCTYPE html>", "</html>"):
+        if any(title in text[start:end] for title in titles):
+            sections = _SECTION.finditer(text, start, end)
+            found = (item for part in sections for item in _EVIDENCE.finditer(text, part.start(), part.end()))
+            yield start, end, [(item.start(), html.unescape(item.group(1))) for item in found]
+
+
+def _junit(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
+    for start, end in _spans(text, '<testsuites name="npuenv doctor"', "</testsuites>"):
+        pieces: list[Piece] = []
+        for case in _CASE.finditer(text, start, end):
+            lines = html.unescape(case.group(2)).split("\n")
+            told = lines[1:] if case.group(1) == "system-out" else lines
+            pieces += ((case.start(2), line) for line in _lines_of_evidence(told))
+        yield start, end, pieces
+
+
+def _spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
+    """Where each document begins and ends; one that is cut off is none."""
+    end = 0
+    for _ in range(_DOCUMENTS_AT_MOST):
+        start = text.find(opening, end)
+        close = text.find(closing, start) if start >= 0 else -1
+        if close < 0:
+            return
+        end = close + len(closing)
+        yield start, end
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A line of a paste that is read further: its place among the lines, and what is read of it."""
+
+    at: int
+    text: str
+
+
+def without_text(lines: Sequence[str]) -> tuple[list[Kept], int | None]:
+    """The lines without text reports of the doctor but with their evidence, and where the first report begins."""
+    if not any(map(_is_mark, lines)):
+        return [Kept(at, line) for at, line in enumerate(lines)], None
+    reader = _Reader(lines)
+    for at in range(len(lines)):
+        reader.read(at)
+    return reader.kept, reader.first
+
+
+def _is_mark(line: str) -> bool:
+    return bool(_SOURCE.search(line) or _SUMMARY.search(line.rstrip()) or _head().match(line.strip()))
+
+
+class _Reader:
+    """Goes through lines of which some are reports of the doctor."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self.kept: list[Kept] = []
+        self.first: int | None = None
+        self._is_inside = False
+        self._is_telling = False  # below a problem, where evidence stands
+        self._findings_at = 0  # where the first finding stands; what is between it and the head is the head's
+        self._evidence_at = -1  # where the evidence that was read last ends
+        self._label, self._problem, self._cure = _labels(_STATUSES), _labels(_PROBLEMS), _cure()
+
+    def read(self, at: int) -> None:
+        """Takes one line in: kept, kept as evidence, or left out."""
+        line = _QUOTED.sub("", self._lines[at], count=1)
+        text = line.strip()
+        if _head().match(text):
+            self._enter(at)
+            self._findings_at, self._is_telling = self._first_finding(at), False
+        elif self._label.match(text):
+            self._enter(at)
+            self._is_telling = bool(self._problem.match(text))
+        elif not self._is_inside or not self._belongs(at, line, text):
+            self._is_inside = False
+            self.kept.append(Kept(at, self._lines[at]))
+        elif self._is_telling:
+            self._evidence(at, line)
+
+    def _first_finding(self, head: int) -> int:
+        near = enumerate(self._lines[head + 1 : head + 1 + _HEAD_AT_MOST], head + 1)
+        return next((at for at, line in near if self._label.match(_QUOTED.sub("", line, count=1).strip())), head)
+
+    def _enter(self, at: int) -> None:
+        self._is_inside = True
+        self.first = at if self.first is None else self.first
+
+    def _belongs(self, at: int, line: str, text: str) -> bool:
+        if at < self._findings_at or not text or line[:1] in " \t" or _GUIDE.match(line):
+            return True
+        if _SUMMARY.search(text) or _FOLLOWING.match(text):
+            self._is_telling = False
+            return True
+        return bool(_SOURCE.match(text) or self._cure.match(text) or (self._is_telling and _ARROW.search(text)))
+
+    def _evidence(self, at: int, line: str) -> None:
+        text = _GUIDE.sub("", line).strip()
+        arrow = _ARROW.search(text)
+        if _SOURCE.match(text) or self._cure.match(text):
+            self._is_telling = False
+        elif arrow is not None:
+            self.kept.append(Kept(at, text[arrow.end() :]))
+            self._evidence_at = at
+        elif text and self._evidence_at == at - 1 and not _BRANCH.match(line) and _FOLDED.match(line):
+            self.kept[-1] = Kept(self.kept[-1].at, f"{self.kept[-1].text} {text}".strip())
+            self._evidence_at = at
+
+
+def _words(key: str) -> list[str]:
+    return [say(Message(f"doctor.{key}"), lang) for lang in _LANGUAGES]
+
+
+@functools.cache
+def _head() -> re.Pattern[str]:
+    return re.compile(f"(?:{'|'.join(map(re.escape, _words('title')))})(?:  |$)")
+
+
+def _labels(statuses: Iterable[str]) -> re.Pattern[str]:
+    """What a finding begins with: a mark and a word, or a word filled up to a column."""
+    words = [word for status in statuses for word in _words(f"label-{status}")]
+    some, long = ("|".join(map(re.escape, group)) for group in (words, [word for word in words if len(word) > 6]))
+    filled = rf"|(?:{long}) (?=\S[^:]*:)" if long else ""
+    return re.compile(rf"[✘?!✔x+-] (?:{some}) |(?:{some}) {{2,}}(?=\S){filled}")
+
+
+def _cure() -> re.Pattern[str]:
+    """What a cure begins with."""
+    keys = ("doctor.fix", "doctor.fix-dangerous")
+    forms = (say(Message(key, {"says": ""}), lang) for key in keys for lang in _LANGUAGES)
+    return re.compile("|".join(re.escape(form.rstrip()) for form in forms))
