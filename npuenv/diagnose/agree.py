@@ -150,7 +150,9 @@ def _release_for_chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         return
     named = [row for row in matrix.vllm_ascend if any(facts.generation.value in image.hardware for image in row.image)]
     first = min((version for row in named if (version := _version_text(row.version))), default=None)
-    if first is not None and have < first:
+    oldest = min((version for row in matrix.vllm_ascend if (version := _version_text(row.version))), default=None)
+    # A chip of the oldest release in the table: what came before it is not known.
+    if first is not None and have < first != oldest:
         yield "chip-not-in-release", facts.packages["vllm-ascend"].line
 
 
