@@ -374,7 +374,10 @@ def test_nothing_is_removed_where_the_replacement_cannot_be_had(
 def few_files() -> None:
     """This machine allows only 4096 open files, which the doctor warns of with a line for the user's shell."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    try:  # a shell can raise its limit only up to the hard one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, max(hard, 65536)))
+    except (ValueError, OSError):
+        pytest.skip("may not raise the hard limit of open files")
     yield  # type: ignore[misc]
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -52,12 +52,13 @@ def test_a_user_with_the_path_of_root_has_no_npu_smi(tmp_path: Path) -> None:
     source = Path(npuenv.__file__).parents[1]
     program = "from npuenv.host.local import LocalHost; print(LocalHost().run(['npu-smi']).is_absent)"
     argv = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", program]
-    can_start = subprocess.run([*argv[:-1], "import npuenv.host.local"], cwd=source, capture_output=True, check=False)
+    env = {"PATH": f"{shut}:/usr/bin:/bin"}
+    can_start = subprocess.run(
+        [*argv[:-1], "import npuenv.host.local"], cwd=source, env=env, capture_output=True, check=False
+    )
     if can_start.returncode != 0:
         pytest.skip("another user may not read the checkout or the interpreter")
-    ran = subprocess.run(
-        argv, cwd=source, env={"PATH": f"{shut}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
-    )
+    ran = subprocess.run(argv, cwd=source, env=env, capture_output=True, text=True, check=True)
     assert ran.stdout == "True\n"
 
 
