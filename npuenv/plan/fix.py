@@ -85,10 +85,6 @@ class Cures:
     shown: tuple[Shown, ...] = ()
     session: tuple[Argv, ...] = ()  # what is written down for the user's shell
 
-    def steps_of(self, check: str) -> tuple[str, ...]:
-        """The steps that are for a check."""
-        return tuple(step for step, checks in self.mends.items() if check in checks)
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -11,7 +11,7 @@ from changes import HEALTHY, both, find, gone, lost, put, variables
 from npuenv.checks import Status
 from npuenv.checks.registry import CHECKS
 from npuenv.facts.base import Evidence
-from npuenv.facts.machine.account import Account, Privileges
+from npuenv.facts.machine.account import Account
 from npuenv.facts.machine.hardware import Memory
 from npuenv.facts.machine.libraries import CxxLibrary
 from npuenv.facts.machine.mounts import Folder, Mount
@@ -172,15 +172,3 @@ def test_a_missing_temporary_folder_is_named_as_the_session_names_it() -> None:
     finding = find(change(HEALTHY), "machine.tmp")
     assert "/scratch/gone" in say(finding.says)
     assert finding.fix is not None and finding.fix.commands == (("mkdir", "-p", "/scratch/gone"),)
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "is_filtered", "is_privileged", "may_set_policy"),
-    [(0xA80425FB, True, False, False), (0x1FFFFFFFFFF, False, True, True), (0xA8842 << 12, True, False, True)],
-)
-def test_privileges_are_read_off_the_bits(
-    capabilities: int, is_filtered: bool, is_privileged: bool, may_set_policy: bool
-) -> None:
-    privileges = Privileges(capabilities, is_filtered, False)
-    assert privileges.is_privileged is is_privileged
-    assert privileges.may_set_memory_policy is may_set_policy

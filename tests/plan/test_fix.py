@@ -65,7 +65,7 @@ def test_automatic_cures_become_steps_with_conditions_and_an_undo() -> None:
     assert step.done_when == (Want("dist.version", ("/home/ann/bin/python", "triton"), ""),)
     assert cures.mends == {"python-triton": ("python.triton",)}
     assert cures.undo == {"python-triton": (("/home/ann/bin/python", "-m", "pip", "install", "triton==3.2"),)}
-    assert cures.shown == () and cures.steps_of("python.triton") == ("python-triton",)
+    assert cures.shown == () and "python.triton" in cures.mends["python-triton"]
 
 
 def test_steps_go_from_the_ground_up_and_triton_ascend_goes_in_last() -> None:
@@ -95,7 +95,7 @@ def test_one_command_for_two_checks_is_run_once() -> None:
     rehearsal = (*PIP, "install", "--dry-run", "--force-reinstall", "triton-ascend")
     assert commands(cures) == {"python-triton": [rehearsal, *both]}
     assert cures.mends == {"python-triton": ("python.triton", "python.one-owner")}
-    assert cures.steps_of("python.one-owner") == ("python-triton",)
+    assert "python.one-owner" in cures.mends["python-triton"]
 
 
 def test_a_package_that_is_put_in_anew_is_not_put_in_twice() -> None:

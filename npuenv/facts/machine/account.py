@@ -21,7 +21,6 @@ _ID = re.compile(
 _GROUP = re.compile(_NUMBER)
 _STATUS = "/proc/self/status"
 # Bits of include/uapi/linux/capability.h.
-_SYS_ADMIN, _SYS_NICE, _IPC_LOCK = 21, 23, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +45,6 @@ class Privileges:
     capabilities: int  # the effective set, as its bits
     is_filtered: bool | None  # seccomp sorts out system calls; None: the kernel does not say
     is_sealed: bool | None  # no-new-privs: neither sudo nor setuid programs work
-
-    @property
-    def is_privileged(self) -> bool:
-        """True with the right to administer the system: root on a machine, or a privileged container."""
-        return bool(self.capabilities >> _SYS_ADMIN & 1)
-
-    @property
-    def may_set_memory_policy(self) -> bool:
-        """Whether numactl and set_mempolicy work: docker's filter lets them through only with CAP_SYS_NICE."""
-        return not self.is_filtered or bool(self.capabilities >> _SYS_NICE & 1)
-
-    @property
-    def may_lock_memory(self) -> bool:
-        return bool(self.capabilities >> _IPC_LOCK & 1)
 
 
 def account(host: Host) -> Fact[Account]:

@@ -30,10 +30,6 @@ class Mount:
     options: tuple[str, ...]  # of the place and of the file system behind it
 
     @property
-    def is_read_only(self) -> bool:
-        return "ro" in self.options
-
-    @property
     def is_noexec(self) -> bool:
         return "noexec" in self.options
 
