@@ -20,7 +20,6 @@ _ID = re.compile(
 )
 _GROUP = re.compile(_NUMBER)
 _STATUS = "/proc/self/status"
-# Bits of include/uapi/linux/capability.h.
 
 
 @dataclass(frozen=True, slots=True)
