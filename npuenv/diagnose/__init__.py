@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from npuenv.diagnose.agree import agreement
 from npuenv.diagnose.circumstances import circumstances
 from npuenv.diagnose.cure import cure
+from npuenv.diagnose.lines import bare
 from npuenv.diagnose.machine import read_machine
 from npuenv.diagnose.match import Ground, match
-from npuenv.diagnose.outcome import outcome
+from npuenv.diagnose.mentions import unmentioned
+from npuenv.diagnose.outcome import outcome, recovery
 from npuenv.diagnose.packages import read_packages
 from npuenv.diagnose.rank import observations, rank, separated, verdict
 from npuenv.diagnose.search import Text
@@ -29,6 +31,7 @@ from npuenv.matrix.problems import Problems, load_problems
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npuenv.diagnose.recovery import Recovery
     from npuenv.host.report import Line, Paste
 
 __all__ = ["Diagnosis", "Verdict", "diagnose", "read_facts", "signs_of"]
@@ -43,10 +46,12 @@ _EXIT = {
 def diagnose(paste: Paste, matrix: Matrix | None = None, problems: Problems | None = None) -> Diagnosis:
     """What a report shows. Raises nothing for any text."""
     matrix, problems = matrix or load_matrix(), problems or load_problems()
-    text = Text(paste.lines)
-    facts = read_facts(Text(tuple(map(_plain, paste.lines))), matrix)
-    signs = signs_of(facts, text, matrix, problems)
-    matches = match(problems.rows, Ground(text, signs, facts.codes))
+    lines = unmentioned(bare(paste.lines))
+    text = Text(lines)
+    facts = read_facts(Text(tuple(map(_plain, lines))), matrix)
+    recovered = recovery(text)
+    signs = signs_of(facts, text, matrix, problems, recovered)
+    matches = match(problems.rows, Ground(text, signs, facts.codes, recovered.lines))
     causes, other = rank(matches)
     said = verdict(causes, other)
     if said is Verdict.NOT_ENVIRONMENT:
@@ -82,7 +87,9 @@ _WORDS = (
     ("昇腾", " Ascend "),
     ("芯片", " chip "),
 )
-_HAS_WORDS = re.compile("[：，（）＝`*、版驱昇芯]")
+_HAS_WORDS = re.compile("[：，（）＝`*、\u4e00-\u9fff]")
+_IS = re.compile(r"\s*[是为]\s*(?=v?\d)")
+_BESIDE = re.compile("(?<=[\u4e00-\u9fff])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9])(?=[\u4e00-\u9fff])")
 
 
 def _plain(line: Line) -> Line:
@@ -92,6 +99,7 @@ def _plain(line: Line) -> Line:
     text = line.text
     for word, other in _WORDS:
         text = text.replace(word, other)
+    text = _BESIDE.sub(" ", _IS.sub(": ", text))
     return replace(line, text=re.sub(" +", " ", text.translate(_MARKS)).replace(" :", ":").strip())
 
 
@@ -131,9 +139,15 @@ def _with_images(packages: dict[str, Seen[str]], images: Sequence[Seen[str]]) ->
     return packages
 
 
-def signs_of(facts: Facts, text: Text, matrix: Matrix, problems: Problems) -> Mapping[str, Line]:
-    """Every sign of a report, with the line that shows it."""
-    signs = {**agreement(facts, matrix, problems.bounds), **circumstances(facts, text, matrix), **outcome(text)}
+def signs_of(
+    facts: Facts, text: Text, matrix: Matrix, problems: Problems, recovered: Recovery | None = None
+) -> Mapping[str, Line]:
+    """Every sign of a report, with the line that shows it.
+
+    recovered: what went on after an error, where that is known already
+    """
+    signs = {**agreement(facts, matrix, problems.bounds), **circumstances(facts, text, matrix)}
+    signs.update(outcome(text, recovered or recovery(text)))
     if facts.arch:
         signs[f"arch-{facts.arch.value}"] = facts.arch.line
     if facts.cann:

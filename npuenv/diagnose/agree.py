@@ -118,6 +118,8 @@ def _vllm(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
     if wanted is not None:
         agrees = have.release[:3] == wanted.release[:3]
     elif mine.is_devrelease or mine.local:  # a development version pairs with a commit
+        if have.release[:3] != mine.release[:3]:
+            yield "vllm-pair-doubtful", plugin.line
         return
     else:
         agrees = _release(have) == _release(mine)
@@ -146,8 +148,8 @@ def _plugin(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
 def _release_for_chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
     """Whether the installed vllm-ascend came out before the first release that has an image for this chip."""
     have = _version(facts.packages.get("vllm-ascend"))
-    if have is None or facts.generation is None or have.release[:2] == (0, 1):
-        return
+    if have is None or facts.generation is None or have.release[:2] == (0, 1) or facts.generation.value == "a2":
+        return  # every release is for A2, whether the table names its image or not
     named = [row for row in matrix.vllm_ascend if any(facts.generation.value in image.hardware for image in row.image)]
     first = min((version for row in named if (version := _version_text(row.version))), default=None)
     oldest = min((version for row in matrix.vllm_ascend if (version := _version_text(row.version))), default=None)

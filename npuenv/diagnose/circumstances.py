@@ -1,4 +1,4 @@
-"""Signs from the machine, the session, the container and the cluster as a report shows them.
+"""Signs from the machine, the session and the cluster as a report shows them.
 
 Start from `circumstances`.
 """
@@ -8,27 +8,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.host.report import blocks
+from npuenv.diagnose.container import containers
+from npuenv.diagnose.moments import late_ranks
+from npuenv.diagnose.search import named
+from npuenv.host.report import blocks, typed_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from npuenv.diagnose.search import Text
-    from npuenv.diagnose.types import DockerRun, Facts
+    from npuenv.diagnose.types import Facts
     from npuenv.host.report import Line
     from npuenv.matrix import Matrix
 
 Sign = tuple[str, "Line"]
 
-_MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
-_DRIVER = "/usr/local/Ascend/driver"
 _FULL_PERCENT = 70  # of a card's memory: more than any driver or idle context takes
 _IDLE_PERCENT = 20
 _PYTHON_DEPS = ("decorator", "attrs", "psutil", "scipy", "cffi", "sympy", "cloudpickle")
 _FOR_CHIP = re.compile(r"[-_.](910b|a2|a3|910c|310p|950|a5)(?=[-_.]|$)", re.IGNORECASE)
 _CHIP_WORDS = {"910b": "a2", "a2": "a2", "a3": "a3", "910c": "a3", "310p": "310p", "950": "950", "a5": "950"}
 _SMALL_SHM_BYTES = 2 * 1024**3
-_FEW_RIGHTS = ("runAsNonRoot: true", "runAsUser: 1", "CapEff: 0000000000000000", "drop: *ALL", "cap-drop*all")
 _RAY_WORDS = ("RayWorkerWrapper", "ray::", "RayTaskError", "(raylet", "ray.exceptions", "ray/_private")
 _RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunner|\w*vLLM\w*Server)[ ,]")
 
@@ -36,20 +36,12 @@ _RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunne
 def circumstances(facts: Facts, text: Text, matrix: Matrix) -> dict[str, Line]:
     """Name of a sign to the line that shows it."""
     signs: dict[str, Line] = {}
-    for judge in _JUDGES:
+    for judge in (*_JUDGES, containers):
         for name, line in judge(facts, text):
             signs.setdefault(name, line)
     for name, line in _chip(facts, matrix):
         signs.setdefault(name, line)
     return signs
-
-
-def _named(text: Text, sign: str, wanted: Sequence[str]) -> Iterator[Sign]:
-    """The sign for each of some texts that is there."""
-    for each in wanted:
-        line = text.first(each)
-        if line is not None:
-            yield sign, line
 
 
 def _chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
@@ -70,7 +62,7 @@ def _chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
             yield "image-for-other-chip", image.line  # a tag without a chip is the A2 one
     soc = facts.environ.get("SOC_VERSION")
     if soc and soc.value:
-        other = matrix.hardware_of_chip(soc.value)
+        other = matrix.hardware_of_chip(re.sub("^ascend", "", soc.value, flags=re.IGNORECASE).upper())
         if other is not None and other.id != generation:
             yield "soc-version-differs", soc.line
 
@@ -146,6 +138,9 @@ def _variables(facts: Facts, text: Text) -> Iterator[Sign]:
             yield "expandable-segments-on", seen.line
         if name == "TORCH_DEVICE_BACKEND_AUTOLOAD" and seen.value == "0":
             yield "autoload-off", seen.line
+    dumped = text.first("PYTORCH_NPU_ALLOC_CONF*expandable_segments:True")
+    if dumped is not None and "PYTORCH_NPU_ALLOC_CONF" not in facts.environ:
+        yield "expandable-segments-on", dumped
     yield from _visible(facts)
 
 
@@ -160,73 +155,6 @@ def _visible(facts: Facts) -> Iterator[Sign]:
     cards = len(facts.table.cards) if facts.table and facts.table.is_complete else 0
     if cards and max(wanted) >= cards:
         yield "visible-devices-out-of-range", seen.line
-
-
-def _container(facts: Facts, text: Text) -> Iterator[Sign]:
-    run = facts.docker
-    if run is not None:
-        yield "docker-run", run.line
-        yield from _mounts(run, text)
-        if "privileged" in run.options:
-            yield "docker-privileged", run.line
-        user = run.options.get("user", "")
-        if user and not user.startswith(("0", "root")):
-            yield "docker-user", run.line
-    yield from _named(text, "few-rights", _FEW_RIGHTS)
-
-
-_POD = re.compile(r"^\s*kind: (?:Pod|Deployment|StatefulSet|Job|DaemonSet|RayCluster)\s*$")
-
-
-def _pod(facts: Facts, text: Text) -> Iterator[Sign]:
-    """A pod that asks the device plugin for no card and is not given the nodes another way."""
-    kind = next((line for line in text.all("kind: ") if _POD.match(line.text)), None)
-    given = ("huawei.com/", "hami.io/", "privileged: true", "/dev/davinci", "volcano.sh/vnpu")
-    if kind is not None and "containers:" in text and not any(wanted in text for wanted in given):
-        yield "pod-no-card", kind
-
-
-def _mounts(run: DockerRun, text: Text) -> Iterator[Sign]:
-    is_asked = "ASCEND_VISIBLE_DEVICES" in run.environ or "ASCEND_RT_VISIBLE_DEVICES" in run.environ
-    names_nothing = not run.devices and not run.mounts and not {"runtime", "privileged", "gpus"} & set(run.options)
-    if is_asked and names_nothing:
-        yield "docker-variable-only", run.line
-    by_runtime = run.options.get("runtime") == "ascend" or "ASCEND_VISIBLE_DEVICES" in run.environ
-    driver = [path for path in run.mounts if path.startswith("/usr/local/Ascend") or path in ("/usr/local", "/usr")]
-    has_cards = "privileged" in run.options or any(re.search(r"/dev/davinci\d|\$", each) for each in run.devices)
-    if by_runtime:
-        return
-    if not driver and not any("$" in path for path in run.mounts):
-        yield "docker-no-driver", run.line
-    whole = any(path in (_DRIVER, "/usr/local/Ascend", "/usr/local", "/usr") for path in driver)
-    if driver and not whole and not {f"{_DRIVER}/lib64", f"{_DRIVER}/version.info"} <= set(driver):
-        yield "docker-driver-partial", run.line
-    if driver and not {"/etc/ascend_install.info", "/etc"} & set(run.mounts):
-        yield "docker-no-install-info", run.line
-    if driver and not {"/usr/local/dcmi", "/usr/local", "/usr"} & set(run.mounts):
-        yield "docker-no-dcmi", run.line
-    managers = [each for each in _MANAGERS if each not in run.devices]
-    if "privileged" not in run.options and managers:
-        yield "docker-device-missing", run.line
-    if not has_cards:
-        yield "docker-no-card", run.line
-    if driver and has_cards and ("privileged" in run.options or not managers):
-        yield "docker-complete", run.line
-
-
-_CLOSED_NODE = re.compile(r"/dev/(?:davinci|devmm_svm|hisi_hdc)")
-
-
-def _rights(facts: Facts, text: Text) -> Iterator[Sign]:
-    """Device nodes that only their owner and group may open, and a user that is in no such group."""
-    for line in text.with_any(("/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc")):
-        is_closed = re.search(r"crw-(?:rw-|r--|---)---|\b06?[46]0\b|\b6[46]0\b", line.text)
-        if is_closed and _CLOSED_NODE.search(line.text):
-            yield "device-nodes-closed", line
-    for line in text.all("uid="):
-        user = re.search(r"\buid=([1-9]\d*)", line.text)
-        if user and user.group(1) != "1000" and "HwHiAiUser" not in line.text:
-            yield "outside-group", line
 
 
 def _limits(facts: Facts, text: Text) -> Iterator[Sign]:
@@ -249,7 +177,7 @@ def _limits(facts: Facts, text: Text) -> Iterator[Sign]:
         match = re.search(r"\buid=(\d+)", line.text)
         if match and match.group(1) != "0":
             yield "non-root", line
-    yield from _named(text, "nofile-low", ("open files*1024", "Max open files*1024 ", "nofile*1024:1024"))
+    yield from named(text, "nofile-low", ("open files*1024", "Max open files*1024 ", "nofile*1024:1024"))
     yield from _shared_memory(facts, text)
 
 
@@ -288,6 +216,26 @@ def _zombies(text: Text) -> Iterator[tuple[Line, str]]:
         elif not words:
             head = []
 
+
+_LOADED = re.compile(r"\b(lib[\w+.-]+?\.so)[\d.]*: cannot open shared object file")
+_NOT_THERE = re.compile(r"No such file|cannot (?:access|open|stat)|not found|does not exist|不存在")
+
+
+def _libraries(facts: Facts, text: Text) -> Iterator[Sign]:
+    """`library-lies-there` for a library that a program could not load and that a listing or a search shows on disk."""
+    names = {
+        match.group(1): line for line in text.all("cannot open shared object") if (match := _LOADED.search(line.text))
+    }
+    for name, failed in names.items():
+        typed = ""
+        for line in text.lines:
+            typed = typed_command(line.text) or typed
+            is_answer = typed_command(line.text) is None and line is not failed
+            if is_answer and _LISTS.match(typed) and name in line.text and not _NOT_THERE.search(line.text):
+                yield "library-lies-there", line
+
+
+_LISTS = re.compile(r"(?:sudo )?(?:ls|ll|find|locate|stat|file|readlink|du)\b")
 
 _LINK = re.compile(r"\blink status:? ?\[?(UP|DOWN)\b", re.IGNORECASE)
 _SWITCH = re.compile(r"\bswitch\[(\d)\]", re.IGNORECASE)
@@ -329,7 +277,7 @@ def _linked(text: Text) -> Iterator[Sign]:
 
 
 _RESOURCE = re.compile(r"^[\d.]+/([\d.]+) (GPU|NPU|CPU)\b")
-_NODE_NPU = re.compile(r"'NPU': ([\d.]+)")
+_NODE_NPU = re.compile(r"'NPU': (\d+(?:\.\d+)?)")
 
 
 def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
@@ -338,9 +286,10 @@ def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
         match = _RESOURCE.match(line.text.strip()) if "/" in line.text else None
         if match:
             counts[match.group(2)] = (float(match.group(1)), line)
-    yield from _named(text, "ray-process", _RAY_WORDS)
+    yield from named(text, "ray-process", _RAY_WORDS)
     yield from (("ray-process", line) for line in text.lines if _RAY_ACTOR.search(line.shown[:80]))
     yield from (("printed-false", line) for line in text.all("False") if line.text.strip() == "False")
+    yield from (("ray-npu", line) for line in text.all("'CPU':*'NPU':") if _counts_npu(line.text))
     if "CPU" not in counts:
         return
     if "NPU" in counts:
@@ -351,6 +300,12 @@ def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
         yield "ray-no-cards", counts["CPU"][1]
 
 
+def _counts_npu(text: str) -> bool:
+    """Whether a line with the resources of a cluster or a node, and not what a task asks for, has cards in it."""
+    has = "object_store_memory" in text or "current_node_resource" in text or "'node:" in text
+    return has and any(float(number) > 0 for number in _NODE_NPU.findall(text))
+
+
 _CUDA_TROUBLE = (
     "libcud", "libcublas", "libnccl", "libnvrtc", "libcupti", "nvidia-smi", "NVIDIA driver", "undefined symbol",
     "CUDA enabled", "CUDA driver", "No CUDA", "Two accelerators", "Failed to load the backend extension", "torch.cuda",
@@ -359,11 +314,11 @@ _CUDA_TROUBLE = (
 
 
 def _build(facts: Facts, text: Text) -> Iterator[Sign]:
-    yield from _named(text, "cuda-trouble", _CUDA_TROUBLE)
-    found = _named(text, "building", (
+    yield from named(text, "cuda-trouble", _CUDA_TROUBLE)
+    found = named(text, "building", (
         "Building CXX object", "Building wheel", "gmake", "CMake Error", "failed to solve", "RUN pip", "RUN python",
         "setup.py", "build_ext", "docker build", "Step */* : RUN", "Installing build dependencies", "ninja: ",
-        "cmake --build", "csrc/",
+        "cmake --build", "csrc/", "collect2: error", "/bin/ld: ", "cc1plus:",
     ))  # fmt: skip
     yield from found
 
@@ -415,7 +370,11 @@ def _nothing_follows(text: Text, line: Line) -> bool:
     return not any("package_name" in other.text or "version=" in other.text for other in after)
 
 
+def _lateness(facts: Facts, text: Text) -> Iterator[Sign]:
+    yield from late_ranks(text)
+
+
 _JUDGES: tuple[Callable[[Facts, Text], Iterator[Sign]], ...] = (
-    _table, _memory, _folders, _variables, _container, _pod, _rights, _limits, _processes, _network, _ray, _build,
+    _table, _memory, _folders, _variables, _limits, _processes, _network, _ray, _build, _libraries, _lateness,
     _wheels, _platform_tags, _lists,
 )  # fmt: skip

@@ -62,7 +62,9 @@ _PYTHON = (
     re.compile(r"\bpython(?: ?version)? ?[:=]? ?(3\.\d+)(?:\.\d+)?\b", re.IGNORECASE),
 )
 _GLIBC = re.compile(r"(?:glibc[ -]|GLIBC |ldd \([^)]*\) )(2\.\d+)", re.IGNORECASE)
-_GCC = re.compile(r"(?:^GCC version: |^gcc(?:-\d+)? )(?:\([^)]*(?:\([^)]*\))?[^)]*\) ?|version )(\d+(?:\.\d+)+)")
+_GCC = re.compile(
+    r"(?:^GCC version: |^(?:gcc|g\+\+|c\+\+)(?:-\d+)? )(?:\([^)]*(?:\([^)]*\))?[^)]*\) ?|version )(\d+(?:\.\d+)+)"
+)
 _IMAGE_NAMES = ("cann", "verl", "roll", "sglang", "mindie", "ascend", "lmdeploy", "slime", "llamafactory")
 _IMAGE = re.compile(
     r"(?<![\w@.-])((?:[\w.-]+(?::\d+)?/)*(?:vllm-ascend|cann|verl|roll|sglang|mindie|vllm_ascend|ascend-[\w-]+|lmdeploy|slime|llamafactory)"
@@ -99,7 +101,7 @@ def read_machine(text: Text, matrix: Matrix) -> Machine:
     found.arch = _arch(text.with_any(("aarch64", "x86_64", "arm64", "amd64")))
     found.python = _ranked(text.with_any(("python",)), _PYTHON, str)
     found.glibc = _ranked(text.with_any(("glibc", "ldd (")), (_GLIBC,), str)
-    found.gcc = _ranked(text.with_any(("gcc",)), (_GCC,), str)
+    found.gcc = _ranked(text.with_any(("gcc", "g++", "c++")), (_GCC,), str)
     if found.chip is None:
         _read_chip(found, text, matrix)
     return found

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npuenv.diagnose.search import is_supposed
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from npuenv.diagnose.search import Text
     from npuenv.host.report import Line
@@ -44,6 +45,7 @@ class Ground:
     text: Text
     signs: Mapping[str, Line]
     codes: Mapping[str, Line]
+    recovered: frozenset[int] = frozenset()  # numbers of lines whose error did not stop the run
 
     def find(self, wanted: str) -> Line | None:
         """The line for a text, an `@sign` or a `#code`."""
@@ -57,7 +59,23 @@ class Ground:
         """The same, but a text counts only where something printed it, not where it is set or typed."""
         if wanted[0] in "@#":
             return self.find(wanted)
-        return next((line for line in self.text.all(wanted) if not _is_typed(line.text)), None)
+        return next((line for line in self.text.all(wanted) if not _is_said_of_nothing(line.text, wanted)), None)
+
+    def stopped(self, wanted: str) -> Line | None:
+        """The same, but an error after which the run went on does not count."""
+        if wanted[0] == "@":
+            return self.find(wanted)
+        if wanted[0] != "#":
+            said = (line for line in self.text.all(wanted) if not _is_said_of_nothing(line.text, wanted))
+            return next((line for line in said if line.number not in self.recovered), None)
+        line = self.find(wanted)
+        if line is None or line.number not in self.recovered:
+            return line
+        return next((each for each in self.text.all(wanted[1:]) if each.number not in self.recovered), None)
+
+
+def _is_said_of_nothing(text: str, wanted: str) -> bool:
+    return _is_typed(text) or is_supposed(text, wanted)
 
 
 def _is_typed(text: str) -> bool:
@@ -74,7 +92,7 @@ def match(rows: Iterable[Problem], ground: Ground) -> tuple[Match, ...]:
 def _matches(rows: Iterable[Problem], ground: Ground) -> Iterator[Match]:
     ended_well = ground.signs.get("ended-well")
     for row in rows:
-        find = ground.find if row.in_settings else ground.said
+        find = _finder(row, ground)
         wanted, line = next(((text, line) for text in row.shows if (line := find(text)) is not None), ("", None))
         if line is None or not _holds(row, ground):
             continue
@@ -82,6 +100,12 @@ def _matches(rows: Iterable[Problem], ground: Ground) -> Iterator[Match]:
         weight = _weight(row, line, is_state, ended_well) * (_of_state(row, ground) if is_state else 1)
         if weight:
             yield Match(row, line, row.confidence * weight)
+
+
+def _finder(row: Problem, ground: Ground) -> Callable[[str], Line | None]:
+    if row.in_settings:
+        return ground.find
+    return ground.stopped if row.kind == "cause" and not row.even_if_worked else ground.said
 
 
 def _of_state(row: Problem, ground: Ground) -> float:

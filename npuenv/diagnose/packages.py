@@ -50,6 +50,11 @@ _INSTALLED = re.compile(r"Successfully installed (.+)")
 _ITEM = re.compile(r"^([A-Za-z][\w.\-]*?)-(\d[\w.+!]*)$")
 _NAME = re.compile(r"Name: ([A-Za-z][\w.\-]*)\s*$")
 _SHOWN = re.compile(r"Version: (\d[\w.+]*)\s*$")
+# `pip check`, and what pip says after an install: both packages are there, whatever was asked for.
+_BUT_HAVE = re.compile(
+    r"([A-Za-z][\w.\-]*) (\d[\w.+!]*) (?:requires|has requirement) [^\n]{1,160}, but you(?:'ll)? have "
+    r"([A-Za-z][\w.\-]*) (\d[\w+!]*(?:\.[\w+!]+)*)"
+)
 _HEADER = re.compile(r"Package\s+Version\b|#\s*Name\s+Version\b")
 # Lines that speak of what should be, not of what is.
 _WISH = re.compile(
@@ -131,6 +136,11 @@ def _line(found: Packages, text: str, line: Line) -> None:
         for name, version in _items(installed.group(1)):
             found.add(name, version, line)
             found.strong[name] = Seen(version, line)
+        return
+    conflict = _BUT_HAVE.search(text) if ", but you" in text else None
+    if conflict:
+        for name, version in (conflict.group(1, 2), conflict.group(3, 4)):
+            found.loose.setdefault(versions.normalised(name), Seen(version, line))
         return
     target = found.wished if _WISH.search(text) or typed_command(text) is not None else None
     for name, version in _sure(text) if target is None else ():

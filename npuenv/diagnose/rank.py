@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npuenv.diagnose.moments import stands_before
 from npuenv.diagnose.types import Cause, Observation, Separation, Verdict
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _less_if_echo(cause: Cause, group: Sequence[Match], causes: Sequence[Cause])
     if not all(each.row.is_echo for each in group):
         return cause
     others = (other for other in causes if other.id != cause.id and other.confidence >= SURE)
-    before = any(other.line.number <= cause.line.number for other in others)
+    before = any(stands_before(other.line, cause.line) for other in others)
     return replace(cause, confidence=round(cause.confidence * _ECHO, 2)) if before else cause
 
 

@@ -9,6 +9,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from npuenv.diagnose.search import is_supposed
 from npuenv.diagnose.types import DockerRun, Seen
 from npuenv.host.report import blocks, typed_command
 
@@ -136,7 +137,8 @@ def read_codes(text: Text) -> dict[str, Line]:
     codes: dict[str, Line] = {}
     for line in text.lines:
         for match in _E_CODE.finditer(line.text[:1200]):
-            codes.setdefault(match.group(1), line)
+            if match.group(1) not in codes and not is_supposed(line.text, match.group(1)):
+                codes[match.group(1)] = line
     for line in text.with_any(_NUMBER_WORDS):
         for match in _NUMBER_CODE.finditer(line.text[:1200].lower()):
             codes.setdefault(match.group(1), line)

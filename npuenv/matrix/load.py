@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 
 from npuenv._toml import TomlError, loads
 from npuenv.errors import BadInput
-from npuenv.matrix.rows import Row
+from npuenv.matrix.rows.base import Row
 from npuenv.messages import Message
 
 if typing.TYPE_CHECKING:
@@ -75,6 +75,8 @@ def _shape(kind: Hashable) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _value(kind: Any, value: Any, file: str, row: str, key: str) -> Any:
+    if type(value) is kind:  # most values are plain texts: a table has thousands
+        return value
     origin = get_origin(kind)
     if origin is Literal:
         if value not in get_args(kind):
@@ -82,13 +84,13 @@ def _value(kind: Any, value: Any, file: str, row: str, key: str) -> Any:
         return value
     if origin is tuple and isinstance(value, list):
         item = get_args(kind)[0]
+        if all(type(each) is item for each in value):
+            return tuple(value)
         return tuple(_value(item, each, file, row, f"{key}[{at}]") for at, each in enumerate(value, 1))
     if origin in (Mapping, typing.Mapping) and _is_text_mapping(value):
         return types.MappingProxyType(dict(value))
     if is_dataclass(kind) and isinstance(kind, type):
         return _build(kind, value, file, f"{row}: {key}")
-    if origin is None and isinstance(kind, type) and type(value) is kind:
-        return value
     raise _bad("wrong-type", file=file, row=row, what=key, wanted=str(getattr(kind, "__name__", kind)))
 
 

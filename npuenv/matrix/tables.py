@@ -7,32 +7,13 @@ import itertools
 from typing import TYPE_CHECKING, TypeVar
 
 from npuenv import versions
+from npuenv.matrix import rows
 from npuenv.matrix.load import load_table, parse_table
-from npuenv.matrix.rows import (
-    Built,
-    Cann,
-    Companion,
-    Contradiction,
-    Hardware,
-    Image,
-    Index,
-    Limit,
-    NpuFault,
-    Recipe,
-    Row,
-    Setting,
-    System,
-    TorchNpu,
-    TritonAscend,
-    Unsupported,
-    Variable,
-    VllmAscend,
-)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound="rows.Row")
 # In the order of preference between frameworks, where a request names none.
 FRAMEWORK_FILES = ("cpu", "verl", "verl_sglang", "verl_950", "roll")
 
@@ -47,116 +28,116 @@ class Matrix:
         return load_table(self.folder / f"{name}.toml", kind)
 
     @functools.cached_property
-    def hardware(self) -> tuple[Hardware, ...]:
-        return self._table("hardware", Hardware)
+    def hardware(self) -> tuple[rows.Hardware, ...]:
+        return self._table("hardware", rows.Hardware)
 
     @functools.cached_property
-    def cann(self) -> tuple[Cann, ...]:
+    def cann(self) -> tuple[rows.Cann, ...]:
         """By version, oldest first."""
-        return tuple(sorted(self._table("cann", Cann), key=lambda row: versions.cann(row.version)))
+        return tuple(sorted(self._table("cann", rows.Cann), key=lambda row: versions.cann(row.version)))
 
     @functools.cached_property
-    def torch_npu(self) -> tuple[TorchNpu, ...]:
-        return self._table("torch_npu", TorchNpu)
+    def torch_npu(self) -> tuple[rows.TorchNpu, ...]:
+        return self._table("torch_npu", rows.TorchNpu)
 
     @functools.cached_property
-    def vllm_ascend(self) -> tuple[VllmAscend, ...]:
-        return self._table("vllm_ascend", VllmAscend)
+    def vllm_ascend(self) -> tuple[rows.VllmAscend, ...]:
+        return self._table("vllm_ascend", rows.VllmAscend)
 
     @functools.cached_property
-    def triton_ascend(self) -> tuple[TritonAscend, ...]:
-        return self._table("triton_ascend", TritonAscend)
+    def triton_ascend(self) -> tuple[rows.TritonAscend, ...]:
+        return self._table("triton_ascend", rows.TritonAscend)
 
     @functools.cached_property
-    def companions(self) -> tuple[Companion, ...]:
-        return self._table("companions", Companion)
+    def companions(self) -> tuple[rows.Companion, ...]:
+        return self._table("companions", rows.Companion)
 
     @functools.cached_property
-    def built(self) -> tuple[Built, ...]:
+    def built(self) -> tuple[rows.Built, ...]:
         names = sorted(path.name for path in (self.folder / "built").iterdir() if path.name.endswith(".toml"))
         return tuple(itertools.chain.from_iterable(self._built_of(name.removesuffix(".toml")) for name in names))
 
     @functools.cache  # noqa: B019 - a matrix lives as long as the process
-    def _built_of(self, name: str) -> tuple[Built, ...]:
-        return self._table(f"built/{name}", Built)
+    def _built_of(self, name: str) -> tuple[rows.Built, ...]:
+        return self._table(f"built/{name}", rows.Built)
 
     @functools.cached_property
-    def images(self) -> tuple[Image, ...]:
-        return self._table("images", Image)
+    def images(self) -> tuple[rows.Image, ...]:
+        return self._table("images", rows.Image)
 
     @functools.cached_property
-    def indexes(self) -> tuple[Index, ...]:
-        return self._table("indexes", Index)
+    def indexes(self) -> tuple[rows.Index, ...]:
+        return self._table("indexes", rows.Index)
 
     @functools.cached_property
-    def settings(self) -> tuple[Setting, ...]:
-        return self._table("settings", Setting)
+    def settings(self) -> tuple[rows.Setting, ...]:
+        return self._table("settings", rows.Setting)
 
     @functools.cached_property
-    def variables(self) -> tuple[Variable, ...]:
-        return self._table("variables", Variable)
+    def variables(self) -> tuple[rows.Variable, ...]:
+        return self._table("variables", rows.Variable)
 
     @functools.cached_property
-    def unsupported(self) -> tuple[Unsupported, ...]:
-        return self._table("unsupported", Unsupported)
+    def unsupported(self) -> tuple[rows.Unsupported, ...]:
+        return self._table("unsupported", rows.Unsupported)
 
     @functools.cached_property
-    def limits(self) -> tuple[Limit, ...]:
-        return self._table("limits", Limit)
+    def limits(self) -> tuple[rows.Limit, ...]:
+        return self._table("limits", rows.Limit)
 
     @functools.cached_property
-    def clashes(self) -> tuple[Limit, ...]:
+    def clashes(self) -> tuple[rows.Limit, ...]:
         """As `limits`, for what is installed already: releases that no stack would choose any more."""
-        return self._table("clashes", Limit)
+        return self._table("clashes", rows.Limit)
 
     @functools.cached_property
-    def npu_faults(self) -> tuple[NpuFault, ...]:
+    def npu_faults(self) -> tuple[rows.NpuFault, ...]:
         """From harmless to hopeless."""
-        return self._table("npu_faults", NpuFault)
+        return self._table("npu_faults", rows.NpuFault)
 
     @functools.cached_property
-    def systems(self) -> tuple[System, ...]:
-        return self._table("systems", System)
+    def systems(self) -> tuple[rows.System, ...]:
+        return self._table("systems", rows.System)
 
     @functools.cached_property
-    def contradictions(self) -> tuple[Contradiction, ...]:
-        return self._table("contradictions", Contradiction)
+    def contradictions(self) -> tuple[rows.Contradiction, ...]:
+        return self._table("contradictions", rows.Contradiction)
 
     @functools.cached_property
-    def recipes(self) -> tuple[Recipe, ...]:
+    def recipes(self) -> tuple[rows.Recipe, ...]:
         """The published stacks, in the order of preference for one framework and CANN."""
         return tuple(itertools.chain.from_iterable(self.recipes_of(name) for name in FRAMEWORK_FILES))
 
     @functools.cache  # noqa: B019 - as above
-    def recipes_of(self, file: str) -> tuple[Recipe, ...]:
+    def recipes_of(self, file: str) -> tuple[rows.Recipe, ...]:
         """The published stacks of one file of the folder `frameworks`."""
-        return self._table(f"frameworks/{file}", Recipe)
+        return self._table(f"frameworks/{file}", rows.Recipe)
 
-    def system_row(self, name: str) -> System | None:
+    def system_row(self, name: str) -> rows.System | None:
         return next((row for row in self.systems if row.id == name), None)
 
     @functools.cache  # noqa: B019 - as above
-    def cann_row(self, version: str) -> Cann | None:
+    def cann_row(self, version: str) -> rows.Cann | None:
         """The row of a CANN version; a build suffix and the case do not matter."""
         wanted = versions.cann(version)
         return next((row for row in self.cann if versions.cann(row.version) == wanted), None)
 
     @functools.cache  # noqa: B019 - as above
-    def torch_npu_row(self, version: str) -> TorchNpu | None:
+    def torch_npu_row(self, version: str) -> rows.TorchNpu | None:
         return next((row for row in self.torch_npu if row.version == version), None)
 
-    def vllm_ascend_row(self, version: str) -> VllmAscend | None:
+    def vllm_ascend_row(self, version: str) -> rows.VllmAscend | None:
         return next((row for row in self.vllm_ascend if row.version == version), None)
 
-    def triton_ascend_row(self, version: str) -> TritonAscend | None:
+    def triton_ascend_row(self, version: str) -> rows.TritonAscend | None:
         return next((row for row in self.triton_ascend if row.version == version), None)
 
-    def companion_row(self, torch: str) -> Companion | None:
+    def companion_row(self, torch: str) -> rows.Companion | None:
         """The row of a torch version, a local part such as `+cpu` left aside."""
         return next((row for row in self.companions if row.torch == torch.split("+")[0]), None)
 
     @functools.cache  # noqa: B019 - as above
-    def built_row(self, name: str, version: str) -> Built | None:
+    def built_row(self, name: str, version: str) -> rows.Built | None:
         """What a package that is built from a repository asks for, by version or git place; None where no row says."""
         file = f"built/{name.replace('-', '_')}"
         path = self.folder / f"{file}.toml"
@@ -165,20 +146,20 @@ class Matrix:
         # The lists are long and one is wanted: only its row is read.
         _, *texts = path.read_text(encoding="utf-8").split("[[row]]\n")
         found = [text for text in texts if f'\nversion = "{version}"\n' in text]
-        rows = parse_table("[[row]]\n" + found[0], Built, path.name) if found else ()
-        return rows[0] if rows else None
+        built = parse_table("[[row]]\n" + found[0], rows.Built, path.name) if found else ()
+        return built[0] if built else None
 
-    def index_row(self, label: str) -> Index | None:
+    def index_row(self, label: str) -> rows.Index | None:
         return next((row for row in self.indexes if row.label == label), None)
 
-    def hardware_row(self, generation: str) -> Hardware | None:
+    def hardware_row(self, generation: str) -> rows.Hardware | None:
         return next((row for row in self.hardware if row.id == generation), None)
 
-    def npu_fault(self, code: str) -> NpuFault | None:
+    def npu_fault(self, code: str) -> rows.NpuFault | None:
         """How an event code of a card is handled; None where no row names it. Of two rows the graver one counts."""
         return next((row for row in reversed(self.npu_faults) if code.upper() in row.codes), None)
 
-    def hardware_of_chip(self, name: str) -> Hardware | None:
+    def hardware_of_chip(self, name: str) -> rows.Hardware | None:
         """The generation of a chip by its name or SoC as `npu-smi` or CANN prints it; None where no row names it."""
         wanted = name.strip().casefold()
         for row in self.hardware:

@@ -197,3 +197,34 @@ def test_signs(text: str, sign: str) -> None:
 @pytest.mark.parametrize("text", ["torch==2.7.1", "vllm==0.11.0", "version=8.1.RC1", "torch==2.x\ntorch-npu==9"])
 def test_half_of_a_pair_says_nothing(text: str) -> None:
     assert not {sign for sign in signs(text) if "pair" in sign or "differs" in sign}
+
+
+POD = "hostPath:\n  path: /usr/local/Ascend/driver/{0}\n"
+SERVED = "$ python -c 'import torch_npu'\nSegmentation fault (core dumped)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sign", "is_there"),
+    [
+        (POD.format("lib64"), "driver-in-parts", True),
+        (POD.format("lib64") + "  path: /usr/local/Ascend/driver\n", "driver-in-parts", False),
+        ("cat /usr/local/Ascend/driver/version.info\n", "driver-in-parts", False),
+        (POD.format("lib64/driver"), "docker-driver-partial", True),
+        (POD.format("lib64"), "docker-driver-partial", False),
+        ("RuntimeError: x\nEZ9999[PID: 1] head dim 72 of query is invalid\n", "operator-refuses", True),
+        ("RuntimeError: x\nEZ9999[PID: 1] Parse dynamic kernel config fail\n", "operator-refuses", False),
+        ("EZ9999 head dim 72 of query is invalid\n", "operator-refuses", False),
+        ("RuntimeError: NPU out of memory.\n", "explained", True),
+        ("ImportError: x.so: undefined symbol: aclrtX\n", "explained", False),
+        (SERVED, "crashed-at-import", True),
+        (SERVED.replace("torch_npu", "numpy"), "crashed-at-import", False),
+        ("Successfully installed a-1.0\n", "installed", True),
+        ("Successfully installed a-1.0\nImportError: x\n", "installed", False),
+        ("vllm==0.7.2\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", True),
+        ("vllm==0.7.1\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", False),
+        ("{'env_vars': {'PYTORCH_NPU_ALLOC_CONF': 'expandable_segments:True'}}\n", "expandable-segments-on", True),
+        ("910B3\nvllm-ascend==0.7.1rc1\n", "chip-not-in-release", False),
+    ],
+)
+def test_signs_of_mounts_and_of_what_failed(text: str, sign: str, is_there: bool) -> None:
+    assert (sign in signs(text)) is is_there

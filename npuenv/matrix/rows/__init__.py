@@ -1,0 +1,38 @@
+"""What a row of each matrix table holds. One dataclass per table; a field without a default must be in the row.
+
+A row says where it comes from (`source`) and when that was read (`seen`). Texts for people are not here: a field named
+`why` or `note` holds the key of a sentence in the message catalogues.
+
+The rows of a subject are loaded when one of them is first asked for: to make all these classes takes 15 ms, and a
+doctor that meets neither cards nor packages needs few of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from npuenv.matrix.rows.base import *  # noqa: F403
+    from npuenv.matrix.rows.limits import *  # noqa: F403
+    from npuenv.matrix.rows.machine import *  # noqa: F403
+    from npuenv.matrix.rows.packages import *  # noqa: F403
+    from npuenv.matrix.rows.recipes import *  # noqa: F403
+
+_SUBJECTS = {
+    "base": ("Row", "Strength", "VerifiedBy"),
+    "limits": ("Contradiction", "Limit", "Unsupported"),
+    "machine": ("Cann", "Hardware", "Image", "Index", "NpuFault", "Setting", "System", "Variable"),
+    "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend"),
+    "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """A row by its name."""
+    for subject, names in _SUBJECTS.items():
+        if name in names:
+            found: object = getattr(importlib.import_module(f"{__name__}.{subject}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,102 @@
+"""Rows about packages: which versions of torch_npu, vllm-ascend and their kin there are, and what they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from npuenv.matrix.rows.base import Row
+
+
+@dataclass(frozen=True, slots=True)
+class TorchNpu(Row):
+    """One torch_npu version."""
+
+    version: str
+    torch: str
+    status: Literal["released", "patch", "beta", "zero-day", "pre-release", "unlisted", "dev", "one-off"]
+    cann: str = ""  # recommended pair; "": none stated
+    cann_unofficial: tuple[str, ...] = ()  # a pairing that only other projects state
+    cann_compatible: tuple[str, ...] = ()  # "8.5.X" stands for the series
+    index: str = ""  # "default" or a label of indexes.toml; "": on no index
+    python_aarch64: tuple[str, ...] = ()
+    python_x86_64: tuple[str, ...] = ()
+    requires_aarch64: str = ""
+    requires_x86_64: str = ""
+    published: str = ""  # the day its wheels were uploaded or its tag was made, YYYY-MM-DD; "": not known
+
+    def pythons(self, arch: str) -> tuple[str, ...]:
+        """The Pythons that have a wheel on an architecture."""
+        return self.python_aarch64 if arch == "aarch64" else self.python_x86_64
+
+    def torch_requirement(self, arch: str) -> str:
+        """The specifier its wheel puts on torch, like `==2.8.0+cpu`; "" where no wheel was read."""
+        text = self.requires_aarch64 if arch == "aarch64" else self.requires_x86_64
+        return text.removeprefix("torch")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseImage:
+    """What a release's own Dockerfiles build for some hardware."""
+
+    hardware: tuple[str, ...]
+    os: tuple[str, ...]  # the first is the one without a suffix in the tag
+    cann: str
+    python: str
+    torch_npu: str = ""  # where the image installs another one than the metadata asks for
+    ray: str = ""  # what the image adds, like ">=2.47.1,<=2.48.0"
+    one_off: tuple[str, ...] = ()  # builds it installs that no index carries: their stand-ins are what can be locked
+
+
+@dataclass(frozen=True, slots=True)
+class VllmAscend(Row):
+    """One vllm-ascend release."""
+
+    version: str
+    vllm: str
+    released: str
+    cann: str = ""
+    torch_npu: str = ""
+    in_policy_table: bool = False
+    python: str = ""
+    cann_image: str = ""
+    requires_torch: str = ""
+    requires_torch_npu: str = ""
+    requires_triton_ascend: str = ""
+    requires_numpy: str = ""
+    requires_transformers: str = ""
+    requires_fastapi: str = ""
+    requires_opencv: str = ""
+    triton_ascend: str = ""  # what the policy table names
+    image: tuple[ReleaseImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAscend(Row):
+    """One triton-ascend version."""
+
+    version: str
+    cann: tuple[str, ...]  # the CANN versions it was published for
+    python: tuple[str, ...]  # the Pythons a wheel is known for
+    arch: tuple[str, ...]
+    hardware: tuple[str, ...]
+    index: str  # "default" or a label of indexes.toml
+    published: str = ""  # YYYY-MM-DD; "": not known
+
+
+@dataclass(frozen=True, slots=True)
+class Companion(Row):
+    """The torchvision and torchaudio built for a torch version."""
+
+    torch: str
+    torchvision: str
+    torchaudio: str
+
+
+@dataclass(frozen=True, slots=True)
+class Built(Row):
+    """What a package that is built from a repository asks for."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...]

@@ -1,0 +1,122 @@
+"""Errors after which a run went on, errors that a sentence only mentions, and the order of lines by their clocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.diagnose import Verdict
+from npuenv.diagnose.lines import bare
+from npuenv.diagnose.mentions import unmentioned
+from npuenv.diagnose.moments import late_ranks, moment, stands_before
+from npuenv.diagnose.outcome import recovery
+from npuenv.diagnose.search import Text, is_supposed
+from npuenv.host.report import read_paste
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.diagnose import Diagnosis
+    from npuenv.host.report import Line
+
+OOM = "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB"
+STEPS = "step 1/9 loss 2.31 lr 1e-5\nstep 2/9 loss 2.30 lr 1e-5"
+
+
+def lines_of(report: str) -> tuple[Line, ...]:
+    return bare(read_paste(report.encode()).lines)
+
+
+def recovered(report: str) -> set[int]:
+    return {*recovery(Text(lines_of(report))).lines}
+
+
+def test_an_error_that_was_caught_before_steps_is_recovered() -> None:
+    assert recovered(f"caught: {OOM}\nretrying with batch 4\n{STEPS}") == {1}
+
+
+def test_one_step_after_an_error_that_nobody_handled_is_not_enough() -> None:
+    assert recovered(f"{OOM}\nstep 1/9 loss 2.31 lr 1e-5") == set()
+    assert recovered(f"{OOM}\n{STEPS}") == {1}
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["```\n```", "With batch 4:", "## One card", "node 2:", "root@host1:~# python small.py", "\nThis one works:"],
+)
+def test_what_another_run_could_do_recovers_nothing(between: str) -> None:
+    assert recovered(f"{OOM}\n{between}\n{STEPS}") == set()
+
+
+def test_an_error_that_comes_back_for_good_counts(diagnosed: Callable[[str], Diagnosis]) -> None:
+    found = diagnosed(f"caught: {OOM}\nretrying with batch 4\n{STEPS}\n{OOM}")
+    assert found.verdict is Verdict.CAUSE
+    assert found.causes[0].id == "memory-oom-config"
+    assert found.causes[0].line.number == 5
+
+
+def test_steps_that_the_clock_puts_before_the_error_recover_nothing() -> None:
+    late = "2026-01-01 10:00:09 caught NPU out of memory, retrying"
+    early = "2026-01-01 10:00:0{} step {}/9 loss 2.3"
+    assert recovered("\n".join((late, early.format(1, 1), early.format(2, 2)))) == set()
+
+
+def test_a_run_that_does_not_get_ready_is_no_progress() -> None:
+    assert recovered(f"{OOM}\nretrying\nserver is not ready\nthe engine never started") == set()
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "It would help if `NPU out of memory` came with a hint.",
+        "Users of our cluster see `NPU out of memory` and give up.",
+        "建议把“NPU out of memory”之类的提示写得更清楚一些",
+        '"NPU out of memory" and other errors like "EI0006" need a page of their own, for example in the FAQ.',
+    ],
+)
+def test_an_error_in_a_wish_or_an_example_is_blanked_out(sentence: str) -> None:
+    assert "NPU out of memory" not in unmentioned(lines_of(sentence))[0].text
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Training stops with `NPU out of memory`, although it should fit.",
+        "What does `NPU out of memory` mean on a card that is free?",
+        "跑两步就报 `NPU out of memory`，应该怎么办",
+        'RuntimeError: call failed, for example "NPU out of memory"',
+    ],
+)
+def test_an_error_that_someone_saw_stays(sentence: str) -> None:
+    assert "NPU out of memory" in unmentioned(lines_of(sentence))[0].text
+
+
+def test_a_version_in_a_wish_stays() -> None:
+    sentence = "[Feature]: please build `torch-npu==2.7.1` for us as well"
+    assert unmentioned(lines_of(sentence))[0].text == sentence
+
+
+def test_a_question_after_the_error_does_not_make_it_supposed() -> None:
+    text = "Import ends in `libatb.so: cannot open`. Should I install nnal?"
+    assert is_supposed(text)
+    assert not is_supposed(text, "libatb.so: cannot open")
+    assert is_supposed("Should I add libatb.so: cannot open to the page?", "libatb.so")
+
+
+def test_lines_are_ordered_by_their_clocks_where_both_have_one() -> None:
+    first, second, plain = lines_of("2026-01-01 10:00:09 a\n[ERROR] HCCL(1,p):2026-01-01-09:00:00.100 b\nc")
+    assert moment(first) == "20260101100009"
+    assert moment(plain) == ""
+    assert stands_before(second, first)
+    assert not stands_before(first, second)
+    assert stands_before(first, plain)
+
+
+def test_a_rank_that_comes_after_another_gave_up_is_late() -> None:
+    gave_up = "2026-01-01 10:02:00 rank 0 EI0006 Getting socket times out"
+    came = "2026-01-01 10:{}:00 rank {} enters init_process_group"
+    late = Text(lines_of("\n".join((came.format("00", 0), gave_up, came.format("03", 8)))))
+    assert [(name, line.number) for name, line in late_ranks(late)] == [("late-rank", 3)]
+    again = Text(lines_of("\n".join((came.format("00", 0), gave_up, came.format("03", 0)))))
+    assert list(late_ranks(again)) == []
