@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import selectors
 import signal
 import stat
-import subprocess
 import time
 from typing import IO, TYPE_CHECKING
 
@@ -16,6 +14,8 @@ from npuenv.host import builtin
 from npuenv.host.base import Looked, PathState, Ran
 
 if TYPE_CHECKING:
+    import selectors
+    import subprocess
     from collections.abc import Callable, Mapping, Sequence
 
 MAX_BYTES = 1 << 20  # kept of a file, or of the two ends of an output stream; the rest is read and dropped
@@ -43,21 +43,23 @@ class LocalHost:
         answered = builtin.answer(argv)
         if answered is not None:
             return answered
+        environ = {**os.environ, "LC_ALL": "C", **(env or {})}
+        why = _why_absent(argv[0], os.get_exec_path(environ))
+        if why is not None:
+            return Ran(tuple(argv), None, "", why)
+        import subprocess  # level 0 runs no program and is spared its 4 ms
+
         try:
             process = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "LC_ALL": "C", **(env or {})},
+                env=environ,
                 start_new_session=True,
             )
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError) as error:  # what its first line names is not there
             return Ran(tuple(argv), None, "", error.strerror or "")
-        except PermissionError as error:
-            if not is_on_path(argv[0], os.get_exec_path({**os.environ, **(env or {})})):
-                return Ran(tuple(argv), None, "", os.strerror(errno.ENOENT))
-            return Ran(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         except OSError as error:  # there, but not executable: the shell's 126
             return Ran(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
         with process:
@@ -91,6 +93,22 @@ def is_on_path(program: str, folders: Sequence[str]) -> bool:
     A folder that cannot be entered makes execvp(3) refuse any name that no later folder has: no sign of the program.
     """
     return "/" in program or any(os.path.isfile(os.path.join(folder, program)) for folder in folders)
+
+
+def _why_absent(program: str, folders: Sequence[str]) -> str | None:
+    """The system's words for why there is no such program, found without the milliseconds of a process; None: there
+    is something of that name.
+    """
+    if not is_on_path(program, folders):
+        return os.strerror(errno.ENOENT)
+    try:
+        if "/" in program:
+            os.stat(program)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return error.strerror
+    except OSError:  # out of reach, or a loop of links: starting it says why
+        pass
+    return None
 
 
 def _look_at_file(path: str, is_writable: bool) -> Looked:
@@ -141,6 +159,8 @@ def _trimmed(kept: bytearray) -> bytes:
 
 def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray], deadline: float) -> bool:
     """Reads both streams until the program has ended; False when the deadline came first."""
+    import selectors  # with subprocess, as above
+
     ended_at: float | None = None
     with selectors.DefaultSelector() as selector:
         for stream in streams:

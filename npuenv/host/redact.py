@@ -107,6 +107,8 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text with stand-ins. It keeps its lines."""
+        if not text:  # every second one: the errors of paths that could be read, the texts of folders
+            return text
         text = lines_of(text)
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, SECRET)

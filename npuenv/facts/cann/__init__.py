@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.base import Evidence, Fact, absent
-from npuenv.facts.cann import installs, kernels, parts, surroundings, toolkit
+from npuenv.facts.cann import installs, surroundings, toolkit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from npuenv.facts.asker import Asker
     from npuenv.facts.cann.installs import Entry, Installs
     from npuenv.facts.cann.kernels import CustomOps, Kernels
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
     from npuenv.facts.cann.surroundings import Atb, Named, Written
     from npuenv.facts.cann.toolkit import Cann, Closed, Nnal
     from npuenv.facts.machine import MachineFacts
-    from npuenv.host.base import Host
 
-T = TypeVar("T")
+_NO_TOOLKIT = Evidence("CANN", "no toolkit")
+_INSIDE = ("parts", "running", "ops", "kernels", "custom")  # facts of a toolkit
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,6 @@ def collect(ask: Asker, machine: MachineFacts) -> CannFacts:
     arch = machine.arch.value
     found: Fact[Cann] = ask(lambda host: toolkit.cann(host, arch))
     root = found.value.root if found.value else ""
-    opp = ask.host.environ().get("ASCEND_OPP_PATH", "").rstrip("/") or (f"{root}/opp" if root else "")
-
-    def of_toolkit(fact: Callable[[Host], Fact[T]]) -> Fact[T]:
-        return ask(fact) if root else absent(Evidence("CANN", "no toolkit"))
-
     return CannFacts(
         toolkit=found,
         closed=absent(*found.evidence) if found.is_known else ask(toolkit.closed),
@@ -64,18 +57,28 @@ def collect(ask: Asker, machine: MachineFacts) -> CannFacts:
         installs=ask(lambda host: installs.installs(host, arch)),
         entries=ask(installs.entries),
         install_record=ask(installs.install_record),
-        parts=of_toolkit(lambda host: parts.parts(host, root)),
-        running=of_toolkit(lambda host: parts.running(host, root)),
-        ops=of_toolkit(lambda host: parts.ops(host, root, arch)),
-        kernels=of_toolkit(lambda host: kernels.kernels(host, opp)),
-        custom=of_toolkit(lambda host: kernels.custom(host, opp)),
+        **(_inside(ask, root, arch) if root else dict.fromkeys(_INSIDE, absent(_NO_TOOLKIT))),
         atb=ask(surroundings.atb),
         torch_abi=ask(lambda host: surroundings.torch_abi(host, ask.python)),
         writes=ask(surroundings.writes),
         named_files=ask(surroundings.named_files),
-        compilers=ask.at(1, lambda host: surroundings.compilers(host, ask.timeout(2, 10))) if root else _no_toolkit(),
+        compilers=_compilers(ask) if root else absent(_NO_TOOLKIT),
     )
 
 
-def _no_toolkit() -> Fact[dict[str, str]]:
-    return absent(Evidence("CANN", "no toolkit"))
+def _inside(ask: Asker, root: str, arch: str | None) -> dict[str, Fact[Any]]:
+    """What lies in a toolkit. Modules are loaded when needed."""
+    from npuenv.facts.cann import kernels, parts
+
+    opp = ask.host.environ().get("ASCEND_OPP_PATH", "").rstrip("/") or f"{root}/opp"
+    return {
+        "parts": ask(lambda host: parts.parts(host, root)),
+        "running": ask(lambda host: parts.running(host, root)),
+        "ops": ask(lambda host: parts.ops(host, root, arch)),
+        "kernels": ask(lambda host: kernels.kernels(host, opp)),
+        "custom": ask(lambda host: kernels.custom(host, opp)),
+    }
+
+
+def _compilers(ask: Asker) -> Fact[dict[str, str]]:
+    return ask.at(1, lambda host: surroundings.compilers(host, ask.timeout(2, 10)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.asker import USE_LEVEL, not_asked
-from npuenv.facts.network import clock, firewall, interfaces, launch, names, ports, proxies
+from npuenv.facts.network import interfaces, launch, names, ports, proxies
 
 if TYPE_CHECKING:
     from npuenv.facts.asker import Asker
@@ -54,6 +54,12 @@ def collect(ask: Asker) -> NetworkFacts:
         resolvers=ask(names.resolvers),
         listeners=ask(lambda host: ports.listeners(host, may_run=may_run)),
         port_range=ask(ports.port_range),
-        firewall=ask(firewall.firewall) if may_run else not_asked(from_level),
-        clock=ask(clock.clock) if may_run else not_asked(from_level),
+        **(_told_by_programs(ask) if may_run else dict.fromkeys(("firewall", "clock"), not_asked(from_level))),
     )
+
+
+def _told_by_programs(ask: Asker) -> dict[str, Fact[Any]]:
+    """What no file says. Modules are loaded when needed."""
+    from npuenv.facts.network import clock, firewall
+
+    return {"firewall": ask(firewall.firewall), "clock": ask(clock.clock)}

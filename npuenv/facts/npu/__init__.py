@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from npuenv.facts.asker import USE_LEVEL, not_asked
 from npuenv.facts.base import Evidence, Fact, State, absent
 from npuenv.facts.npu import driver
-from npuenv.facts.npu.smi import SmiTrouble, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from npuenv.facts.npu.install import Changed, Installer
     from npuenv.facts.npu.kernel import Claim, KernelEvent
     from npuenv.facts.npu.queries import Board, Ecc, FaultEvent, Health, Mapped, Refusal, Spod, Topology
-    from npuenv.facts.npu.smi import SmiTable
+    from npuenv.facts.npu.smi import SmiTable, SmiTrouble
     from npuenv.facts.python.interpreter import Devices
 
 BURN_LEVEL = 3  # from this level on, cards are kept busy for minutes
@@ -88,20 +87,27 @@ def collect(ask: Asker) -> NpuFacts:
 
 def _around(ask: Asker, table: Fact[SmiTable], smi: Fact[Any], version_file: Fact[VersionInfo]) -> dict[str, Fact[Any]]:
     """What lies around the table: who uses the cards, and why there may be no table. Modules are loaded when needed."""
-    from npuenv.facts.npu import holders, install
+    from npuenv.facts.npu import install
 
-    value, listed = version_file.value, table.value
-    is_sick = isinstance(smi.value, SmiTrouble) or smi.state is State.ABSENT
+    value, trouble = version_file.value, driver.trouble_of(smi).value
+    is_sick = trouble is not None or smi.state is State.ABSENT
     return {
         "changed": ask.at(1, lambda host: install.changed(host, value.path)) if value else _version(version_file),
         "installer": ask.at(1, install.installer) if is_sick else absent(Evidence(install.LOG, "not looked at")),
-        "holders": ask(lambda host: holders.holders(host, listed)) if listed else _without_table(smi),
-        **_told_by_kernel(ask, isinstance(smi.value, SmiTrouble) and smi.value.kind is Trouble.IN_USE),
+        "holders": _holders(ask, table.value) if table.value else _without_table(smi),
+        **_told_by_kernel(ask, trouble),
     }
 
 
-def _told_by_kernel(ask: Asker, in_use: bool) -> dict[str, Fact[Any]]:
+def _holders(ask: Asker, table: SmiTable) -> Fact[tuple[Holder, ...]]:
+    from npuenv.facts.npu.holders import holders
+
+    return ask(lambda host: holders(host, table))
+
+
+def _told_by_kernel(ask: Asker, trouble: SmiTrouble | None) -> dict[str, Fact[Any]]:
     """Who holds the devices is asked as soon as somebody else does."""
+    in_use = trouble is not None and trouble.is_in_use
     if ask.level < USE_LEVEL and not in_use:
         return dict.fromkeys(("claims", "kernel"), not_asked(USE_LEVEL))
     from npuenv.facts.npu import kernel

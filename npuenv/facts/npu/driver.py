@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
-from npuenv.facts.npu.smi import SmiTable, SmiTrouble, Trouble, parse_info
 from npuenv.facts.npu.text import plain_lines
 from npuenv.facts.read import file_text, line_with, pairs, why_failed
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
+    from npuenv.facts.npu.smi import SmiTable, SmiTrouble
     from npuenv.host.base import Host
 
 ROOT = "/usr/local/Ascend"
@@ -83,6 +83,9 @@ def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiT
             break
     else:
         return absent(Evidence(command, f"not found: {', '.join(SMI_PLACES)}"))
+    # Loaded where there is an npu-smi: a machine without cards needs no parser.
+    from npuenv.facts.npu.smi import SmiTable, SmiTrouble, Trouble, parse_info
+
     if ran.timed_out:
         line = f"no end after {timeout_s:.0f} s"
         return known(SmiTrouble(Trouble.TIMEOUT, line), Evidence(command, line))
@@ -93,16 +96,20 @@ def smi(host: Host, *, timeout_s: float = SMI_TIMEOUT_S) -> Fact[SmiTable | SmiT
 
 def table_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTable]:
     """The table; unknown where there is a trouble instead."""
-    if isinstance(smi.value, SmiTrouble):
-        return unknown(*smi.evidence)
-    return Fact(smi.state, smi.value, smi.evidence)
+    if smi.value is None:
+        return Fact(smi.state, None, smi.evidence)
+    from npuenv.facts.npu.smi import SmiTable
+
+    return known(smi.value, *smi.evidence) if isinstance(smi.value, SmiTable) else unknown(*smi.evidence)
 
 
 def trouble_of(smi: Fact[SmiTable | SmiTrouble]) -> Fact[SmiTrouble]:
     """The trouble; absent where there is a table."""
-    if isinstance(smi.value, SmiTable):
-        return absent(*smi.evidence)
-    return Fact(smi.state, smi.value, smi.evidence)
+    if smi.value is None:
+        return Fact(smi.state, None, smi.evidence)
+    from npuenv.facts.npu.smi import SmiTrouble
+
+    return known(smi.value, *smi.evidence) if isinstance(smi.value, SmiTrouble) else absent(*smi.evidence)
 
 
 def nodes(host: Host) -> Fact[Nodes]:

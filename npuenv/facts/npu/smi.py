@@ -104,6 +104,11 @@ class SmiTrouble:
     ret: int | None = None  # the tool's negative code, where it prints one
     library: str | None = None
 
+    @property
+    def is_in_use(self) -> bool:
+        """True where somebody else holds the device."""
+        return self.kind is Trouble.IN_USE
+
 
 _TROUBLES = (
     (Trouble.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>[^:\s]+)")),

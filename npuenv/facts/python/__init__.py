@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from npuenv.facts.asker import USE_LEVEL, not_asked, was_asked
 from npuenv.facts.base import Evidence, Fact, absent, known
 from npuenv.facts.python import interpreter as python_facts
-from npuenv.facts.python import packages as package_facts
-from npuenv.facts.python.elf import elf as elf_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +61,8 @@ def collect(ask: Asker) -> PythonFacts:
     interpreter = python_facts.interpreter_of(answer, ask.python)
     if interpreter.value is None:
         return _nothing(ask, interpreter)
+    from npuenv.facts.python import packages as package_facts  # level 0 asks no interpreter and needs none of it
+
     installed = interpreter.value.distributions
     packages = package_facts.packages(answer)
     torch = _import(ask, "torch", installed)
@@ -96,6 +96,8 @@ def _nothing(ask: Asker, interpreter: Fact[Python]) -> PythonFacts:
 def _hashes(ask: Asker) -> Fact[Hashes]:
     if not ask.hashes and ask.level < USE_LEVEL:
         return not_asked(USE_LEVEL)
+    from npuenv.facts.python import packages as package_facts
+
     answer = ask(lambda host: python_facts.hashes(host, ask.python))
     return not_asked(USE_LEVEL) if _is_unrecorded(answer) else package_facts.hashes(answer)
 
@@ -109,9 +111,11 @@ def _elf(ask: Asker, interpreter: Fact[Python], packages: Fact[Packages]) -> Fac
     python, found = interpreter.value, packages.value
     if python is None or found is None:
         return Fact(packages.state, None, packages.evidence)
+    from npuenv.facts.python.elf import elf
+
     files = [path for paths in found.extensions.values() for path in paths]
     near = dict.fromkeys(f"{prefix}/lib" for prefix in (python.prefix, _base(found, python.prefix)) if prefix)
-    return ask.at(1, lambda host: elf_of(host, files, near=tuple(near), timeout_s=ask.timeout(10, 60)))
+    return ask.at(1, lambda host: elf(host, files, near=tuple(near), timeout_s=ask.timeout(10, 60)))
 
 
 def _base(packages: Packages, prefix: str) -> str:

@@ -9,15 +9,13 @@ from npuenv.facts.asker import USE_LEVEL, not_asked
 from npuenv.facts.base import Fact, State
 from npuenv.facts.machine.mounts import folder, mounts
 from npuenv.facts.ray import session
-from npuenv.facts.ray import status as ray_status
-from npuenv.facts.ray.status import Refusal, Trouble
 
 if TYPE_CHECKING:
     from npuenv.facts.asker import Asker
     from npuenv.facts.machine.mounts import Folder
     from npuenv.facts.python import PythonFacts
     from npuenv.facts.ray.session import Session
-    from npuenv.facts.ray.status import Status
+    from npuenv.facts.ray.status import Status, Trouble
 
 _STATUS_SHORT_S = 4.0
 _STATUS_S = 45.0  # with nobody there Ray needs 35 s to say so (2.55.0)
@@ -60,12 +58,16 @@ def _status(ask: Asker, address: Fact[str]) -> Fact[Status | Trouble]:
         return not_asked(1)
     if address.value is None:
         return Fact(address.state, None, address.evidence)
+    from npuenv.facts.ray.status import Refusal, Trouble  # most machines have no cluster to ask
+
     fact = _ask_status(ask)
     is_late = isinstance(fact.value, Trouble) and fact.value.kind is Refusal.TIMEOUT
     return not_asked(USE_LEVEL) if is_late and ask.level < USE_LEVEL else fact
 
 
 def _ask_status(ask: Asker) -> Fact[Status | Trouble]:
+    from npuenv.facts.ray import status as ray_status
+
     limit = ask.timeout(_STATUS_SHORT_S, _STATUS_S)
     beside = f"{ask.python.rpartition('/')[0]}/ray" if "/" in ask.python else "ray"
     fact = ask(lambda host: ray_status.status(host, beside, limit))

@@ -10,9 +10,11 @@ import re
 import site
 import sys
 import sysconfig
-from typing import Any
 
-from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, normal, read
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, TYPE_CHECKING, Distribution, Folder, normal, read
+
+if TYPE_CHECKING:
+    from typing import Any
 
 EXTENSIONS_AT_MOST = 24
 # Files that many packages put at the same place and that overwrite nothing of worth.

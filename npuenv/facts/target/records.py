@@ -11,10 +11,11 @@ import os
 import platform
 import re
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take a tenth of the whole program's time
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 EXAMPLES_AT_MOST = 5
 HEADERS = ("name", "version", "requires-python", "requires-dist")
