@@ -48,13 +48,20 @@ _SUFFIXES = (".py", ".toml")
 _LICENSES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")  # how their names begin
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows; a clock would change the bytes
 _SHEBANG = b"#!/usr/bin/env python3\n"
+# In the grammar of Python 2 as well, which reads a file whole before it runs a line of it.
 _MAIN = '''"""The doctor in one file: python3 npuenv-doctor.pyz --help"""
 import sys
 
 if sys.version_info < (3, 9):
     sys.exit("npuenv-doctor.pyz needs Python 3.9 or newer; this is " + sys.version.split()[0])
+import npuenv_start
+
+sys.exit(npuenv_start.main())
+'''
+_START = '''"""Starts the doctor on a Python that is new enough."""
 import dataclasses
 import functools
+import sys
 
 if sys.version_info < (3, 10):
     # `slots` came with 3.10. It saves memory and stops typing mistakes; nothing depends on it.
@@ -67,7 +74,7 @@ if sys.version_info < (3, 10):
     dataclasses.dataclass = _without_slots
 from npuenv.portable import main
 
-sys.exit(main())
+__all__ = ["main"]
 '''
 
 
@@ -99,6 +106,7 @@ def content() -> bytes:
 def members() -> Iterator[tuple[str, bytes]]:
     """(name in the file, content) of everything; all code is checked for the grammar of the oldest Python."""
     yield "__main__.py", _MAIN.encode()
+    yield "npuenv_start.py", _START.encode()
     root = Path(__file__).parent.parent
     for part in PARTS:
         yield from _files(root, root / part, LEFT_OUT)

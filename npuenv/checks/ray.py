@@ -8,10 +8,9 @@ from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, warn
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
-from npuenv.facts.ray.status import Refusal, Status, Trouble
 
 if TYPE_CHECKING:
-    from npuenv.facts.ray.status import Demand
+    from npuenv.facts.ray.status import Demand, Status, Trouble
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 _NO_WORDS = ("0", "false", "no", "off")
@@ -40,6 +39,10 @@ def _chips(context: Context) -> int:
 
 def _status(context: Context) -> Status | None:
     value = context.facts.ray.status.value
+    if value is None:
+        return None
+    from npuenv.facts.ray.status import Status  # its parser is spared where no cluster is
+
     return value if isinstance(value, Status) else None
 
 
@@ -69,6 +72,8 @@ def _answers(context: Context) -> Verdict:
     value = context.facts.ray.status.value
     if value is None:
         return skip("ray.no-address")
+    from npuenv.facts.ray.status import Refusal, Status
+
     if isinstance(value, Status):
         return ok("ray.answers-ok", nodes=value.nodes)
     if value.kind in (Refusal.TIMEOUT, Refusal.UNREACHABLE, Refusal.NO_CLUSTER) and _runs_here(context) is False:
@@ -78,6 +83,8 @@ def _answers(context: Context) -> Verdict:
 
 
 def _cure(trouble: Trouble) -> Fix:
+    from npuenv.facts.ray.status import Refusal
+
     commands = {
         Refusal.TOKEN: (("export", "RAY_AUTH_MODE=disabled"),),
         Refusal.VERSION: (("ray", "--version"), ("python", "--version")),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.automatic import declared
 from npuenv.checks.base import Check, Context, Finding, Status, Verdict, skip, unsure
+from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.errors import ExitCode
 from npuenv.facts.asker import was_asked
@@ -57,19 +58,6 @@ def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> E
     if any(status is Status.UNKNOWN and check in required for status, check in statuses):
         return ExitCode.UNKNOWN
     return ExitCode.FINE
-
-
-def has_sign_of_cards(facts: Facts) -> bool:
-    """Whether anything hints at an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
-    nodes, table = facts.npu.nodes.value, facts.npu.smi.value
-    return bool(
-        (nodes and nodes.cards)
-        or (table and table.cards)
-        or facts.npu.pci_devices.value
-        or facts.npu.driver.is_known
-        or facts.npu.smi_trouble.is_known
-        or (facts.python.devices.value and facts.python.devices.value.count)
-    )
 
 
 def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]) -> Verdict:

@@ -15,6 +15,7 @@ from npuenv.checks import Status
 from npuenv.cli.judging import judge
 from npuenv.errors import BadInput, ExitCode, StepFailed
 from npuenv.front.judging import Judged, live
+from npuenv.front.wish import require_python
 from npuenv.messages import Message, say
 from npuenv.plan.fix import SESSION_STEP, Cures, Place, plan_cures, undo_script
 from npuenv.plan.target import data_folder
@@ -42,6 +43,8 @@ def run_fix(ui: Ui, wish: Wish) -> ExitCode:
     from npuenv.host.local import LocalHost
     from npuenv.host.recorded import load_capture
 
+    require_python(wish)
+
     def look(host: Host) -> Judged:
         with Watch(ui) as watch:
             return judge(wish, ui, live(watch.host(host)))
@@ -68,9 +71,9 @@ def mend(ui: Ui, host: Host, look: Look, judged: Judged, *, is_dry_run: bool, ye
         _tell(ui, judged, cures, result, judged.code, is_dry_run=is_dry_run)
         return judged.code
     if not yes:
-        _ask(ui, cures, states)
+        _ask(ui, cures, states, judged.restore)
     elif not (ui.is_json or ui.is_quiet):
-        _print(plan_lines(cures, ui.lang, states))
+        _print(plan_lines(cures, ui.lang, states, judged.restore))
     reasons = _run(ui, work, cures, todo, states)
     ui.say(Message("fix.checking"), err=True)
     after = look(host)
@@ -189,8 +192,8 @@ def _compared(ills: list[Finding], before: Judged, after: Judged, in_shell: Judg
     return Mended(mended=mended, in_shell=later, left=left, new=new)
 
 
-def _ask(ui: Ui, cures: Cures, states: Mapping[str, str]) -> None:
-    _print(plan_lines(cures, ui.lang, states), err=ui.is_json)
+def _ask(ui: Ui, cures: Cures, states: Mapping[str, str], restore: Callable[[str], str]) -> None:
+    _print(plan_lines(cures, ui.lang, states, restore), err=ui.is_json)
     if ui.is_json or not sys.stdin.isatty():
         raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
     if not click.confirm(say(Message("cli.go-on"), ui.lang), default=True):
@@ -207,7 +210,7 @@ def _tell(ui: Ui, judged: Judged, cures: Cures, result: Mended, code: ExitCode, 
         _print(outcome_lines(replace(result, mended=(), session_file=None, undo=None), ui.lang))
         return
     if is_dry_run or not any(state in ("done", "failed") for state in result.states.values()):
-        _print(plan_lines(cures, ui.lang, result.states))
+        _print(plan_lines(cures, ui.lang, result.states, judged.restore))
     if not cures.plan.steps:
         ui.say(Message("fix.nothing"))
     elif not is_dry_run and all(state == "already" for state in result.states.values()):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.errors import ExitCode
-from npuenv.front.wish import require_place, require_sense
+from npuenv.errors import BadInput, ExitCode
+from npuenv.front.wish import require_place, require_python, require_sense
+from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +27,12 @@ def run_doctor(ui: Ui, wish: Wish, judge: Callable[[Host], Judged]) -> ExitCode:
     require_sense(wish)
     if wish.out is not None:
         require_place(wish.out)
+    if wish.save is not None:
+        require_place(str(wish.save))
     if wish.report is not None:
         return _diagnose(ui, wish, wish.report)
+    require_python(wish)
+    from npuenv.checks import Status
     from npuenv.front.forms import deliver, formed, save
     from npuenv.front.judging import live
     from npuenv.front.watching import Watch
@@ -37,15 +44,36 @@ def run_doctor(ui: Ui, wish: Wish, judge: Callable[[Host], Judged]) -> ExitCode:
         judged = judge(host)
     if wish.format != "text" or wish.out or not ui.is_quiet or judged.code is not ExitCode.FINE:
         deliver(ui, wish, formed(ui, wish, judged))
+    elif any(finding.status is Status.WARN for finding in judged.findings):
+        from npuenv.report.terminal import summary
+
+        print(say(summary(judged.findings), ui.lang), flush=True)
     if wish.save:
         save(ui, host, wish.save)
     return judged.code
+
+
+def _is_empty(report: str) -> bool:
+    """Whether a pasted report holds nothing but space; what cannot be opened is for its reader to tell."""
+    if report == "-":
+        return isinstance(sys.stdin.buffer, io.BufferedReader) and not sys.stdin.buffer.peek(1).strip()
+    path = Path(report)
+    try:
+        if not path.is_file():  # what is read from a pipe is gone for its reader
+            return False
+        with path.open("rb") as stream:
+            return not stream.read(1 << 16).strip()
+    except OSError:
+        return False
 
 
 def _diagnose(ui: Ui, wish: Wish, report: str) -> ExitCode:
     """The cause in a pasted report instead of a look at this machine."""
     from npuenv.front.forms import deliver
     from npuenv.front.paste import run_from_report
+
+    if _is_empty(report):
+        raise BadInput(Message("doctor.empty-report", {"path": report}), Message("doctor.empty-report-hint"))
 
     ui = replace(ui, is_json=wish.format == "json")
     if wish.out is None or wish.out == "-":

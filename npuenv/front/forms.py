@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
+from npuenv.front.wish import says_form
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -55,6 +57,16 @@ def _text(ui: Ui, wish: Wish, judged: Judged) -> str:
     return render_report(judged.findings, judged.facts, page, _manner(ui, wish, judged))
 
 
+def _is_for_a_file(wish: Wish) -> bool:
+    """Whether the report goes into a file, which may be sent to somebody, instead of to this machine's user."""
+    if wish.out not in (None, "-"):
+        return True
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):  # a stream without a descriptor, in memory
+        return False
+
+
 def _manner(ui: Ui, wish: Wish, judged: Judged) -> Manner:
     from npuenv.report.terminal import Manner
 
@@ -64,11 +76,21 @@ def _manner(ui: Ui, wish: Wish, judged: Judged) -> Manner:
         lang=ui.lang,
         is_verbose=ui.is_verbose,
         is_quiet=ui.is_quiet,
-        restore=judged.restore,
+        restore=str if _is_for_a_file(wish) else judged.restore,
         again=wish.again,
+        is_replay=wish.capture is not None,
+        nothing_of=_nothing_of(judged),
         can_fix=wish.capture is None and not wish.is_fixing and wish.can_fix,
         deeper=deeper,
     )
+
+
+def _nothing_of(judged: Judged) -> str:
+    """The use that was named with --for, where the interpreter runs and has nothing of it installed; else ""."""
+    python = judged.facts.python.interpreter.value
+    if python is None or judged.framework is None:
+        return ""
+    return "" if {"torch", "torch-npu", judged.framework} & set(python.distributions) else judged.framework
 
 
 def _page(ui: Ui, *, is_terminal: bool) -> Page:
@@ -91,7 +113,8 @@ def deliver(ui: Ui, wish: Wish, text: str) -> None:
         print(text, end="", flush=True)
         return
     write(Path(wish.out), text)
-    ui.say(Message("doctor.written", {"path": wish.out}), err=True)
+    name = "written" if says_form(wish.out, wish.format) else "written-as"
+    ui.say(Message(f"doctor.{name}", {"path": wish.out, "format": wish.format}), err=True)
 
 
 def write(path: Path, text: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from npuenv.messages import Message
 FRAMEWORKS = ("verl", "roll", "vllm-ascend", "cpu")
 FORMATS = ("text", "json", "html", "junit", "sarif")
 _SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".xml": "junit", ".sarif": "sarif"}
+_OF_TEXT = ("", ".txt", ".log", ".md", ".out")
 # What the options are for, in the words of `--help`.
 HELP = {
     "for": "Judge for this use; cpu skips the cards.",
@@ -66,6 +69,12 @@ def form_of(out: str | None) -> str:
     return _SUFFIXES.get(Path(out).suffix.lower(), "text") if out else "text"
 
 
+def says_form(out: str, form: str) -> bool:
+    """Whether a file's name promises this form, or none at all."""
+    suffix = Path(out).suffix.lower()
+    return _SUFFIXES.get(suffix, "text" if suffix in _OF_TEXT else "") == form
+
+
 def require_sense(wish: Wish) -> None:
     """Raises BadInput for options that contradict each other."""
     sources = {"--save": wish.save, "--from": wish.capture, "--from-report": wish.report}
@@ -98,6 +107,38 @@ def _require_report_alone(wish: Wish, named: list[str]) -> None:
     if other is not None:
         args = {"one": "--from-report", "other": other}
         raise BadInput(Message("doctor.not-with", args), Message("doctor.not-with-hint"))
+
+
+def require_python(wish: Wish) -> None:
+    """Raises BadInput where --python names something that is no Python, before anything else is looked at.
+
+    What looks like a Python and does not run is judged instead: why it does not is what the doctor is for.
+    """
+    if wish.python is None or wish.capture is not None:
+        return
+    path = wish.python if "/" in wish.python else shutil.which(wish.python)
+    says, hint = "", Message("doctor.python-hint")
+    if path is None or not os.path.lexists(path):
+        says = "python-absent"
+    elif os.path.isdir(path):
+        says = "python-folder"
+        inside = os.path.join(path, "bin", "python")
+        hint = Message("doctor.python-inside", {"path": inside}) if os.path.lexists(inside) else hint
+    elif not re.search(r"python|pypy", os.path.basename(path)):
+        if not os.access(path, os.X_OK):
+            says = "python-no-program"
+        elif wish.level > 0 and not _is_python(path):
+            says = "python-other"
+    if says:
+        raise BadInput(Message(f"doctor.{says}", {"path": wish.python}), hint)
+
+
+def _is_python(path: str) -> bool:
+    """Whether a program with a name of its own does what Python does."""
+    from npuenv.host.local import LocalHost
+
+    ran = LocalHost().run((path, "-c", "import sys; print(sys.version_info[0])"), timeout_s=10.0)
+    return ran.code == 0 and ran.out.strip() in ("2", "3")
 
 
 def require_place(out: str) -> None:

@@ -73,6 +73,7 @@ class Shown:
     says: Message
     commands: tuple[Argv, ...]
     why: Message
+    needs_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def plan_cures(ills: Iterable[Ill], place: Place, restore: Callable[[str], str] 
         if why is None:
             draft.add(ill.check, ill.fix, commands, restore)
         else:
-            draft.shown.append(Shown(ill.check, ill.fix.says, commands, why))
+            draft.shown.append(Shown(ill.check, ill.fix.says, commands, why, ill.fix.needs_root))
     return draft.finished(place)
 
 
@@ -136,7 +137,10 @@ def session_text(old: str, lines: Mapping[str, Sequence[Argv]], path: str) -> st
 
 def _why_not(cure: Cure, commands: tuple[Argv, ...], place: Place) -> Message | None:
     """Why a cure is not run, or None when it is."""
-    if cure.is_dangerous or any(_is_never(argv) for argv in commands):
+    never = [argv for argv in commands if _is_never(argv)]
+    if never and not cure.is_dangerous and all(map(_removes_packages, never)):
+        return Message("fix.removes")
+    if never or cure.is_dangerous:
         return Message("fix.dangerous")
     if not commands:
         return Message("fix.by-hand")
@@ -206,6 +210,12 @@ def _is_never(argv: Argv) -> bool:
     words = argv[1:] if argv[0] in _NEEDS_A_PERSON and len(argv) > 1 else argv
     program = posixpath.basename(words[0])
     return program in _NEVER or _CHANGES_STATE.get(program) in words
+
+
+def _removes_packages(argv: Argv) -> bool:
+    """Whether it removes nothing but what lies in a folder of packages: nobody's security or work."""
+    targets = [word for word in argv[1:] if not word.startswith("-")]
+    return argv[0] == "rm" and bool(targets) and all(re.search(r"/(site|dist)-packages/[^/]", word) for word in targets)
 
 
 def _does_too(step: Step, programs: tuple[Argv, ...]) -> bool:

@@ -36,19 +36,23 @@ class Mended:
     session_file: str | None = None
 
 
-def plan_lines(cures: Cures, lang: str, states: Mapping[str, str] | None = None) -> Iterator[str]:
+def plan_lines(
+    cures: Cures, lang: str, states: Mapping[str, str] | None = None, restore: Callable[[str], str] = str
+) -> Iterator[str]:
     """The plan for reading: each step that is not done already with its reason and commands, then what is only shown.
 
-    `states`: see `Mended`; None where nothing is done.
+    `states`: see `Mended`; None where nothing is done. `restore` turns stand-ins in sentences into real names; those
+    in commands are turned back when the plan is made.
     """
     steps = [step for step in cures.plan.steps if (states or {}).get(step.id) != "already"]
     if steps:
         yield _say("plan-head", lang)
     for number, step in enumerate(steps, 1):
-        yield _say("plan-step", lang, number=number, step=step.id, why=step.why)
+        yield restore(_say("plan-step", lang, number=number, step=step.id, why=step.why))
+        prompt = "#" if step.needs_root else "$"
         for line in _commands(step, cures):
-            yield f"     $ {line}"
-        notes = [_say("plan-for", lang, checks=cures.mends[step.id])]
+            yield f"     {prompt} {line}"
+        notes = [_say("plan-for", lang, checks=tuple(map(title, cures.mends[step.id])))]
         notes += [_say("plan-root", lang)] if step.needs_root else []
         notes += [] if cures.undo[step.id] else [_say("plan-once", lang)]
         yield f"     {' · '.join(notes)}"
@@ -59,8 +63,9 @@ def plan_lines(cures: Cures, lang: str, states: Mapping[str, str] | None = None)
         shared.setdefault(f"{each.says} {each.commands} {each.why}", (each, []))[1].append(each.check)
     for each, checks in shared.values():
         names = tuple(map(title, checks))
-        yield "  - " + clean(_say("shown", lang, names=names, says=each.says, why=each.why))
-        yield from (f"     $ {shell_line(argv)}" for argv in each.commands)
+        yield "  - " + clean(restore(_say("shown", lang, names=names, says=each.says, why=each.why)))
+        prompt = "#" if each.needs_root else "$"
+        yield from (f"     {prompt} {shell_line(argv)}" for argv in each.commands)
 
 
 def outcome_lines(result: Mended, lang: str) -> Iterator[str]:

@@ -6,6 +6,8 @@ rich draws. It is imported for a terminal alone: the other forms of the report d
 from __future__ import annotations
 
 import io
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,7 @@ _PLAIN_WIDTH = 100  # where a list is cut when there is no terminal to ask
 _GUIDE_WIDTH = 4  # of the tree's lines before a branch
 _NAMES_AT_MOST = 8  # of checks that share one reason
 _EVIDENCE_LINES = 4  # of one deciding line, folded; -v shows all
+_NOT_AT_THIS_LEVEL = "checks.skip-level"
 _ROOM = 1 << 20  # rich cuts what is wider than its console; commands must stay whole
 
 
@@ -55,7 +58,10 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How much is said, and how. `restore` turns stand-ins in commands back into this machine's names."""
+    """How much is said, and how.
+
+    `restore` turns stand-ins back into this machine's names: in commands, and on a terminal in sentences too.
+    """
 
     lang: str = "en"
     is_verbose: bool = False
@@ -63,6 +69,8 @@ class Manner:
     restore: Callable[[str], str] = str
     again: str = "npuenv doctor"  # the command line that repeats this run
     can_fix: bool = True  # False: a replay, or the single file
+    is_replay: bool = False  # of a capture: what is mended needs a new one
+    nothing_of: str = ""  # the use of which nothing is installed
     deeper: str = ""  # the command line that looks further; "": nothing further to look at
 
 
@@ -193,8 +201,9 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
         told = (Status.FAIL,) if counts(findings)[Status.FAIL] else (Status.UNKNOWN,)
     groups = grouped(findings, is_merging=not manner.is_verbose)
     shown = [group for group in groups if group.first.status in told or (manner.is_verbose and not manner.is_quiet)]
+    own = manner.restore if page.is_terminal else str
     for group in shown:
-        says, branches = list(_says(group, manner.lang)), _branches(group, manner, _arrow(page))
+        says, branches = list(_says(group, manner.lang, own)), _branches(group, manner, _arrow(page), own)
         sheet.finding(_label(group.first.status, page, manner.lang), says, branches, is_whole=manner.is_verbose)
     has_gap = bool(shown) and not manner.is_quiet
     if not (manner.is_verbose or manner.is_quiet):
@@ -204,7 +213,17 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
     if has_gap:
         sheet.gap()
     _add_end(sheet, findings, manner)
+    stand_ins = _stand_ins(group.first for group in shown) if manner.restore is str else ()
+    if stand_ins and not manner.is_quiet:
+        sheet.line((say(Message("doctor.stand-ins", {"names": stand_ins}), manner.lang), "dim"))
     return sheet.text
+
+
+def _stand_ins(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """The stand-ins for names that nobody can type as they are, in the commands of findings."""
+    fixes = [finding.fix for finding in findings if finding.fix is not None]
+    lines = [shell_line(argv) for fix in fixes for argv in fix.commands]
+    return tuple(sorted({name for line in lines for name in re.findall(r"\b(?:user|host)[0-9]+\b", line)}))
 
 
 def _add_head(sheet: _Plain | _Drawn, facts: Facts, manner: Manner) -> None:
@@ -216,36 +235,37 @@ def _add_head(sheet: _Plain | _Drawn, facts: Facts, manner: Manner) -> None:
         sheet.line((clean(versions), "cyan"))
 
 
-def _says(group: Group, lang: str) -> Iterator[Span]:
+def _says(group: Group, lang: str, own: Callable[[str], str]) -> Iterator[Span]:
     names = [clean(say(title(finding.check), lang)) for finding in group.findings]
     if len(names) > _NAMES_AT_MOST:
         left = len(names) - _NAMES_AT_MOST + 1
         names = [*names[: _NAMES_AT_MOST - 1], say(Message("doctor.more", {"count": left}), lang)]
     joint = "、" if lang == "zh" else ", "
     yield joint.join(names) + ("：" if lang == "zh" else ": "), "bold"
-    yield clean(say(group.first.says, lang)), ""
+    yield clean(own(say(group.first.says, lang))), ""
     if group.because is not None:
         yield " " + say(Message("doctor.because", {"name": title(group.because)}), lang), "dim"
 
 
-def _branches(group: Group, manner: Manner, arrow: str) -> Iterator[_Branch]:
+def _branches(group: Group, manner: Manner, arrow: str, own: Callable[[str], str]) -> Iterator[_Branch]:
     finding, lang = group.first, manner.lang
     if (finding.status in PROBLEMS or manner.is_verbose) and group.because is None:
         for item in dict.fromkeys(finding.evidence):
-            spans = (clean(item.command), "dim"), (arrow if item.line else "", "dim"), (clean(item.line), "cyan")
+            command, line = clean(own(item.command)), clean(own(item.line))
+            spans = (command, "dim"), (arrow if line else "", "dim"), (line, "cyan")
             yield _Branch(spans, at_most=_EVIDENCE_LINES)
     if manner.is_verbose:
         source = say(Message("doctor.source", {"source": finding.source}), lang)
         yield _Branch(((f"[{finding.check}] {clean(source)}", "dim"),))
     if finding.fix is not None:
-        yield _cure(finding.fix, manner)
+        yield _cure(finding.fix, manner, own)
 
 
-def _cure(fix: Fix, manner: Manner) -> _Branch:
+def _cure(fix: Fix, manner: Manner, own: Callable[[str], str]) -> _Branch:
     key = "doctor.fix-dangerous" if fix.is_dangerous else "doctor.fix"
     prompt = "# " if fix.needs_root else "$ "
     commands = tuple(((prompt, "dim"), (manner.restore(shell_line(argv)), "bold")) for argv in fix.commands)
-    return _Branch(((clean(say(Message(key, {"says": fix.says}), manner.lang)), ""),), commands)
+    return _Branch(((clean(own(say(Message(key, {"says": fix.says}), manner.lang))), ""),), commands)
 
 
 def _add_well(sheet: _Plain | _Drawn, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
@@ -257,10 +277,19 @@ def _add_well(sheet: _Plain | _Drawn, findings: Sequence[Finding], page: Page, m
             areas.setdefault(finding.check.partition(".")[0], []).append(say(title(finding.check), manner.lang))
     for area, names in areas.items():
         sheet.line(_label(Status.OK, page, manner.lang), (_listed(area, names, room, manner.lang), ""))
-    num_skipped = counts(findings)[Status.SKIP]
-    if num_skipped:
-        says = say(Message("doctor.skipped", {"count": num_skipped}), manner.lang)
-        sheet.line(_label(Status.SKIP, page, manner.lang), (_cut(says, room), "dim"))
+    for says in _skipped(findings):
+        sheet.line(_label(Status.SKIP, page, manner.lang), (_cut(say(says, manner.lang), room), "dim"))
+
+
+def _skipped(findings: Sequence[Finding]) -> Iterator[Message]:
+    """How many checks do not apply, and apart from them how many a higher level would ask."""
+    skipped = [finding.says for finding in findings if finding.status is Status.SKIP]
+    levels = Counter(str(says.args["level"]) for says in skipped if says.key == _NOT_AT_THIS_LEVEL)
+    if len(skipped) > sum(levels.values()):
+        yield Message("doctor.skipped", {"count": len(skipped) - sum(levels.values())})
+    if levels:
+        parts = (Message("doctor.need-level", {"count": levels[level], "level": level}) for level in sorted(levels))
+        yield Message("doctor.skipped-level", {"parts": tuple(parts)})
 
 
 def _listed(area: str, names: Sequence[str], width: int, lang: str) -> str:
@@ -289,14 +318,22 @@ def _cut(text: str, width: int) -> str:
 
 def _add_end(sheet: _Plain | _Drawn, findings: Sequence[Finding], manner: Manner) -> None:
     """The counts in one line, and what to do next in another."""
-    number = counts(findings)
-    is_bad = bool(number[Status.FAIL])
-    args = {status.value: number[status] for status in Status}
-    summary = say(Message("doctor.summary-bad" if is_bad else "doctor.summary-good", args), manner.lang)
-    sheet.line((summary, "bold red" if is_bad else "green"))
+    is_bad = bool(counts(findings)[Status.FAIL])
+    sheet.line((say(summary(findings), manner.lang), "bold red" if is_bad else "green"))
+    if manner.nothing_of and not manner.is_quiet:
+        command = ("up",) if manner.nothing_of == "cpu" else ("install", "--host", "this")
+        args = {"name": manner.nothing_of, "command": shell_line(("npuenv", *command, "--for", manner.nothing_of))}
+        sheet.line((say(Message("doctor.nothing-of", args), manner.lang), ""))
     following = _next(findings, manner)
     if following and not manner.is_quiet:
         sheet.line((say(following, manner.lang), ""))
+
+
+def summary(findings: Sequence[Finding]) -> Message:
+    """The counts of findings in one line."""
+    number = counts(findings)
+    args = {status.value: number[status] for status in Status}
+    return Message("doctor.summary-bad" if number[Status.FAIL] else "doctor.summary-good", args)
 
 
 def _next(findings: Sequence[Finding], manner: Manner) -> Message | None:
@@ -306,7 +343,7 @@ def _next(findings: Sequence[Finding], manner: Manner) -> Message | None:
     if num_mendable and manner.can_fix:
         return Message("doctor.next-fix", {"command": f"{manner.again} --fix", "count": num_mendable})
     if number[Status.FAIL]:
-        return Message("doctor.next-mend", {"command": manner.again})
+        return Message(f"doctor.next-mend{'-there' if manner.is_replay else ''}", {"command": manner.again})
     if number[Status.UNKNOWN]:
         return Message("doctor.next-unknown")
     return Message("doctor.next-deeper", {"command": manner.deeper}) if manner.deeper else None

@@ -332,3 +332,14 @@ def test_a_reader_that_goes_away_is_met_in_silence(pyz: Path) -> None:
         ["sh", "-c", '"$@" | head -n 1', "sh", *words], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ran.stdout, ran.stderr) == ("{\n", "")
+
+
+@pytest.mark.parametrize("name", ["2.7", "3.6", "3.7", "3.8"])
+def test_a_python_that_is_too_old_gets_a_sentence_instead_of_a_traceback(pyz: Path, name: str) -> None:
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    python = next((str(path) for path in sorted(pyenv.glob(f"{name}.*/bin/python"))), shutil.which(f"python{name}"))
+    if python is None:
+        pytest.skip(f"there is no Python {name} here")
+    ran = subprocess.run([python, str(pyz)], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1 and ran.stderr.startswith("npuenv-doctor.pyz needs Python 3.9 or newer; this is ")
+    assert ran.stderr.count("\n") == 1

@@ -9,7 +9,7 @@ import pytest
 from changes import HEALTHY, both, cards, find, lost, part, put, trouble, unread, variables
 from changes import packages as installed
 
-from npuenv.checks import Status
+from npuenv.checks import Status, check_all
 from npuenv.checks.registry import CHECKS
 from npuenv.facts import absent, known
 from npuenv.facts.base import Evidence
@@ -323,3 +323,19 @@ def test_only_a_folder_of_cann_is_opened_to_all_and_never_a_whole_home(
     cure = find(both(lost("toolkit"), put(closed=shut))(HEALTHY), "cann.found").fix
     assert cure is not None and cure.commands == commands and not cure.is_automatic
     assert say(cure.says) != say(cure.says, "zh")
+
+
+def test_a_link_that_leads_nowhere_is_told_once_with_what_it_keeps_from_loading() -> None:
+    link = "/usr/local/Ascend/ascend-toolkit/latest"
+    install = Install("/usr/local/Ascend/ascend-toolkit/8.0.0", "8.0.0", "ascend-toolkit", ())
+    installs = Installs((install,), (link,), {})
+    errors = ("ImportError: libhccl.so: cannot open shared object file: No such file or directory",)
+    torch_npu = part("import_torch_npu", is_ok=False, errors=errors)
+    facts = both(put(toolkit=None, installs=installs), torch_npu)(HEALTHY)
+    found = {item.check: item for item in check_all(facts, level=2)}
+    loud = {check for check, item in found.items() if item.status in (Status.FAIL, Status.WARN)}
+    assert "cann.found" in loud and not loud & {"cann.links", "python.torch-npu-imports", "python.libraries"}
+    assert found["python.torch-npu-imports"].says.args["cause"] == "cann.found"
+    assert found["cann.links"].says.args["cause"] == "cann.found"
+    beside = both(put(installs=installs))(HEALTHY)  # a CANN is found all the same: the link is only worth knowing
+    assert find(beside, "cann.links").status is Status.WARN

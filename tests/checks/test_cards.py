@@ -392,3 +392,24 @@ def test_the_alarm_of_a_real_card_names_its_codes_and_the_cost_of_a_reset() -> N
 def test_of_two_rows_for_an_event_the_graver_one_counts(code: str, action: str | None) -> None:
     row = load_matrix().npu_fault(code)
     assert (row.action if row else None) == action
+
+
+def test_a_process_of_unknown_owner_comes_with_the_command_that_shows_it() -> None:
+    rows = (Process(1, 0, 88121, "VLLMEngineCor", 57788),)
+    finding = find(both(part("smi", processes=rows), put(holders=()))(HEALTHY), "cards.free")
+    assert finding.status is Status.WARN and finding.fix is not None
+    assert finding.fix.commands == (("ps", "-fp", "88121"),)
+
+
+def test_a_tool_that_is_silent_for_seconds_is_asked_again_before_any_reboot() -> None:
+    finding = find(trouble(Trouble.TIMEOUT)(HEALTHY), "driver.npu-smi")
+    assert finding.status is Status.FAIL and finding.fix is not None
+    assert finding.fix.commands[0] == ("npuenv", "doctor", "--level", "2")
+    assert "hangs" not in say(finding.says).partition(".")[0] and "Only if it stays silent" in say(finding.fix.says)
+
+
+@pytest.mark.parametrize(("place", "words"), [("docker", "--device /dev/davinciN"), (None, "dmesg")])
+def test_fewer_nodes_than_chips_come_with_a_cure_and_the_count_that_shows_it(place: str | None, words: str) -> None:
+    finding = find(both(put(container=place), nodes(0, 1))(HEALTHY), "devices.agree")
+    assert finding.status is Status.WARN and finding.fix is not None and words in say(finding.fix.says)
+    assert finding.evidence[0].line == "8 chips"

@@ -29,6 +29,7 @@ from changes import (
 
 from npuenv.checks import Status, check_all, exit_code
 from npuenv.checks.base import Check, Context, Verdict
+from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.run import REPORTED_BY
 from npuenv.errors import ExitCode
@@ -38,7 +39,7 @@ from npuenv.facts.hccn.conf import HccnConf
 from npuenv.facts.machine.system import Space
 from npuenv.facts.network.proxies import Proxy
 from npuenv.facts.npu.driver import VersionInfo
-from npuenv.facts.npu.smi import Process, Trouble
+from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
 from npuenv.facts.python.interpreter import SharedFiles
 from npuenv.host.recorded import load_capture
 from npuenv.messages import say
@@ -112,8 +113,8 @@ CASES: list[tuple[str, Change, Status, str]] = [
     (
         "driver.npu-smi",
         both(INIT, nodes(0, shut="Permission denied")),
-        Status.FAIL,
-        "because /dev/davinci0 cannot be opened",
+        Status.SKIP,
+        "reported under: device access",
     ),
     ("driver.npu-smi", both(INIT, CONTAINER, nodes()), Status.FAIL, "no card was passed"),
     ("driver.npu-smi", both(INIT, put(modules=())), Status.FAIL, "no kernel module"),
@@ -419,8 +420,13 @@ def test_a_missing_cann_library_leads_to_the_script_where_cann_is_and_to_an_inst
     broken = part("import_torch", is_ok=False, errors=IMPORT_ERRORS)
     here = find(broken(HEALTHY), "python.torch-imports")
     assert here.fix is not None and here.fix.commands == (("source", "/usr/local/Ascend/cann-8.5.0/set_env.sh"),)
-    nowhere = find(both(broken, put(toolkit=None))(HEALTHY), "python.torch-imports")
-    assert nowhere.fix is not None and nowhere.fix.says.key == "check_python.fix-cann-install"
+    nowhere = both(broken, put(toolkit=None))(HEALTHY)
+    followed = find(nowhere, "python.torch-imports")
+    assert followed.status is Status.SKIP and followed.says.args["cause"] == "cann.found"
+    alone = find(nowhere, "python.torch-imports", framework="cpu")  # there CANN is not judged
+    assert alone.fix is not None and alone.fix.says.key == "check_python.fix-cann-install"
+    unset = both(broken, variables(ASCEND_HOME_PATH=None))(HEALTHY)
+    assert find(unset, "python.torch-imports").says.args["cause"] == "cann.sourced"
 
 
 def test_a_fix_for_torch_never_fetches_a_plain_torch() -> None:
@@ -453,3 +459,15 @@ def test_turning_tls_off_and_joining_a_group_are_marked_as_decisions() -> None:
 def test_facts_of_a_healthy_host_are_all_known_or_absent() -> None:
     states = {field.name: getattr(HEALTHY, field.name) for field in dataclasses.fields(HEALTHY)}
     assert [name for name, fact in states.items() if isinstance(fact, Fact) and fact.state is State.UNKNOWN] == []
+
+
+@pytest.mark.parametrize("sign", ["nodes", "smi", "pci_devices", "driver", "smi_trouble", "devices"])
+def test_each_sign_of_cards_alone_is_enough(sign: str) -> None:
+    names = ("nodes", "smi", "pci_devices", "driver", "smi_trouble", "python.devices")
+    bare = both(*(put(**{name: None}) for name in names))(HEALTHY)
+    assert not has_sign_of_cards(bare)
+    name = "python.devices" if sign == "devices" else sign
+    group = "python" if sign == "devices" else "npu"
+    values = {"smi_trouble": SmiTrouble(Trouble.INIT, "x"), "pci_devices": ("0000:01:00.0",)}
+    value = values.get(sign) or getattr(getattr(HEALTHY, group), sign).value
+    assert has_sign_of_cards(put(**{name: value})(bare)) == (value is not None)

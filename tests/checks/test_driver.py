@@ -16,6 +16,7 @@ from npuenv.facts.npu.install import Changed, Installer
 from npuenv.facts.npu.kernel import Claim, KernelEvent
 from npuenv.facts.npu.smi import Trouble
 from npuenv.messages import LANGUAGES, say
+from npuenv.report.doctor import grouped
 
 CONTAINER = put(container="docker")
 INIT = trouble(Trouble.INIT, -8005)
@@ -73,7 +74,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("driver.npu-smi", both(INIT, BEFORE), Status.FAIL, "Possible"),
     ("driver.npu-smi", both(INIT, UPGRADED, CONTAINER), Status.FAIL, "changed after the boot"),
     ("driver.npu-smi", both(INIT, UPGRADED, put(modules=())), Status.FAIL, "no kernel module"),
-    ("driver.npu-smi", both(INIT, nodes(0, shut="/dev/davinci0")), Status.FAIL, "/dev/davinci0"),
+    ("driver.npu-smi", both(INIT, nodes(0, shut="/dev/davinci0")), Status.SKIP, "reported under: device access"),
     ("driver.npu-smi", both(IN_USE, put(claims=(OTHER,))), Status.FAIL, "2679173"),
     ("driver.npu-smi",
      both(IN_USE, put(claims=(dataclasses.replace(OTHER, namespace=130),))),
@@ -222,10 +223,18 @@ def test_an_interface_that_does_not_start_after_an_upgrade_is_told_once() -> Non
 def test_a_missing_manager_device_is_named_as_the_cause_of_the_interface_that_does_not_start(place: str | None) -> None:
     missing = nodes(0, missing=("/dev/davinci_manager",))
     facts = both(INIT, UPGRADED, put(container=place), missing)(HEALTHY)
-    finding = find(facts, "driver.npu-smi")
-    assert finding.status is Status.FAIL
-    assert say(finding.says).endswith("these manager devices are missing: /dev/davinci_manager")
-    assert finding.fix == find(facts, "devices.managers").fix
+    found = check_all(facts, level=2)
+    assert [item.check for item in found if item.status is Status.FAIL] == ["devices.managers"]
+    smi = find(facts, "driver.npu-smi")
+    assert smi.status is Status.SKIP and say(smi.says).endswith("reported under: manager devices")
+    unjudged = [group for group in grouped(found) if group.first.status is Status.UNKNOWN]
+    assert {group.because for group in unjudged} == {"devices.managers"}
+
+
+def test_cards_are_not_said_to_be_missing_where_the_interface_does_not_start() -> None:
+    facts = both(INIT, CONTAINER, nodes())(HEALTHY)
+    assert find(facts, "driver.npu-smi").status is Status.FAIL
+    assert find(facts, "cards.present").says.key == "check_npu.see-npu-smi"
 
 
 def test_the_path_of_libraries_keeps_what_the_session_has() -> None:

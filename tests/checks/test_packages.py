@@ -12,6 +12,7 @@ from npuenv.checks import Status, check_all
 from npuenv.checks.python import CHECKS
 from npuenv.facts.asker import not_asked
 from npuenv.facts.base import Evidence, absent, known, unknown
+from npuenv.facts.cann.installs import Install, Installs
 from npuenv.facts.python.elf import MissingLibrary, MissingSymbols, MissingVersion
 from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
 from npuenv.facts.python.packages import Link, Origin, Owned, Shadow, Trouble, Twice
@@ -269,7 +270,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         Status.FAIL,
         "torch==2.7.1",
     ),
-    ("python.requirements", requires("pip", "click<8"), Status.WARN, "click<8 (8.1.8)"),
+    ("python.requirements", requires("pip", "click<8"), Status.WARN, "click<8 (here: 8.1.8)"),
     ("python.requirements", requires("pip", "never-there>=1"), Status.WARN, "never-there>=1"),
     ("python.requirements", requires("pip", 'never-there; python_version < "3.8"'), Status.OK, ""),
     ("python.requirements", requires("pip", "never-there; broken marker", "@@", ""), Status.OK, ""),
@@ -302,6 +303,9 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("python.triton-chip", cards(name="310P3"), Status.WARN, "310P3"),
     ("python.triton-chip", packages(triton_ascend=None), Status.SKIP, ""),
     ("python.files", files(missing=(Owned("torch", 1, 1, ("torch/lib/libc10.so",)),)), Status.FAIL, "torch"),
+    ("python.files", files(missing=(Owned("urllib3", 38, 0, ("urllib3/__init__.py",)),)), Status.FAIL, "urllib3"),
+    ("python.files", files(missing=(Owned("scipy", 9, 0, ("scipy/tests/__init__.py",)),)), Status.WARN, "scipy"),
+    ("python.files", files(missing=(Owned("six", 1, 0, ("share/LICENSE",)),)), Status.WARN, "six"),
     ("python.files", files(emptied=(Owned("six", 1, 0, ("six.py (0 bytes, 9 recorded)",)),)), Status.WARN, "six"),
     ("python.altered", files(altered=(Owned("torch", 1, 1, ("torch/lib/libc10.so",)),)), Status.FAIL, "torch"),
     ("python.altered", files(altered=(Owned("numpy", 1, 0, ("numpy/a.py",)),)), Status.WARN, "numpy"),
@@ -522,3 +526,51 @@ def test_what_a_stack_overrules_on_purpose_is_no_unmet_requirement() -> None:
     loose = next(item for item in check_all(facts, level=2) if item.check == "python.requirements")
     bound = next(item for item in check_all(facts, level=2, stack=stack) if item.check == "python.requirements")
     assert (loose.status, bound.status) == (Status.WARN, Status.OK)
+
+
+def test_a_missing_torch_npu_is_called_missing() -> None:
+    finding = find(packages(**{"torch-npu": None})(HEALTHY), "python.vllm-ascend-needs")
+    assert finding.status is Status.FAIL and say(finding.says).startswith("torch_npu is not installed; vllm-ascend ")
+    assert finding.fix is not None and any("torch-npu==" in word for word in finding.fix.commands[0])
+
+
+def test_two_bounds_on_one_package_are_one_requirement_and_one_finding() -> None:
+    change = packages(vllm="0.9.1+empty", transformers="4.54.0", **{"vllm-ascend": "0.9.1"})
+    finding = find(change(HEALTHY), "python.limits")
+    assert finding.fix is not None and finding.fix.commands[0][-1] == "transformers<4.53.0"
+    assert find(change(HEALTHY), "python.vllm-pair").status is Status.OK
+    between = packages(vllm="0.9.1+empty", transformers="4.53.1", **{"vllm-ascend": "0.9.1"})(HEALTHY)
+    assert find(between, "python.limits").status is Status.OK
+    assert find(between, "python.vllm-pair").says.key == "check_python.vllm-transformers"
+
+
+def test_numpy_that_cann_refuses_is_told_by_one_check() -> None:
+    asks = part("python.packages", requires={"torch-npu": ("numpy<2",)})
+    facts = both(asks, packages(numpy="2.1.0"))(HEALTHY)
+    assert find(facts, "python.numpy").status is Status.FAIL
+    assert find(facts, "python.requirements").status is Status.OK
+    other = both(part("python.packages", requires={"torch-npu": ("attrs<2",)}), packages(attrs="25.1"))(HEALTHY)
+    assert find(other, "python.requirements").status is not Status.OK
+
+
+def test_a_fitting_cann_that_is_installed_too_is_named_with_the_link_that_leads_to_it() -> None:
+    root = "/usr/local/Ascend/ascend-toolkit"
+    here = Install(f"{root}/8.1.RC1", "8.1.RC1", "ascend-toolkit", (f"{root}/latest",))
+    other = Install(f"{root}/8.3.RC1", "8.3.RC1", "ascend-toolkit", ())
+    old = both(
+        part("toolkit", version="8.1.RC1", root=here.root),
+        packages(torch="2.7.1", vllm="0.11.0+empty", **{"torch-npu": "2.7.1", "vllm-ascend": "0.11.0rc1"}),
+    )
+    finding = find(both(old, put(installs=Installs((here, other), (), {})))(HEALTHY), "python.vllm-ascend-cann")
+    assert finding.status is Status.WARN and "though 8.3.RC1 is installed too" in say(finding.says)
+    assert finding.fix is not None and finding.fix.needs_root
+    assert finding.fix.commands == (("ln", "-sfn", other.root, f"{root}/latest"),)
+    alone = find(both(old, put(installs=Installs((here,), (), {})))(HEALTHY), "python.vllm-ascend-cann")
+    assert alone.fix is not None and alone.fix.commands[0][:2] == ("npuenv", "resolve")
+
+
+def test_a_broken_numpy_is_put_in_anew_by_a_command() -> None:
+    error = "ImportError: Error importing numpy: you should not try to import numpy from its source directory"
+    finding = find(fails("numpy", error)(HEALTHY), "python.numpy-imports")
+    assert finding.status is Status.FAIL and finding.fix is not None
+    assert finding.fix.commands[0][-1].startswith("numpy==") and "--force-reinstall" in finding.fix.commands[0]

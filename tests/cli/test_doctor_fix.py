@@ -114,7 +114,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(tmp_path: Path, capsys: 
     assert world.mend(is_dry_run=True, yes=False) is ExitCode.PROBLEMS
     out = capsys.readouterr().out
     assert f"1. machine-disk: npuenv doctor\n     $ touch {mark}\n" in out
-    assert "     for: machine.disk · cannot be taken back\n" in out
+    assert "     for: disk space · cannot be taken back\n" in out
     assert "     $ export A_B='1 2'\n" in out
     assert "only shown, not run:\n  - TLS of the cards (never run by npuenv" in out
     assert not mark.exists() and not data().exists() and world.num_looks == 1
@@ -396,3 +396,19 @@ def test_this_machine_is_mended_from_the_command_line(capsys: pytest.CaptureFixt
     assert problems(again) == []
     assert [step["state"] for step in again["steps"]] == ["already"]
     assert main(["doctor", "--level", "0", "--fix"]) == 1  # nothing to ask about
+
+
+def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_names() -> None:
+    from npuenv.plan.fix import Place, plan_cures
+    from npuenv.report.fix import plan_lines
+
+    says = Message("cli.saved", {"path": "/home/user1/x"})
+    cure = Fix(says, (("usermod", "-aG", "HwHiAiUser", "user1"),), is_dangerous=True, needs_root=True)
+    ill = Finding("devices.openable", Status.FAIL, SAYS, (), "", cure)
+
+    def restore(text: str) -> str:
+        return text.replace("user1", "ann")
+
+    lines = list(plan_lines(plan_cures([ill], Place("/s"), restore), "en", restore=restore))
+    assert lines[-1] == "     # usermod -aG HwHiAiUser ann"
+    assert "saved to /home/ann/x" in lines[-2]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -206,11 +207,14 @@ def test_saving_and_replaying_give_the_same_report(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("form", ["html", "json", "sarif", "junit"])
 def test_a_report_to_pass_on_names_nobody(
-    form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    python = tmp_path / "home" / "marialuisa" / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("gone")
     monkeypatch.setenv("USER", "marialuisa")
     monkeypatch.setenv("https_proxy", "http://marialuisa:pa55w0rd@127.0.0.1:9")
-    main(["doctor", "--level", "0", "--python", "/home/marialuisa/env/bin/python", "--format", form])
+    main(["doctor", "--level", "0", "--python", str(python), "--format", form])
     out = capsys.readouterr().out
     assert len(out) > 1000 and "marialuisa" not in out and "pa55w0rd" not in out
     monkeypatch.undo()
@@ -299,3 +303,107 @@ def test_a_slow_look_says_on_a_terminal_what_it_waits_for(slow_tool: str) -> Non
     assert "\x1b[2K" in shown
     quiet, _ = in_terminal("doctor", "-q", PATH=slow_tool)
     assert "… " not in quiet
+
+
+def test_a_report_in_a_file_keeps_the_stand_ins_and_a_pipe_has_commands_as_typed(tmp_path: Path) -> None:
+    home = tmp_path / "home" / "zacharias"  # which is not there: a failure that names it
+    env = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "npuenv", "doctor", "--level", "0"]
+    with (tmp_path / "report").open("w", encoding="utf-8") as stream:
+        subprocess.run(argv, env=env, stdout=stream, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    text = (tmp_path / "report").read_text(encoding="utf-8")
+    assert "home folder" in text and "zacharias" not in text
+    leader, follower = pty.openpty()
+    subprocess.run(argv, env=env, stdout=follower, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    os.close(follower)
+    assert "/zacharias is not there" in " ".join(re.sub(r"[│├└─]", " ", os.read(leader, 65536).decode()).split())
+
+
+def test_quiet_with_warnings_alone_says_how_many_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    healthy = HOSTS / "a2_healthy.json"
+    assert main(["doctor", "--from", str(healthy), "-q"]) == 0
+    assert capsys.readouterr().out == ""
+    capture = json.loads(healthy.read_text(encoding="utf-8"))
+    capture["environ"]["ASCEND_RT_VISIBLE_DEVICES"] = "1,0"
+    warned = tmp_path / "warned.json"
+    warned.write_text(json.dumps(capture), encoding="utf-8")
+    assert main(["doctor", "--from", str(warned), "-q"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("No failure · warnings: 1 ") and out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/nope", "there is no Python at /nope"),
+        ("nonesuch-python", "there is no Python at nonesuch-python"),
+        ("/etc/passwd", "it cannot be executed"),
+        ("/", "is a folder"),
+        ("/bin/ls", "is a program, but no Python"),
+    ],
+)
+def test_what_is_no_python_is_refused_at_once(path: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ((), ("--fix", "--yes")):
+        assert main(["doctor", "--python", path, *more]) == 2
+        out, err = capsys.readouterr()
+        assert words in err and "  try: " in err and out == ""
+
+
+def test_a_folder_with_a_python_in_it_is_answered_with_that_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to("gone")
+    assert main(["doctor", "--python", str(tmp_path)]) == 2
+    assert f"npuenv doctor --python {tmp_path}/bin/python" in capsys.readouterr().err
+    assert main(["doctor", "--level", "0", "--python", str(tmp_path / "bin" / "python"), "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["schema"] == "npuenv.doctor/1"  # a broken Python is judged
+
+
+def test_an_empty_report_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report"
+    path.write_text(" \n\n", encoding="utf-8")
+    assert main(["doctor", "--from-report", str(path)]) == 2
+    assert f"the report {path} is empty" in capsys.readouterr().err
+    argv = [sys.executable, "-m", "npuenv", "doctor", "--from-report", "-"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    empty = subprocess.run(argv, env=env, input="\n", capture_output=True, text=True, timeout=60, check=False)
+    assert empty.returncode == 2 and "the report - is empty" in empty.stderr
+    full = subprocess.run(argv, env=env, input="x\n", capture_output=True, text=True, timeout=60, check=False)
+    assert full.returncode == 3 and "is empty" not in full.stderr
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["/bin/sh", "-c", 'echo x > "$0"', str(pipe)]):
+        assert main(["doctor", "--from-report", str(pipe)]) == 3  # a pipe is left to its reader
+
+
+def test_a_use_of_which_nothing_is_installed_is_said_with_the_command_that_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv.create(tmp_path / "env", symlinks=True)
+    python = ["--python", str(tmp_path / "env" / "bin" / "python")]
+    main(["doctor", "--for", "cpu", *python])
+    assert "nothing of cpu is installed in this Python: `npuenv up --for cpu` puts" in capsys.readouterr().out
+    main(["doctor", "--for", "verl", *python])
+    assert "`npuenv install --host this --for verl` puts it there" in capsys.readouterr().out
+    main(["doctor", *python])
+    assert "nothing of" not in capsys.readouterr().out
+    main(["doctor", "--for", "verl", "--from", HELD])
+    assert "nothing of" not in capsys.readouterr().out
+
+
+def test_a_file_whose_name_promises_another_form_is_not_written_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, options, form in (("x.html", ["--json"], "json"), ("r.pdf", [], "text")):
+        main([*REPLAY, "-o", str(tmp_path / name), *options])
+        assert f"what is in it is {form}, whatever its name says" in capsys.readouterr().err
+    main([*REPLAY, "-o", str(tmp_path / "x.json")])
+    assert capsys.readouterr().err == f"{tmp_path}/x.json written\n"
+
+
+def test_a_capture_is_refused_where_there_is_no_such_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--level", "0", "--save", str(tmp_path / "none" / "x.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err and not (tmp_path / "none").exists()

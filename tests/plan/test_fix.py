@@ -264,3 +264,11 @@ def test_the_undo_script_goes_backwards_and_says_what_cannot_be_taken_back(tmp_p
     script.write_text(text, encoding="utf-8")
     subprocess.run(["sh", str(script)], check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two words", "undo.sh"]
+
+
+def test_removing_remains_of_packages_is_left_to_the_user_without_talk_of_security() -> None:
+    remains = ("rm", "-r", "--", "/env/lib/python3.11/site-packages/~umpy")
+    cures = plan_cures([ill("python.leftovers", remains)], PLACE)
+    assert why(cures) == {"python.leftovers": "fix.removes"} and cures.plan.steps == ()
+    mixed = (*remains, "/etc/passwd")
+    assert why(plan_cures([ill("python.leftovers", mixed)], PLACE)) == {"python.leftovers": "fix.dangerous"}

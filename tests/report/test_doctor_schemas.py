@@ -92,7 +92,7 @@ def test_every_error_document_is_valid(capsys: pytest.CaptureFixture[str]) -> No
         "ImportError: libhccl.so: cannot open shared object file: No such file or directory\n",
         "everything is fine\n",
         "```\n| NPU   Name |\nERR02200 DIST call hccl api failed. EI0006\n```\n" * 3,
-        "",
+        ".",
     ],
 )
 def test_every_diagnosis_is_valid(paste: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

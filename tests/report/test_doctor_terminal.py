@@ -261,3 +261,40 @@ def test_any_evidence_is_shown_whole_within_the_width_and_cleaned_of_control(tex
 
 def test_clean_text_is_left_as_it_is() -> None:
     assert clean("plain, 中文 and é") == "plain, 中文 and é"
+
+
+def test_a_terminal_shows_the_machines_own_names_everywhere_and_a_pipe_in_commands_alone(
+    blank: Facts, found: Make
+) -> None:
+    finding = found("cann.found", line="/home/user1/x", says="/home/user1 is", fix=Fix(SAYS, (("ls", "/home/user1"),)))
+
+    def restore(text: str) -> str:
+        return text.replace("user1", "ann")
+
+    assert "user1" not in "\n".join(_render(blank, finding, restore=restore))
+    piped = "\n".join(_render(blank, finding, page=Page(), restore=restore))
+    assert "/home/user1 is" in piped and "-> /home/user1/x" in piped and "$ ls /home/ann" in piped
+
+
+def test_stand_ins_in_commands_that_stay_are_explained(blank: Facts, found: Make) -> None:
+    finding = found("cann.found", fix=Fix(SAYS, (("scp", "/home/user2/x", "host1:"),)))
+    assert _render(blank, finding)[-1].startswith("host1, user2 in these commands stand for names")
+    restored = _render(blank, finding, restore=lambda text: text.replace("user2", "ann"))
+    assert not any("stand for names" in line for line in restored)
+    assert not any("stand for names" in line for line in _render(blank, found("cann.found", line="/home/user1")))
+
+
+def test_what_a_higher_level_asks_is_counted_apart_from_what_does_not_apply(blank: Facts, found: Make) -> None:
+    def skipped(name: str, **args: object) -> Finding:
+        return replace(found("cann.found", Status.SKIP), says=Message(f"checks.{name}", args))
+
+    levels = [skipped("skip-level", level="1"), skipped("skip-level", level=2), skipped("skip-level", level=1)]
+    lines = _render(blank, *levels, skipped("skip-cpu"), page=Page())
+    assert "skip    1 checks do not apply here (-v lists them)" in lines
+    assert "skip    not asked at this level: 2 checks need --level 1, 1 checks need --level 2" in lines
+    assert not any("do not apply" in line for line in _render(blank, *levels, page=Page()))
+
+
+def test_what_to_do_next_about_a_capture_is_a_new_capture(blank: Facts, found: Make) -> None:
+    last = _render(blank, found("cann.found"), page=Page(), is_replay=True, again="N D")[-1]
+    assert "there" in last and "`N D --save FILE`" in last

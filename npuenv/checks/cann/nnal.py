@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, warn
 from npuenv.checks.cann.session import source
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.errors import BadInput
@@ -77,6 +77,12 @@ def _library(context: Context) -> Verdict:
     cann = context.facts.cann.toolkit.value
     cure = fix("cann.nnal-install", version=cann.version if cann else "")
     return fail("cann.nnal-library-fail", *context.facts.cann.atb.evidence, fix=cure, home=atb.home)
+
+
+def why_unloadable(context: Context) -> str | None:
+    """The check that fails because NNAL's libraries are not where this session looks; None where none does."""
+    judges = {"nnal.present": _nnal, "nnal.sourced": _sourced, "nnal.library": _library}
+    return next((check for check, judge in judges.items() if judge(context).status is Status.FAIL), None)
 
 
 def _abi(context: Context) -> Verdict:

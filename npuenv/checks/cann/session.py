@@ -83,6 +83,8 @@ def _links(context: Context) -> Verdict:
         return warn("cann.links-mixed", *lines, fix=fix("cann.links"), link=link, homes=homes)
     if found.dangling:
         broken = broken_link(context)
+        if broken is not None and context.facts.cann.toolkit.value is None and context.facts.cann.closed.value is None:
+            return skip("because", cause="cann.found")  # which names the link, and has the same cure
         lines = (Evidence(link, "leads nowhere") for link in found.dangling)
         cure = broken.cure if broken is not None else fix("cann.links")
         return warn("cann.links-dangling", *lines, fix=cure, links=found.dangling)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
@@ -60,6 +60,14 @@ def _shut(context: Context) -> Verdict:
         cure = fix("cann.cann-closed", ("chmod", "-R", "a+rX", shut.path), needs_root=True, user=user)
     lines = context.facts.cann.closed.evidence
     return fail("cann.cann-found-closed", *lines, fix=cure, path=shut.path, user=user)
+
+
+def why_unloadable(context: Context) -> str | None:
+    """The check that reports why this session cannot load CANN's libraries; None where CANN is well."""
+    if _found(context).status is Status.FAIL:
+        return "cann.found"
+    is_known = context.facts.cann.toolkit.is_known and context.facts.cann.opp.state is not State.UNKNOWN
+    return "cann.sourced" if is_known and _sourced(context).status is Status.FAIL else None
 
 
 def _sourced(context: Context) -> Verdict:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, unsure, warn
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, Fact, State
-from npuenv.facts.hccn.answers import Refusal, refusal
 
 if TYPE_CHECKING:
     import datetime
@@ -52,6 +51,8 @@ def _unread(fact: Fact[Any], *, because_tool: bool) -> Verdict:
     """No card's answer could be read. A tool that does not know the question is an older one."""
     if because_tool:
         return skip("network.because-tool")
+    from npuenv.facts.hccn.answers import Refusal, refusal  # read from level 2 on
+
     said = refusal("\n".join(item.line for item in fact.evidence))
     if said is not None and said.kind is Refusal.GRAMMAR:
         return skip("network.none-asked")

@@ -13,7 +13,6 @@ from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, uns
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import State
-from npuenv.facts.hccn.answers import Refusal
 
 if TYPE_CHECKING:
     from npuenv.facts.base import Evidence, Fact
@@ -86,7 +85,11 @@ def _silent(context: Context) -> list[int]:
     """The cards that give no answer: while others do, or in the tool's own words, whatever the others do."""
     hccn = context.facts.hccn
     refused = hccn.refused.value
-    if refused is None or refused.kind is not Refusal.NO_ANSWER:
+    if refused is None:
+        return []
+    from npuenv.facts.hccn.answers import Refusal  # read from level 2 on
+
+    if refused.kind is not Refusal.NO_ANSWER:
         return []
     links = hccn.links.value or {}
     others = [card for card, fact in links.items() if fact.value is not None]

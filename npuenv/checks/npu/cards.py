@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.checks.npu.listed import TABLE, without_table
+from npuenv.checks.npu.listed import TABLE, interface_is_down, without_table
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
 
@@ -54,6 +54,8 @@ def _present(context: Context) -> Verdict:
         return ok("npu.cards-present-nodes", *facts.npu.nodes.evidence, count=len(nodes.cards))
     if nodes is not None and nodes.cards:
         return _nodes_alone(context, looked, len(nodes.cards))
+    if interface_is_down(context):
+        return skip("npu.see-npu-smi")
     if facts.npu.pci_devices.value:
         return fail(
             "npu.cards-present-pci-only", *looked, fix=fix("npu.driver-install"), count=len(facts.npu.pci_devices.value)
@@ -173,7 +175,10 @@ def _free(context: Context) -> Verdict:
     account = context.facts.machine.account.value
     name = _who(holders, account.uid if account else None)
     pids = tuple(str(holder.pid) for holder in holders)
-    return warn(f"npu.cards-free-{name}", *rows, fix=_end(name, holders), npus=busy, pids=pids)
+    if not pids:
+        pids = tuple(dict.fromkeys(str(process.pid) for process in table.processes))
+    cure = _end(name, holders) if name != "busy" else fix("npu.free-busy", ("ps", "-fp", ",".join(pids)))
+    return warn(f"npu.cards-free-{name}", *rows, fix=cure, npus=busy, pids=pids)
 
 
 def _who(holders: tuple[Holder, ...], uid: int | None) -> str:

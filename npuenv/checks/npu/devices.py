@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.checks.npu.listed import TABLE, without_table
+from npuenv.checks.npu.listed import TABLE, interface_is_down, without_table
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
@@ -28,14 +28,15 @@ def _openable(context: Context) -> Verdict:
     shut = [node for node in (*nodes.cards, *nodes.managers) if not node.is_openable]
     if not shut:
         return ok("npu.devices-openable-ok", count=len(nodes.cards))
-    lines = (Evidence(node.path, node.why_not) for node in shut)
+    lines = [*_stopped(context), *(Evidence(node.path, node.why_not) for node in shut)]
     cure = fix("npu.device-flags") if context.facts.machine.container.is_known else _join_group(context)
     return fail("npu.devices-openable-fail", *lines, fix=cure, paths=tuple(node.path for node in shut))
 
 
 def _join_group(context: Context) -> Fix:
+    account = context.facts.machine.account.value
     home = (context.facts.environment.value or {}).get("HOME", "").rstrip("/")
-    user = home.rpartition("/")[2] or "USER"
+    user = (account.name if account else "") or home.rpartition("/")[2] or "USER"
     return fix("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
 
 
@@ -45,8 +46,14 @@ def _managers(context: Context) -> Verdict:
         return skip("no-nodes")
     if nodes.missing_managers:
         cure = fix("npu.manager-nodes") if context.facts.machine.container.is_known else fix("npu.driver-install")
-        return fail("npu.devices-managers-fail", fix=cure, paths=nodes.missing_managers)
+        lines = (*context.facts.npu.nodes.evidence, *_stopped(context))
+        return fail("npu.devices-managers-fail", *lines, fix=cure, paths=nodes.missing_managers)
     return ok("npu.devices-managers-ok")
+
+
+def _stopped(context: Context) -> tuple[Evidence, ...]:
+    """What npu-smi says where the driver interface does not start, which it cannot without these nodes."""
+    return context.facts.npu.smi_trouble.evidence if interface_is_down(context) else ()
 
 
 def _agree(context: Context) -> Verdict:
@@ -63,7 +70,9 @@ def _agree(context: Context) -> Verdict:
         return ok("npu.devices-agree-ok", count=chips)
     if not table.is_complete:
         return unsure("npu.cards-healthy-unknown")
-    return warn("npu.devices-agree-warn", chips=chips, nodes=len(nodes.cards))
+    cure = fix("npu.devices-more" if context.facts.machine.container.is_known else "npu.devices-fewer")
+    lines = (Evidence("npu-smi info", f"{chips} chips"), *context.facts.npu.nodes.evidence)
+    return warn("npu.devices-agree-warn", *lines, fix=cure, chips=chips, nodes=len(nodes.cards))
 
 
 def _computes(context: Context) -> Verdict:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    Check,
+    Context,
+    Fix,
+    Verdict,
+    fail,
+    fix,
+    ok,
+    skip,
+    title,
+    unsure,
+    warn,
+)
 from npuenv.checks.npu.listed import TABLE, without_table
 from npuenv.errors import BadInput
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
 from npuenv.facts.npu.driver import INSTALL_INFO
-from npuenv.facts.npu.smi import SmiTrouble, Trouble
+
+if TYPE_CHECKING:
+    from npuenv.facts.npu.smi import SmiTrouble
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
@@ -32,6 +48,8 @@ def _answers(context: Context) -> Verdict:
     trouble = facts.npu.smi_trouble.value
     if trouble is None and facts.npu.smi.is_known:
         return ok("npu.smi-ok")
+    from npuenv.facts.npu.smi import Trouble  # its parser is spared where no card is
+
     if trouble is None or trouble.kind is Trouble.NOT_FOUND:
         return fail("npu.smi-missing", *facts.npu.smi.evidence, fix=_mount_or_install(context))
     if trouble.kind is Trouble.INIT:
@@ -45,7 +63,7 @@ def _answers(context: Context) -> Verdict:
             "npu.smi-library", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), library=trouble.library
         ),
         Trouble.UNEXECUTABLE: fix("npu.smi-unexecutable"),
-        Trouble.TIMEOUT: fix("npu.smi-timeout", ("dmesg", "--ctime")),
+        Trouble.TIMEOUT: fix("npu.smi-timeout", ("npuenv", "doctor", "--level", "2"), ("dmesg", "--ctime")),
     }
     return fail(
         f"npu.smi-{trouble.kind.value}",
@@ -53,6 +71,7 @@ def _answers(context: Context) -> Verdict:
         fix=cures[trouble.kind],
         library=trouble.library or "",
         ret=trouble.ret or 0,
+        line=trouble.line,
     )
 
 
@@ -70,20 +89,19 @@ def _in_use(context: Context, trouble: SmiTrouble) -> Verdict:
 
 
 def _init_failed(context: Context, trouble: SmiTrouble) -> Verdict:
-    """`dcmi module initialize failed`: not openable nodes, no nodes, no module; else all four candidates."""
+    """`dcmi module initialize failed`: no nodes, no module, another driver; else all four candidates.
+
+    Nodes that cannot be opened and missing manager devices are told by the checks about them.
+    """
     facts = context.facts
     nodes = facts.npu.nodes.value
     in_container = facts.machine.container.is_known
     evidence = (*facts.npu.smi_trouble.evidence, *facts.npu.nodes.evidence, *facts.npu.modules.evidence)
     if nodes is not None:
-        shut = [node for node in (*nodes.cards, *nodes.managers) if not node.is_openable]
-        if shut:
-            cure = fix("npu.device-flags") if in_container else fix("npu.device-group")
-            return fail("npu.smi-init-shut", *evidence, fix=cure, ret=trouble.ret, path=shut[0].path)
+        if not all(node.is_openable for node in (*nodes.cards, *nodes.managers)):
+            return skip("npu.smi-because", *evidence, ret=trouble.ret, cause=title("devices.openable"))
         if nodes.cards and nodes.missing_managers:
-            cure = fix("npu.manager-nodes") if in_container else fix("npu.driver-install")
-            missing = nodes.missing_managers
-            return fail("npu.smi-init-no-manager", *evidence, fix=cure, ret=trouble.ret, paths=missing)
+            return skip("npu.smi-because", *evidence, ret=trouble.ret, cause=title("devices.managers"))
         if not nodes.cards and in_container:
             return fail("npu.smi-init-unmounted", *evidence, fix=fix("npu.device-flags"), ret=trouble.ret)
     if not in_container and facts.npu.modules.value == ():

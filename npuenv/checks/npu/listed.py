@@ -9,9 +9,28 @@ from npuenv.facts.base import State
 
 if TYPE_CHECKING:
     from npuenv.checks.base import Context, Verdict
+    from npuenv.facts.collect import Facts
 
 # Known where npu-smi failed, absent where it gave a table: a check that reads this fact is run in both cases.
 TABLE = ("npu.smi_trouble",)
+
+
+def has_sign_of_cards(facts: Facts) -> bool:
+    """Whether anything hints at an NPU: a node, a table, a PCI device, a driver, npu-smi, or a torch device."""
+    npu, devices = facts.npu, facts.python.devices.value
+    has_cards = any(fact.value is not None and fact.value.cards for fact in (npu.nodes, npu.smi))
+    is_there = npu.driver.is_known or npu.smi_trouble.is_known or bool(npu.pci_devices.value)
+    return has_cards or is_there or bool(devices and devices.count)
+
+
+def interface_is_down(context: Context) -> bool:
+    """Whether npu-smi is here and the driver's interface below it does not start."""
+    trouble = context.facts.npu.smi_trouble.value
+    if trouble is None:
+        return False
+    from npuenv.facts.npu.smi import Trouble  # only where npu-smi failed: a healthy machine needs no parser
+
+    return trouble.kind is Trouble.INIT
 
 
 def without_table(context: Context) -> Verdict | None:

@@ -6,7 +6,7 @@ import os.path
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
-from npuenv.checks.python.imports import library_fix
+from npuenv.checks.python.imports import cause_of_missing, library_fix
 from npuenv.checks.python.installed import CORE, python_of, safe_install, version_of
 from npuenv.facts.base import Evidence
 
@@ -24,6 +24,7 @@ _TRITONS = {"triton", "triton-ascend"}
 _TOOLS = {"pip", "setuptools", "wheel", "distlib", "packaging", "distro-info", "six"}
 # Packages whose files nobody edits by hand; published images do patch vllm, transformers, ray and verl.
 _UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
+_SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 _SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
@@ -66,10 +67,15 @@ def _files(context: Context) -> Verdict:
     if not bad:
         return ok("python.files-ok", count=files.looked)
     told = _told(files.missing, "missing") + _told(files.emptied, "empty")
-    is_grave = any(item.native or item.owner in CORE for item in bad)
+    is_grave = any(item.native or item.owner in CORE for item in bad) or any(map(_lacks_modules, files.missing))
     names = tuple(dict.fromkeys(item.owner for item in bad))
     verdict = fail if is_grave else warn
     return verdict("python.files-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _lacks_modules(item: Owned) -> bool:
+    """Whether modules of a package are gone; tests and examples are taken out of images to make them small."""
+    return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in item.examples)
 
 
 def _altered(context: Context) -> Verdict:
@@ -142,7 +148,10 @@ def _libraries(context: Context) -> Verdict:
     first = next((each for each in missing if each.lies_in), missing[0])
     tried = (context.facts.python.import_torch_npu.value, context.facts.python.import_torch.value)
     if any(found is not None and not found.is_ok and "cannot open" in found.innermost for found in tried):
-        return skip("python.because", cause="python.torch-npu-imports")
+        return skip("python.because", cause=cause_of_missing(context, first.library) or "python.torch-npu-imports")
+    cause = cause_of_missing(context, first.library)
+    if cause is not None:
+        return skip("python.because", cause=cause)
     told = tuple(Evidence(each.path, f"needs {each.library}: {each.lies_in or 'not found'}") for each in missing)
     module, others = _module(elf, first), tuple(dict.fromkeys(each.library for each in missing))
     cure = library_fix(context, first.library)

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
+from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.python.installed import lines, resolve_here, safe_install, version_of
 from npuenv.checks.python.limits import broken_limits
 from npuenv.checks.python.parts import missing_parts
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 _MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open")
+# What torch_npu and its plug-ins load of CANN's toolkit; the driver's libraries (libascend_hal) are not of it.
+_OF_CANN = re.compile(
+    r"lib(?:hccl|hcomm|ascendcl|acl|ge_|graph|runtime|register|error_manager|msprof|profapi|opapi|nnopbase|platform"
+    r"|tiling|opp|cce|fe|unified_dlog|ascendalog)"
+)
+_ALONE = {"numpy", "pyarrow", "tensordict"}  # whole in themselves: their own error is mended by installing them again
+_OF_NNAL = ("libatb", "libasdsip", "libmki")
 _VERSION = re.compile(r"(\S+): version `((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found")
 _SYMBOL = re.compile(r"(\S+): undefined symbol: (\w+)")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
@@ -118,7 +126,10 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
             verdict = look(context, found, text, told)
             if verdict is not None:
                 return verdict
-    return fail("python.import-fail", *told, fix=fix("python.import"), module=found.module, error=found.innermost)
+    owner = _owner(context, found.module)
+    is_own = owner in _ALONE and f"{found.module}" in found.innermost
+    cure = _again(context, owner) if is_own else fix("python.import")
+    return fail("python.import-fail", *told, fix=cure, module=found.module, error=found.innermost)
 
 
 def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
@@ -126,7 +137,7 @@ def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence
     if match is None:
         return None
     library, cure = match.group(1), library_fix(context, match.group(1))
-    cause = _driver_cause(context, library)
+    cause = cause_of_missing(context, library)
     if cause is not None:
         return skip("python.import-because", module=found.module, cause=cause)
     elf = context.facts.python.elf.value
@@ -136,6 +147,17 @@ def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence
     if lies_in:
         return fail("python.import-library-at", *told, fix=cure, module=found.module, library=library, folder=lies_in)
     return fail("python.import-library", *told, fix=cure, module=found.module, library=library)
+
+
+def cause_of_missing(context: Context, library: str) -> str | None:
+    """The check that reports why the loader does not find a library; None where no other one does."""
+    from npuenv.checks.cann import nnal, toolkit  # which themselves need what stands beside this file
+
+    if context.framework == "cpu" or not has_sign_of_cards(context.facts):
+        return None  # nobody judges CANN there
+    if library.startswith(_OF_NNAL):
+        return nnal.why_unloadable(context)
+    return toolkit.why_unloadable(context) if _OF_CANN.match(library) else _driver_cause(context, library)
 
 
 def _driver_cause(context: Context, library: str) -> str | None:
@@ -229,7 +251,7 @@ def library_fix(context: Context, library: str) -> Fix:
             return fix("python.driver-path", ("export", f"LD_LIBRARY_PATH={path}"), folders=folders)
         return fix("python.driver-mount" if context.facts.machine.container.is_known else "python.driver-install")
     cann = context.facts.cann.toolkit.value
-    if library.startswith(("libatb", "libasdsip", "libmki")):
+    if library.startswith(_OF_NNAL):
         return fix("python.nnal")
     if cann is not None and cann.set_env:
         return fix("python.source", ("source", cann.set_env))

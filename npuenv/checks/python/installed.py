@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import Context, Fix, fix
+from npuenv.checks.base import Context, Fix, fix, message
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Recipe
+    from npuenv.messages import Message
 
 # What a training run stands or falls with; trouble in any other package is a remark.
 CORE = frozenset(
@@ -43,6 +44,11 @@ def is_for_npu(context: Context) -> bool:
     return context.framework != "cpu" and (
         context.framework is not None or version_of(context, "torch-npu") is not None
     )
+
+
+def gap(wanted: str, has: str | None) -> Message:
+    """What is wanted and what is here instead, for a list of differences."""
+    return message("python.has-other", wanted=wanted, has=has) if has else message("python.has-none", wanted=wanted)
 
 
 def where(context: Context) -> str:

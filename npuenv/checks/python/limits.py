@@ -8,11 +8,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import (
+    FRAMEWORKS,
+    NPU_FRAMEWORKS,
+    Check,
+    Context,
+    Status,
+    Verdict,
+    fail,
+    fix,
+    message,
+    ok,
+    skip,
+    warn,
+)
 from npuenv.checks.python.installed import (
     CORE,
     accepts,
     chip_generations,
+    gap,
     is_for_npu,
     lines,
     pip,
@@ -30,7 +44,7 @@ from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Limit, Recipe, RecipeOverride, Unsupported
@@ -91,10 +105,29 @@ def _limits(context: Context) -> Verdict:
     if not broken:
         return ok("python.limits-ok", count=len(context.matrix.limits) + len(context.matrix.clashes))
     names = [split(text)[0] for row in broken for text in (row.when, row.needs)]
-    needs = tuple(row.needs for row in broken)
+    needs = tuple(_strictest(context, [row.needs for row in broken]))
     cure = safe_install(context, "python.reinstall", *needs)
     pairs = tuple(f"{row.when}: {row.needs}" for row in broken)
     return fail("python.limits-fail", *lines(context, *dict.fromkeys(names)), fix=cure, limits=pairs)
+
+
+def _strictest(context: Context, needs: Iterable[str]) -> Iterator[str]:
+    """One requirement for each package that is named, with all bounds; what this vllm-ascend asks for is one more."""
+    specs: dict[str, dict[str, None]] = {}
+    for requirement in needs:
+        name, spec = split(requirement)
+        specs.setdefault(name, {})[spec] = None
+    row = context.matrix.vllm_ascend_row(public(version_of(context, "vllm-ascend") or ""))
+    if row is not None and row.requires_transformers and "transformers" in specs:
+        specs["transformers"][row.requires_transformers] = None
+    for name, bounds in specs.items():
+        below = sorted((each for each in bounds if re.fullmatch(r"<[0-9.]+", each)), key=_number)
+        kept = [each for each in bounds if each and each not in below[1:]]
+        yield f"{name}{','.join(kept)}"
+
+
+def _number(bound: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"[0-9]+", bound)))
 
 
 def _holds(python: Python, requirement: str) -> bool | None:
@@ -118,12 +151,13 @@ def _requirements(context: Context) -> Verdict:
         return ok("python.requirements-ok", count=len(packages.requires))
     unmet.sort(key=lambda item: (not _is_grave(item), item.owner, item.name))
     told = [
-        Evidence(where(context), f"{i.owner} {version_of(context, i.owner)}: {i.needs}, {i.has or '-'}") for i in unmet
+        Evidence(where(context), f"{i.owner} {version_of(context, i.owner)}: {i.needs}, {i.has or 'not installed'}")
+        for i in unmet
     ]
     wanted = tuple(dict.fromkeys(item.needs for item in unmet))
     cure = safe_install(context, "python.requirements", *wanted[:_SHOWN])
     verdict = fail if _is_grave(unmet[0]) else warn
-    shown = tuple(f"{item.owner}: {item.needs} ({item.has or '-'})" for item in unmet[:_SHOWN])
+    shown = tuple(message("python.asks", owner=item.owner, what=gap(item.needs, item.has)) for item in unmet[:_SHOWN])
     return verdict("python.requirements-unmet", *told, fix=cure, count=len(unmet), requirements=shown)
 
 
@@ -183,6 +217,8 @@ def _is_elsewhere(context: Context, item: _Unmet) -> bool:
     if is_for_npu(context) and item.owner == "vllm" and item.name in ("torch", "torchvision", "torchaudio"):
         return True  # its wheel pins the torch that it was compiled for; for NPUs nothing of it is compiled
     if not item.has and item.name in missing_parts(context):
+        return True
+    if item.name == "numpy" and numpy_era(context).status is Status.FAIL:
         return True
     limits = {name for pair in broken_limits(context) for name in pair}
     return {item.owner, item.name} <= limits
@@ -277,9 +313,10 @@ def _stack(context: Context) -> Verdict:
     if not wrong:
         return ok("python.stack-ok", stack=stack.name, count=len(pins))
     told = tuple(
-        Evidence(where(context), f"{pin.name} {has or '-'}, {stack.name}: {pin.version}") for pin, has in wrong
+        Evidence(where(context), f"{pin.name} {has or 'not installed'}; {stack.name}: {pin.version}")
+        for pin, has in wrong
     )
-    shown = tuple(f"{pin.name} {pin.version} ({has or '-'})" for pin, has in wrong[:_SHOWN])
+    shown = tuple(gap(f"{pin.name} {pin.version}", has) for pin, has in wrong[:_SHOWN])
     cure = fix("python.stack", ("npuenv", "install", stack.name))
     return fail("python.stack-differs", *told, fix=cure, stack=stack.name, count=len(wrong), packages=shown)
 

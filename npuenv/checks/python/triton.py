@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from npuenv import versions
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
-from npuenv.checks.python.installed import chip_generations, lines, pip, published_as, python_of, version_of
+from npuenv.checks.python.installed import (
+    chip_generations,
+    lines,
+    pip,
+    published_as,
+    python_of,
+    resolve_here,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from npuenv.facts.python.interpreter import Python
@@ -24,9 +32,8 @@ def triton(context: Context) -> Verdict:
     if python is None or (ascend is None and (plain is None or "torch-npu" not in python.distributions)):
         return skip("no-triton-ascend")
     if ascend is None:
-        return warn(
-            "python.triton-alone", *lines(context, "triton", "torch-npu"), fix=fix("python.triton-alone"), triton=plain
-        )
+        cure = fix("python.triton-alone", pip(context, "uninstall", "triton"), resolve_here(context))
+        return warn("python.triton-alone", *lines(context, "triton", "torch-npu"), fix=cure, triton=plain)
     told = lines(context, "triton", "triton-ascend")
     cure = fix(
         "python.triton",

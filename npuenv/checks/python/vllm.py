@@ -7,10 +7,11 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Status, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.python.installed import (
     accepts,
     chip_generations,
+    gap,
     is_for_gpus,
     is_for_npu,
     lines,
@@ -21,7 +22,7 @@ from npuenv.checks.python.installed import (
     version_of,
     where,
 )
-from npuenv.checks.python.limits import numpy_era
+from npuenv.checks.python.limits import broken_limits, numpy_era
 from npuenv.checks.python.torch_family import torch_npu_cann, torch_pair
 from npuenv.checks.python.triton import triton
 from npuenv.facts.base import Evidence
@@ -29,6 +30,7 @@ from npuenv.facts.base import Evidence
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npuenv.facts.cann.installs import Install
     from npuenv.matrix.rows import VllmAscend
 
 _VA = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
@@ -124,13 +126,18 @@ def _transformers(context: Context, row: VllmAscend) -> Verdict | None:
     Only that: published images replace the exact pins of some releases by others of the same major version.
     """
     have, needs = version_of(context, "transformers"), row.requires_transformers
-    if have is None or not needs or accepts(needs, have) is not False:
-        return None
-    if "<" not in needs or int(have.split(".")[0]) < int(needs.rpartition("<")[2].lstrip("= ").split(".")[0]):
-        return None
+    if not _is_too_new(context, row) or "transformers" in {name for _, name in broken_limits(context)}:
+        return None  # a broken limit is told there, with this bound beside the other
     cure = reinstall(context, f"transformers{needs}")
     told = lines(context, "transformers", "vllm-ascend")
     return fail("python.vllm-transformers", *told, fix=cure, have=have, needs=needs)
+
+
+def _is_too_new(context: Context, row: VllmAscend) -> bool:
+    have, needs = version_of(context, "transformers"), row.requires_transformers
+    if have is None or not needs or accepts(needs, have) is not False or "<" not in needs:
+        return False
+    return int(have.split(".")[0]) >= int(needs.rpartition("<")[2].lstrip("= ").split(".")[0])
 
 
 def _version(context: Context) -> Verdict:
@@ -177,15 +184,18 @@ def _needs(context: Context) -> Verdict:
     }
     for name in list(unmet):
         verdicts = [judge(context).status for judge in _ELSEWHERE.get(name, ())]
-        is_too_new = name == "transformers" and _transformers(context, row) is not None
+        is_too_new = name == "transformers" and _is_too_new(context, row)
         if is_too_new or Status.FAIL in verdicts or Status.WARN in verdicts:
             del unmet[name]
     if not unmet:
         return ok("python.vllm-needs-ok", ascend=ascend)
     pair = {"torch", "torch-npu"} & set(unmet)
-    shown = tuple(f"{name}{spec} ({version_of(context, name) or '-'})" for name, spec in unmet.items())
+    shown = tuple(gap(f"{name}{spec}", version_of(context, name)) for name, spec in unmet.items())
     cure = safe_install(context, "python.reinstall", *(f"{name}{spec}" for name, spec in unmet.items()))
     verdict = fail if pair else warn
+    if "torch-npu" in unmet and version_of(context, "torch-npu") is None:
+        needs, told = f"torch-npu{unmet['torch-npu']}", lines(context, "vllm-ascend", *unmet)
+        return fail("python.vllm-needs-torch-npu", *told, fix=cure, ascend=ascend, needs=needs)
     return verdict("python.vllm-needs", *lines(context, "vllm-ascend", *unmet), fix=cure, ascend=ascend, packages=shown)
 
 
@@ -263,7 +273,30 @@ def _cann(context: Context) -> Verdict:
         "python.vllm-cann", ("npuenv", "resolve", "--host", "this", "--for", "vllm-ascend", "--cann", cann.version)
     )
     shown = tuple(dict.fromkeys(named))
+    other = _installed_too(context, set(series))
+    if other is not None:
+        cure, told = _switch(context, other), (*told, Evidence(other.root, f"CANN {other.version}"))
+        args = {"ascend": row.version, "cann": cann.version, "named": shown, "other": other.version}
+        return warn("python.vllm-cann-other", *told, fix=cure, **args)
     return warn("python.vllm-cann-warn", *told, fix=cure, ascend=row.version, cann=cann.version, named=shown)
+
+
+def _installed_too(context: Context, series: set[tuple[int, ...]]) -> Install | None:
+    """A CANN of one of these series that is installed beside the one in use."""
+    installs = context.facts.cann.installs.value
+    found = [item for item in (installs.found if installs else ()) if versions.is_cann(item.version)]
+    return next((item for item in found if versions.cann(item.version).series in series), None)
+
+
+def _switch(context: Context, to: Install) -> Fix:
+    """The cure that makes the session use another install: by the links to the one in use, where they lie beside it."""
+    installs, cann = context.facts.cann.installs.value, context.facts.cann.toolkit.value
+    assert installs is not None and cann is not None
+    in_use = [item for item in installs.found if item.version == cann.version]
+    folder = os.path.dirname(to.root)
+    links = [link for item in in_use for link in item.links if os.path.dirname(link) == folder]
+    commands = (("ln", "-sfn", to.root, link) for link in links)
+    return fix("python.vllm-cann-other", *commands, needs_root=bool(links), root=to.root, version=to.version)
 
 
 def _is_compatible(context: Context, torch_npu: str, cann: str) -> bool:

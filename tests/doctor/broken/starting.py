@@ -45,11 +45,6 @@ def python_lacks_its_library(bench: Bench) -> None:
     _replace_python(bench, f'#!/bin/sh\necho "$0: {line}" >&2\nexit 127\n', 0o755)
 
 
-def environment_not_there(bench: Bench) -> None:
-    """The folder that was named does not exist."""
-    shutil.rmtree(bench.prefix)
-
-
 def settings_of_the_environment_gone(bench: Bench) -> None:
     """pyvenv.cfg is gone: the program is the system's Python again and sees no package of the environment."""
     (bench.prefix / "pyvenv.cfg").unlink()

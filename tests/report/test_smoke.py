@@ -1,0 +1,112 @@
+"""The smoke test on the screen and as JSON: the verdict's first sentence, notes, long stages."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from npuenv.checks import Finding, Status
+from npuenv.messages import Message, say
+from npuenv.report.smoke import headline, print_summary, summary_json, verdict, watch
+from npuenv.smoke import cause
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def finding(status: Status, key: str = "lr-zero") -> Finding:
+    return Finding("training.x", status, Message(f"smoke.{key}"), (), "records", None)
+
+
+OK, SKIP = finding(Status.OK, "mask"), finding(Status.SKIP, "one-rank")
+FAIL, UNKNOWN = finding(Status.FAIL), finding(Status.UNKNOWN, "no-steps")
+
+
+def drawn(records: list[dict[str, Any]], *, terminal: bool = False, lang: str = "en") -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=200, force_terminal=terminal)
+    assert list(watch(console, records, lang)) == records
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("findings", "result", "says"),
+    [
+        ((OK, SKIP), "pass", "PASS: training works here"),
+        ((OK, FAIL, UNKNOWN), "fail", "FAIL: the learning rate is 0: weights do not move"),
+        ((OK, UNKNOWN), "unknown", "UNKNOWN: no training step was recorded"),
+    ],
+)
+def test_the_first_sentence_of_the_verdict_names_the_cause(
+    findings: tuple[Finding, ...], result: str, says: str
+) -> None:
+    assert verdict(findings) == result
+    assert say(headline(findings, cause(findings))) == says
+    document = summary_json([], findings, cause=cause(findings), lang="en", files={}, exit_code=1)
+    assert (document["verdict"], document["says"]) == (result, says)
+    assert document["cause"] == {"pass": None, "fail": "lr-zero", "unknown": "no-steps"}[result]
+
+
+def test_nothing_found_is_not_a_pass() -> None:
+    assert verdict(()) == "unknown"
+
+
+def test_the_summary_ends_with_the_cause_in_the_language_asked_for() -> None:
+    file = io.StringIO()
+    print_summary(Console(file=file, width=200), [], (OK, FAIL), cause=FAIL, lang="zh", files={})
+    lines = [line.strip() for line in file.getvalue().strip().splitlines()]
+    assert lines[-2:] == ["失败：学习率为 0：权重不会移动", "这里不能正常训练。"]
+
+
+@pytest.mark.parametrize("what", ["packages", "compiling", "warm-up"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_note_is_shown_before_what_it_announces(what: str, terminal: bool) -> None:
+    shown = drawn([{"kind": "note", "what": what, "may_take_s": 1800.0}], terminal=terminal)
+    assert say(Message(f"smoke.note-{what}"))[:40] in shown
+
+
+def test_a_note_of_another_trainer_is_shown_with_its_limit() -> None:
+    assert drawn([{"kind": "note", "what": "downloading", "may_take_s": 90}]).strip() == (
+        "downloading: this may take up to 90 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "shown"),
+    [
+        ({"name": "import", "seconds": 31.97}, "import: 32.0 s"),
+        ({"name": "import", "seconds": 1.1}, ""),
+        ({"name": "generation", "seconds": 60.0}, ""),
+        ({"name": "import", "seconds": None}, ""),
+    ],
+)
+def test_a_stage_that_took_long_is_told_and_no_other(stage: dict[str, Any], shown: str) -> None:
+    assert drawn([{"kind": "stage", **stage}]).strip() == shown
+
+
+def test_a_step_is_drawn_from_verls_names() -> None:
+    step = {"kind": "step", "step": 1, "critic/score/mean": 0.25, "actor/loss": -0.5, "actor/kl_loss": 0.125}
+    shown = drawn([{"kind": "header", "settings": {"steps": 1}}, step])
+    assert shown.strip() == "step 1/1  reward 0.250  loss -0.500  KL 0.125"
+
+
+def test_the_document_holds_the_stages(tmp_path: Path) -> None:
+    stage = {"kind": "stage", "name": "matmul", "seconds": 0.01, "passed": True}
+    document = summary_json([stage], (OK,), cause=None, lang="en", files={"records": tmp_path}, exit_code=0)
+    assert json.loads(json.dumps(document))["run"]["stage"] == [stage]
+
+
+def test_the_stages_before_training_stand_in_the_summary_with_their_seconds() -> None:
+    file = io.StringIO()
+    records: list[dict[str, Any]] = [
+        {"kind": "stage", "name": "import", "seconds": 1.1},
+        {"kind": "stage", "name": "matmul", "seconds": 0.03},
+        {"kind": "stage", "name": "packages", "seconds": 0.0001},
+        {"kind": "stage", "name": "generation", "seconds": 2.0},
+    ]
+    print_summary(Console(file=file, width=200), records, (OK,), cause=None, lang="en", files={})
+    assert "import 1.10, matmul 0.03 (s)" in file.getvalue()
