@@ -1,29 +1,46 @@
-"""`python -m trainer --out DIR [KEY=VALUE ...]`: one run, its records in DIR/metrics.jsonl.
+"""`python -m trainer [train | sft] --out DIR [KEY=VALUE ...]`: one run, its records in DIR/metrics.jsonl.
 
-Exit codes: 0 the run completed, whatever it learned; 2 a setting or DIR cannot be used; 1 the run broke; 130 it was
-interrupted. Nothing goes to stdout; an error is one line on stderr.
+`train`, which may be left out, learns from rewards; `sft` imitates transcripts; `compare A B` holds two runs against
+each other. `--help` lists the settings.
+
+Exit codes of a run: 0 it completed, whatever it learned; 2 a setting or DIR cannot be used; 1 the run broke; 130 it
+was interrupted. A run prints nothing to stdout; an error is one line on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
-import signal
 import sys
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer import device as devices
-from trainer.config import BadSetting, Config, parse
+from trainer import interrupt as interrupts
+from trainer import launch
+from trainer.config import BadSetting, Config, Given, describe, read
+from trainer.interrupt import Interrupt
+from trainer.metrics.advice import Advisor
+from trainer.metrics.loggers import Loggers
 from trainer.metrics.progress import Progress, peak_rss_mib
-from trainer.metrics.records import SCHEMA, Records
+from trainer.metrics.records import SCHEMA, NoRecords, Records
+from trainer.saving import resume
+from trainer.saving.manifest import CorruptCheckpoint
+from trainer.stages import failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from trainer.distributed import World
+    from trainer.saving.checkpoint import State
 
 COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
+_TRAIN, _SFT, _COMPARE = "train", "sft", "compare"
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -31,14 +48,45 @@ class _Arguments(argparse.ArgumentParser):
         raise BadSetting(message)
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the words on the command line ask for."""
+
+    command: str
+    out: Path
+    given: Given
+    point: resume.Point | None  # where a run goes on; None: it starts
+
+    @property
+    def config(self) -> Config:
+        return self.given.config
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a run writes to and listens to."""
+
+    order: Order
+    records: Records
+    progress: Progress
+    interrupt: Interrupt
+    continued: resume.Continued | None  # what became of earlier records; None: there are none, or another rank's
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs and gives back the exit code."""
-    progress = Progress()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, _interrupt)
+    progress, interrupt = Progress(), Interrupt()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == [_COMPARE]:
+        from trainer.metrics import compare
+
+        return compare.main(words[1:])
+    interrupt.install()
     try:
-        out, config = _arguments(argv)
-        return _record(config, out, progress)
+        order = _order(words)
+        if order.config.run.ranks > 1 and not launch.is_rank():
+            return _lead(words, order.config.run.ranks, order.out)
+        return _record(order, progress, interrupt)
     except BadSetting as error:
         return _complain(str(error), BAD_SETTING)
     except OSError as error:
@@ -46,67 +94,218 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(_one_line(error), BROKE)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit:  # argparse's way to end after --help
+        return COMPLETED
 
 
-def _arguments(argv: Sequence[str] | None) -> tuple[Path, Config]:
-    parser = _Arguments(prog="python -m trainer", allow_abbrev=False)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    values = parser.parse_intermixed_args(argv)
-    return values.out, parse(values.settings, devices=devices.ACCEPTED)
+def _order(words: Sequence[str]) -> Order:
+    command, rest = (words[0], words[1:]) if words[:1] in ([_TRAIN], [_SFT]) else (_TRAIN, words)
+    parser = _Arguments(
+        prog="python -m trainer",
+        usage="python -m trainer [train | sft] --out DIR [KEY=VALUE ...]\n       python -m trainer compare A B",
+        epilog=_settings_help() if {"-h", "--help"} & set(rest) else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where records and checkpoints go")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see below; verl's names are understood too")
+    values = parser.parse_intermixed_args(rest)
+    given = read(values.settings, devices=devices.ACCEPTED)
+    if command == _SFT and not given.config.task.train_files:
+        raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
+    return Order(command, values.out, given, resume.find(values.out, given.config, command))
 
 
-def _record(config: Config, out: Path, progress: Progress) -> int:
-    """Runs with open records, the last of which says how it ended."""
+def _settings_help() -> str:
+    lines = ["settings, by section: NAME=DEFAULT  (what is accepted)"]
+    for section, about, rows in describe(devices.ACCEPTED):
+        lines += ["", f"{section}: {about}"]
+        for shown, line in rows:
+            lines += [f"  {shown}", *([f"      {line}"] if line else [])]
+    return "\n".join(lines)
+
+
+def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
+    """Runs all ranks; when one of them failed, a last record says which."""
     try:
-        records = Records(out)
+        ended = launch.run_ranks(argv, ranks, out)
+    except OSError as error:
+        raise BadSetting(f"--out cannot be used: {_one_line(error)}") from error
+    if ended.code not in (COMPLETED, INTERRUPTED):
+        with Records(out, append=True) as records:
+            records.write("ranks", passed=False, reason=str(ended), rank=ended.rank, code=ended.code)
+        if ended.rank != 0 or ended.code < 0:
+            _complain(str(ended), BROKE)
+    return ended.code if ended.code >= 0 else BROKE
+
+
+def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
+    """Runs with open records, the last of which says how it ended."""
+    continued = None
+    try:
+        if launch.rank() != 0:
+            records: Records = NoRecords()
+        elif order.point is None:
+            records = Records(order.out, followers=[Loggers(order.out), Advisor()])
+            resume.set_aside(order.out)
+        else:
+            continued = resume.continue_records(order.out, order.point.step)
+            records = Records(order.out, append=True, followers=[Loggers(order.out), Advisor()])
     except OSError as error:
         raise BadSetting(f"--out cannot be used: {_one_line(error)}") from error
     with records:
         end: dict[str, Any] = {"status": "completed", "reason": None}
         code = COMPLETED
         try:
-            _run(config, out, records, progress)
+            _run(Running(order, records, progress, interrupt, continued))
         except KeyboardInterrupt as error:
-            end, code = {"status": "interrupted", "reason": str(error) or "SIGINT"}, INTERRUPTED
-        except devices.NoDevice as error:
+            end = {"status": "interrupted", "reason": str(error) or "SIGINT", "resume": _way_on(order.out)}
+            code = INTERRUPTED
+        except (devices.NoDevice, BadSetting) as error:
             end, code = {"status": "failed", "reason": str(error)}, BAD_SETTING
         except Exception as error:  # whatever broke the run is what its last record is for
             end, code = {"status": "failed", "reason": _one_line(error), "where": _where(error)}, BROKE
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_IGN)
+            if (stage := failure.of_error(error)) is not None:
+                records.write("stage", **stage)
+        interrupts.ignore()
         records.write("end", **end, **_totals(progress))
     if end["status"] == "failed":
         _complain(str(end["reason"]), code)
     return code
 
 
-def _run(config: Config, out: Path, records: Records, progress: Progress) -> None:
+def _run(run: Running) -> None:
+    config, progress = run.order.config, run.progress
     with progress.part("import"):
         import torch
 
-        from trainer.algorithms.advantages import CONVENTIONS
-        from trainer.loop import assemble, train
+        from trainer import distributed
 
-        device = devices.choose(config.device)
-    torch.set_num_threads(config.num_threads)
-    parts = assemble(config, device, seed=config.seed)
-    records.write(
+        device = devices.choose(config.run.device)
+    if device.type != "cpu":
+        progress.settle = partial(devices.synchronize, device)
+    torch.set_num_threads(config.run.num_threads)
+    torch.set_float32_matmul_precision(config.run.matmul_precision)
+    world = distributed.join(devices.backend(device))
+    follow = _tune if run.order.command == _SFT else _train
+    follow(run, device, world)
+    distributed.leave(world)
+
+
+def _train(run: Running, device: torch.device, world: World) -> None:
+    """Learning from rewards."""
+    with run.progress.part("import"):
+        from trainer.algorithms.conventions import CONVENTIONS
+        from trainer.assembly import assemble
+        from trainer.faults import arithmetic
+        from trainer.loop import train
+        from trainer.metrics import meter
+        from trainer.stages import probes
+        from trainer.supervised import warm_start
+    point, records, progress = run.order.point, run.records, run.progress
+    config = _in_steps(run.order.config)
+    parts = assemble(config, device, seed=config.run.seed, world=world)
+    progress.meter = measures = meter.start(parts.learner.model, config, device)
+    more = {
+        "convention": asdict(CONVENTIONS[config.algorithm.convention]),
+        "task": {"train_prompts": len(parts.task.train), "heldout_prompts": len(parts.task.heldout)},
+        "num_parameters": parts.learner.num_parameters,
+        **measures.header(),
+    }
+    _head(run, config, device, world, more)
+    num_validated = None
+    with arithmetic(config.run.fault):
+        probes.ask(parts, config, records, progress)
+        if point is not None:
+            parts.restore(_goes_on(run, point, device))
+            num_validated = run.continued.num_validated if run.continued is not None else None
+            num_validated = world.gather(num_validated)[0]
+        elif config.optim.warm_start_steps:
+            warm_start.run(parts, config, records, progress)
+        train(
+            parts,
+            config,
+            out=run.order.out,
+            records=records,
+            progress=progress,
+            interrupt=run.interrupt,
+            num_validated=num_validated,
+        )
+
+
+def _tune(run: Running, device: torch.device, world: World) -> None:
+    """Supervised fine-tuning."""
+    with run.progress.part("import"):
+        from trainer.supervised import sft
+    tuning = sft.assemble(run.order.config, device, world)
+    parameters = [each for _, each in tuning.imitator.model.named_parameters()]
+    more = {
+        "task": {"train_prompts": len(tuning.train), "heldout_prompts": len(tuning.val)},
+        "num_parameters": sum(each.numel() for each in parameters),
+        "num_trained_parameters": sum(each.numel() for each in parameters if each.requires_grad),
+    }
+    _head(run, tuning.config, device, world, more)
+    state = _goes_on(run, run.order.point, device) if run.order.point is not None else None
+    sft.run(tuning, run.order.out, run.records, run.progress, interrupt=run.interrupt, state=state)
+
+
+def _in_steps(config: Config) -> Config:
+    """With the steps that its epochs come to: as many whole batches as the questions make, as in verl."""
+    if not config.run.epochs:
+        return config
+    from trainer import tasks
+
+    count = len(tasks.choose(config).train)
+    steps = config.run.epochs * max(1, count // config.rollout.prompts_per_step)
+    return replace(config, run=replace(config.run, steps=steps))
+
+
+def _goes_on(run: Running, point: resume.Point, device: torch.device) -> State:
+    """The state to go on from. Raises BadSetting for one that is damaged: nothing else is taken in its place."""
+    from trainer.saving.checkpoint import load
+
+    folder = run.order.out / resume.FOLDER
+    try:
+        state = load(folder, device)
+    except CorruptCheckpoint as error:
+        raise BadSetting(f"resume: the checkpoint in {folder} cannot be used: {error}") from error
+    run.progress.steps_done = point.step
+    run.records.write(
+        "resumed",
+        step=point.step,
+        changed={name: list(pair) for name, pair in point.changed.items()},
+        dropped_records=run.continued.num_dropped if run.continued else 0,
+        ended=run.continued.ended if run.continued else None,
+    )
+    return state
+
+
+def _head(run: Running, config: Config, device: torch.device, world: World, more: Mapping[str, Any]) -> None:
+    import torch
+
+    run.records.write(
         "header",
         schema=SCHEMA,
-        settings=asdict(config),
-        convention=asdict(CONVENTIONS[config.convention]),
-        task={"train_prompts": len(parts.task.train), "heldout_prompts": len(parts.task.heldout)},
+        command=run.order.command,
+        settings=config.flat(),
+        translated=dict(run.order.given.translated),
+        ignored=dict(run.order.given.ignored),
+        **more,
         device=str(device),
-        dtype=config.dtype,
+        dtype=config.run.dtype,
         torch=torch.__version__,
         python=platform.python_version(),
         num_threads=torch.get_num_threads(),
-        num_parameters=parts.learner.num_parameters,
-        seed=config.seed,
-        startup_s=progress.elapsed_s(),
+        ranks=world.size,
+        seed=config.run.seed,
+        startup_s=run.progress.elapsed_s(),
     )
-    train(parts, config, out=out, records=records, progress=progress)
+
+
+def _way_on(out: Path) -> str | None:
+    """How an interrupted run goes on; None where nothing of it was saved."""
+    point = resume.saved_step(out)
+    return None if point is None else f"the same command with resume=true goes on after step {point}"
 
 
 def _totals(progress: Progress) -> dict[str, Any]:
@@ -116,10 +315,6 @@ def _totals(progress: Progress) -> dict[str, Any]:
         "peak_rss_mib": peak_rss_mib(),
         "seconds": progress.seconds,
     }
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _one_line(error: Exception) -> str:

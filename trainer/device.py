@@ -1,53 +1,228 @@
 """The device a run computes on: the only place that knows accelerators by name.
 
-Everything is decided when `choose` is called; importing this module looks at nothing and imports no torch.
+Everything is decided when a function is called; importing this module looks at nothing and imports no torch. Start
+from `choose`; `memory`, `peak_mib` and `synchronize` measure on what it gave, `describe` says what it is.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
     from types import ModuleType
 
     import torch
 
 ACCEPTED = ("auto", "cpu", "npu", "cuda")
 
+# Ray's name for what a device is to it.
+RAY_RESOURCES: Mapping[str, str] = {"npu": "NPU", "cuda": "GPU"}
+
+# What torch_npu reads when it is imported, by the role of the process. Training queues operators in two stages and
+# lets segments grow; engines of vllm-ascend manage their memory in pools, which growing segments break.
+# Source: alibaba/ROLL ascend_npu_env_config.md; vllm-project/vllm-ascend Dockerfile v0.23.0.
+NPU_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
+    "train": {"TASK_QUEUE_ENABLE": "2", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
+    "rollout": {"TASK_QUEUE_ENABLE": "1"},
+}
+# Compiled operators are kept here between runs; CANN's own default lies in the working folder or the home folder.
+CACHE_VARIABLE = "ACL_OP_COMPILER_CACHE_DIR"
+
 
 class NoDevice(ValueError):
     """The device that was asked for cannot be used here."""
 
 
-def choose(name: str) -> torch.device:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the device's memory; on the CPU what the system, or the container's limit, leaves to this process."""
+
+    free: int
+    total: int
+
+
+def choose(name: str, *, role: str = "train") -> torch.device:
     """The device for `name`; `auto` takes an NPU, else a CUDA card, else the CPU.
 
-    Raises NoDevice when a named accelerator is absent, or when torch_npu is installed and cannot be imported: that is
-    an environment to mend, not one to leave silently for the CPU.
+    Before torch_npu is imported, the variables of the role are set that the user has not set. Raises NoDevice when a
+    named accelerator is absent, or when torch_npu is installed and cannot be imported: that is an environment to mend,
+    not one to leave silently for the CPU.
     """
     import torch
 
     if name == "cpu":
         return torch.device("cpu")
-    has_npu = name != "cuda" and _npu_is_available()
+    has_npu = name != "cuda" and _npu_is_available(role)
     if has_npu:
-        return torch.device("npu", 0)
+        return _card("npu")
     if name == "npu":
         raise NoDevice("device=npu: torch_npu is not installed or sees no NPU")
     if torch.cuda.is_available():
-        return torch.device("cuda", 0)
+        return _card("cuda")
     if name == "cuda":
         raise NoDevice("device=cuda: torch sees no CUDA card")
     return torch.device("cpu")
 
 
-def _npu_is_available() -> bool:
+def _card(kind: str) -> torch.device:
+    """The card of this process among the ranks of its node, made the current one: collectives use that."""
+    import torch
+
+    card = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    if card.index:
+        getattr(torch, kind).set_device(card)
+    return card
+
+
+def _npu_is_available(role: str = "train") -> bool:
     if importlib.util.find_spec("torch_npu") is None:
         return False
+    prepare(role, os.environ)
     try:
         torch_npu: ModuleType = importlib.import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
         raise NoDevice(f"torch_npu is installed but cannot be imported: {error}") from error
     return bool(torch_npu.npu.is_available())
+
+
+def prepare(role: str, environ: MutableMapping[str, str]) -> None:
+    """Sets the variables of a role that are not set, and the folder that keeps compiled operators."""
+    for name, value in NPU_ENVIRONMENT[role].items():
+        environ.setdefault(name, value)
+    if CACHE_VARIABLE not in environ:
+        cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".cache")
+        folder = Path(cache) / "npuenv" / "npu-operators"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return  # a home that cannot be written: CANN's own default stays
+        environ[CACHE_VARIABLE] = str(folder)
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether an operator's first use there may take long because it is compiled."""
+    return device.type == "npu"
+
+
+def count(device: torch.device) -> int:
+    """How many devices of its kind are visible; 1 for the CPU."""
+    return 1 if device.type == "cpu" else int(_module(device).device_count())
+
+
+def backend(device: torch.device) -> str:
+    """What carries the collectives of ranks on such devices."""
+    return {"npu": "hccl", "cuda": "nccl"}.get(device.type, "gloo")
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until everything queued there is computed, so that a clock read afterwards is honest."""
+    if device.type != "cpu":
+        _module(device).synchronize()
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """What the device is and how it is set up: for the CPU threads and precision, for a card name and variables."""
+    import torch
+
+    if device.type == "cpu":
+        return {
+            "type": "cpu",
+            "num_threads": torch.get_num_threads(),
+            "cores": _cores(),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        }
+    module = _module(device)
+    found: dict[str, Any] = {
+        "type": device.type,
+        "card": str(module.get_device_name(device)),
+        "visible": int(module.device_count()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+    if device.type == "npu":
+        names = (*NPU_ENVIRONMENT["train"], CACHE_VARIABLE)
+        found |= {
+            "torch_npu": str(importlib.import_module("torch_npu").__version__),
+            "environment": {name: os.environ.get(name, "") for name in names},
+        }
+    return found
+
+
+def memory(device: torch.device) -> Memory | None:
+    """What is free and what there is; None where the system does not say."""
+    if device.type == "cpu":
+        return _ram()
+    free, total = _module(device).mem_get_info()
+    return Memory(int(free), int(total))
+
+
+def allocated(device: torch.device) -> int | None:
+    """Bytes held by tensors there; None on the CPU, where nobody counts them."""
+    return None if device.type == "cpu" else int(_module(device).memory_allocated())
+
+
+def peak_mib(device: torch.device) -> float | None:
+    """The most memory that tensors have held there; None on the CPU, where the process's own peak is the figure."""
+    return None if device.type == "cpu" else int(_module(device).max_memory_allocated()) / (1 << 20)
+
+
+def give_back(device: torch.device) -> None:
+    """Returns cached blocks of freed tensors to the device."""
+    if device.type != "cpu":
+        _module(device).empty_cache()
+
+
+def _module(device: torch.device) -> Any:
+    """`torch.npu` or `torch.cuda`: the two answer the same questions under the same names."""
+    import torch
+
+    return getattr(torch, device.type)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ram() -> Memory | None:
+    meminfo = _numbers(Path(_MEMINFO))
+    if "MemAvailable" not in meminfo or "MemTotal" not in meminfo:
+        return None
+    free, total = meminfo["MemAvailable"] * 1024, meminfo["MemTotal"] * 1024
+    for limit_file, used_file in _CGROUP_FILES:
+        limit, used = _number(Path(limit_file)), _number(Path(used_file))
+        if limit is not None and used is not None and limit < total:
+            free, total = min(free, max(limit - used, 0)), limit
+    return Memory(free, total)
+
+
+_MEMINFO = "/proc/meminfo"
+# A container's limit: control groups version 2, then version 1.
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """`MemTotal:  123 kB` lines as numbers; empty where there is no such file."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split() for line in lines)
+    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}
+
+
+def _number(path: Path) -> int | None:
+    """The one number in a file; None where there is no such file or it says `max`."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,27 +1,137 @@
 """Ways to break a run on purpose, so that a verdict can be seen to fail.
 
-Each wraps one part of an otherwise unchanged run when it is put together; nothing else knows of them.
+Each wraps one part of an otherwise unchanged run when it is put together: a setting (`settings`), the task (`task`), a
+part (`broken`), the arithmetic (`arithmetic`). Nothing else knows of them.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from torch import Tensor
-
-    from trainer.checkpoint import Saved, State
-    from trainer.types import Batch, Group
+    from trainer.config import Config
+    from trainer.saving.checkpoint import Saved, State
+    from trainer.tasks.base import Task
+    from trainer.types import Batch, Group, Prompt, Rollout
 
     Score = Callable[[Sequence[Group]], Tensor]
     Pack = Callable[[Sequence[Group], Tensor], Batch]
     Save = Callable[[State, Path], Saved]
+
+
+def settings(config: Config) -> Config:
+    """The settings that a learner works with, where that is what is broken: they are not those that were given."""
+    if config.run.fault == "lr-zero":
+        return replace(config, optim=replace(config.optim, lr=0.0))
+    return config
+
+
+def task(made: Task, fault: str) -> Task:
+    """The task with its reward or its tokenizer broken."""
+    wrap: dict[str, Callable[[], Task]] = {
+        "constant-reward": lambda: replace(made, reward=half),
+        "no-signal": lambda: replace(made, reward=by_prompt),
+        "reward-raises": lambda: replace(made, reward=raises),
+        "reward-hangs": lambda: replace(made, reward=hangs),
+        "no-end-token": lambda: replace(made, tokenizer=Endless(made.tokenizer)),
+    }
+    return wrap[fault]() if fault in wrap else made
+
+
+def broken(parts: Any, fault: str, *, seed: int) -> Any:
+    """The parts (`trainer.assembly.Parts`, whose module imports this one) with one wrapped as `fault` says."""
+    wrap: dict[str, Callable[[], Any]] = {
+        "shuffled-reward": lambda: replace(parts, score=shuffled(parts.score, seed)),
+        "mask-off-by-one": lambda: replace(parts, pack=off_by_one(parts.pack)),
+        "zero-advantage": lambda: replace(parts, pack=unrewarded(parts.pack)),
+        "stale-sampler": lambda: replace(parts, publish=Once(parts.publish)),
+        "corrupt-checkpoint": lambda: replace(parts, save=corrupted(parts.save)),
+        "full-disk": lambda: replace(parts, save=full),
+        "rank-dies": lambda: replace(parts, publish=deadly(parts.publish, parts.world.rank)),
+        "rank-differs": lambda: replace(parts, publish=drifting(parts.publish, parts.learner, parts.world.rank)),
+    }
+    if fault == "nan-gradient":
+        poison(parts.learner.model.named_parameters())
+    return wrap[fault]() if fault in wrap else parts
+
+
+def deadly(publish: Callable[[int], None], rank: int) -> Callable[[int], None]:
+    """Kills rank 1 before it publishes the weights of the third step, as the kernel does when memory runs out."""
+
+    def publish_or_die(step: int) -> None:
+        if rank == 1 and step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish(step)
+
+    return publish_or_die
+
+
+def drifting(publish: Callable[[int], None], learner: Any, rank: int) -> Callable[[int], None]:
+    """Moves one weight of rank 1 a little after the second step."""
+
+    @torch.no_grad()
+    def publish_moved(step: int) -> None:
+        if rank == 1 and step == 2:
+            next(iter(learner.model.parameters())).reshape(-1)[0] += 0.001
+        publish(step)
+
+    return publish_moved
+
+
+def arithmetic(fault: str) -> AbstractContextManager[Any]:
+    """Within it, products in less than float64 are wrong if that is the fault."""
+    return WrongProducts() if fault == "wrong-arithmetic" else nullcontext()
+
+
+def skips_validation(fault: str) -> bool:
+    """Whether the run leaves its evaluations out."""
+    return fault == "skipped-validation"
+
+
+def half(prompt: Prompt, rollout: Rollout) -> float:
+    """The same for every answer."""
+    return 0.5
+
+
+def by_prompt(prompt: Prompt, rollout: Rollout) -> float:
+    """The same for all answers to one prompt, other prompts having another."""
+    return float(prompt.tokens[0] % 2)
+
+
+def raises(prompt: Prompt, rollout: Rollout) -> float:
+    """As a function does that expects another layout of the data."""
+    return float(prompt.extra["no such key"])
+
+
+def hangs(prompt: Prompt, rollout: Rollout) -> float:
+    """As a function does that waits for a service that is not there."""
+    while True:
+        time.sleep(0.05)
+
+
+class Endless:
+    """A tokenizer without an end token, everything else being the other's."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.end = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def shuffled(score: Score, seed: int) -> Score:
@@ -39,31 +149,41 @@ def shuffled(score: Score, seed: int) -> Score:
 
 
 def off_by_one(pack: Pack) -> Pack:
-    """Moves the mask one token to the left: from the prompt's last token to the answer's last but one."""
+    """Moves the mask one token to the right: the answer's first token is left out."""
 
-    def pack_off_by_one(groups: Sequence[Group], advantages_PG: Tensor) -> Batch:
-        batch = pack(groups, advantages_PG)
-        return replace(batch, mask_BT=batch.mask_BT.roll(-1, dims=1))
+    def pack_off_by_one(groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
+        batch = pack(groups, rewards_PG)
+        return replace(batch, mask_BT=batch.mask_BT.roll(1, dims=1))
 
     return pack_off_by_one
+
+
+def unrewarded(pack: Pack) -> Pack:
+    """Loses the rewards on the way to the learner: every advantage becomes 0."""
+
+    def pack_unrewarded(groups: Sequence[Group], rewards_PG: Tensor) -> Batch:
+        return pack(groups, torch.zeros_like(rewards_PG))
+
+    return pack_unrewarded
 
 
 @dataclass(slots=True)
 class Once:
     """Publishes the first time only."""
 
-    publish: Callable[[], None]
+    publish: Callable[[int], None]
     is_spent: bool = False
 
-    def __call__(self) -> None:
+    def __call__(self, step: int) -> None:
         if not self.is_spent:
             self.is_spent = True
-            self.publish()
+            self.publish(step)
 
 
-def zeros(advantages: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Advantages of 0 whatever the rewards."""
-    return lambda rewards_PG: torch.zeros_like(advantages(rewards_PG))
+def poison(parameters: Any) -> None:
+    """Makes the gradient of the first trained parameter NaN, as one bad operator in the backward pass does."""
+    first = next(each for _, each in parameters if each.requires_grad)
+    first.register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
 
 
 def corrupted(save: Save) -> Save:
@@ -79,3 +199,26 @@ def corrupted(save: Save) -> Save:
         return saved
 
     return save_corrupted
+
+
+def full(state: State, folder: Path) -> Saved:
+    """Raises what a write to a full disk raises."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+class WrongProducts(TorchFunctionMode):
+    """One value in each product of 32 bits or fewer is off by a tenth of the largest: a broken tile of a device."""
+
+    _PRODUCTS = frozenset(
+        (torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.__matmul__, torch.nn.functional.linear)
+    )
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in self._PRODUCTS or found.dtype == torch.float64:
+            return found
+        wrong = found.detach().clone().reshape(-1)
+        wrong[:1] += wrong.abs().max() / 10
+        return found + (wrong.reshape(found.shape) - found.detach())

@@ -1,31 +1,55 @@
 """The trained policy: recomputes log-probabilities, takes optimizer steps, gives its weights and its state.
 
-A batch is cut into mini batches (one optimizer step each) and those into micro batches (one forward pass each). Sums
-are divided by the number of tokens of the whole mini batch, so the gradient does not depend on the second cut.
+A batch is cut into mini batches of whole groups (one optimizer step each) and those into micro batches of rows (one
+forward pass each). Sums are divided by counts of the whole mini batch, so the gradient does not depend on the second
+cut.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer.algorithms.adamw import AdamW
-from trainer.algorithms.kl import ESTIMATORS
-from trainer.algorithms.losses import Clip, masked_sum, policy_loss, token_logprobs
+from trainer.algorithms.adamw import AdamW, clip
+from trainer.algorithms.advantages import Advantages, Scores, advantages
+from trainer.algorithms.aggregation import Totals, aggregate, count, masked_sum
+from trainer.algorithms.conventions import CONVENTIONS
+from trainer.algorithms.correction import correction
+from trainer.algorithms.kl import controller, divergence
+from trainer.algorithms.losses import Clip, policy_loss
+from trainer.algorithms.packing import select
+from trainer.algorithms.schedule import learning_rate
+from trainer.distributed import World
+from trainer.models import lora
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from trainer.config import Config
+    from trainer.models.base import Model
+    from trainer.models.critic import Critic
     from trainer.types import Batch
 
-
 # Numbers of a step that are maxima over its tokens; the others add up over its parts.
-_MAXIMA = ("ratio_max", "sampler_learner_logprob_diff_max")
+_MAXIMA = ("ratio_max", "logprob_diff_max")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the models say of a batch before it is learnt, [B, T] each; None: the run does not need it."""
+
+    old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
+    reference_BT: Tensor | None
+    values_BT: Tensor | None
+
+    def take(self, rows: Tensor, width: int) -> Known:
+        """Of some rows, no wider than `width`."""
+        parts = (self.old_BT, self.reference_BT, self.values_BT)
+        return Known(*(None if part is None else part[rows, :width] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,164 +58,266 @@ class Update:
 
     loss: float
     policy_loss: float
-    kl: float  # from the reference policy, by the configured estimator
+    kl: float  # from the reference policy, by the configured estimator; 0 without a reference
+    kl_coef: float
     entropy: float
     clip_fraction: float
     ratio_mean: float
     ratio_max: float  # of all optimizer steps
     grad_norm: float  # before clipping
     lr: float  # of the last optimizer step
-    sampler_learner_logprob_diff_max: float  # before the first optimizer step
-
-
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    """What stays the same while a batch is learnt; only the tokens keep their first column, which nothing predicts."""
-
-    tokens_BT: Tensor
-    mask_BT: Tensor
-    sampled_BT: Tensor
-    old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
-    reference_BT: Tensor
-    advantages_B: Tensor
-
-    def rows(self, index_B: Tensor) -> _Fixed:
-        return _Fixed(
-            self.tokens_BT[index_B],
-            self.mask_BT[index_B],
-            self.sampled_BT[index_B],
-            None if self.old_BT is None else self.old_BT[index_B],
-            self.reference_BT[index_B],
-            self.advantages_B[index_B],
-        )
+    logprob_diff_mean: float  # sampler against learner, before the first optimizer step
+    logprob_diff_max: float
+    sampler_kl: float  # estimate of KL(sampler || learner) over the same tokens, k3
+    value_loss: float  # 0 without a critic
 
 
 class Learner:
-    """Owns the policy, its frozen reference, the optimizer's moments and the order of rows."""
+    """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups."""
 
-    def __init__(self, decoder: nn.Module, reference: nn.Module, config: Config, *, seed: int) -> None:
-        self._decoder = decoder
-        self._reference = reference.requires_grad_(False)
+    def __init__(
+        self,
+        model: Model,
+        reference: Model | None,
+        config: Config,
+        *,
+        seed: int,
+        critic: Critic | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.model, self.critic, self._world = model, critic, world or World.alone()
+        self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
-        self._parameters = dict(decoder.named_parameters())
-        self._optimizer = AdamW.start(self._parameters, weight_decay=config.weight_decay)
-        self._clip = Clip(config.clip_low, config.clip_high, config.dual_clip or None)
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._optimizer = AdamW.start(self._parameters, weight_decay=config.optim.weight_decay)
+        algorithm = config.algorithm
+        self._clip = Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip or None)
+        self._convention = CONVENTIONS[algorithm.convention]
+        self._kl = controller(
+            algorithm.kl_controller, coef=algorithm.kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon
+        )
         self._generator = torch.Generator().manual_seed(seed)
         self.updates = 0
 
     @property
     def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self._parameters.values())
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def steps_done(self) -> int:
+        """Rollout batches learnt so far."""
+        return self.updates // self._config.optim.mini_batches
 
     def weights(self) -> Mapping[str, Tensor]:
-        return self._parameters
+        """What an engine is to sample with, under transformers' names; adapters are merged into them."""
+        return lora.merged(self.model) if self._config.model.lora_rank else dict(self.model.named_parameters())
 
     def lr(self) -> float:
-        """The learning rate of the next optimizer step: from the configured one down to 0, linearly."""
-        total = self._config.steps * self._config.mini_batches
-        return self._config.lr * max(0.0, 1.0 - self.updates / total)
+        """The learning rate of the next optimizer step."""
+        optim = self._config.optim
+        total = self._config.run.steps * optim.mini_batches
+        return optim.lr * learning_rate(optim.lr_schedule, self.updates, total, warmup=optim.warmup_steps)
 
-    def update(self, batch: Batch) -> Update:
+    @torch.no_grad()
+    def look(self, batch: Batch) -> Known:
+        """What must be known of a batch before its first optimizer step."""
+        algorithm = self._config.algorithm
+        needs_old = self._config.optim.mini_batches > 1 or algorithm.kl_in == "reward"
+        return Known(
+            old_BT=self._logprobs(self.model, batch) if needs_old else None,
+            reference_BT=self._logprobs(self._reference, batch) if self._reference is not None else None,
+            values_BT=self.critic.values(batch) if self.critic is not None else None,
+        )
+
+    def judge(self, batch: Batch, known: Known) -> Advantages:
+        """Advantages of every token, from the rewards and what a critic or the reference adds to them."""
+        algorithm = self._config.algorithm
+        token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        # An episode may end with the environment's words: the reward stands where the model said its last one.
+        places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
+        last_B1 = torch.where(batch.mask_BT, places_T, 0).amax(dim=1, keepdim=True)
+        token_rewards_BT.scatter_(1, last_B1, batch.rewards_B.unsqueeze(1))
+        if algorithm.kl_in == "reward" and known.old_BT is not None and known.reference_BT is not None:
+            kl_BT = divergence(algorithm.kl, known.old_BT, known.reference_BT, self._convention, mask_BT=batch.mask_BT)
+            token_rewards_BT = token_rewards_BT - self._kl.coef * kl_BT
+            num_rows = batch.mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
+            sums = self._world.add(torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])).tolist()
+            self._kl.update(sums[0] / max(sums[1], 1.0), round(sums[2]))
+        scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, known.values_BT)
+        return advantages(
+            algorithm.estimator,
+            scores,
+            self._convention,
+            scale_by_std=algorithm.scale_by_std,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            add=self._world.add,
+        )
+
+    def update(self, batch: Batch, known: Known, judged: Advantages) -> Update:
         """Takes the batch's optimizer steps; the old policy is the one before the first of them."""
-        fixed = self._fix(batch)
-        done = [self._step(fixed.rows(rows_B)) for rows_B in self._mini_batches(len(batch.tokens_BT))]
+        value_loss = 0.0
+        if self.critic is not None and known.values_BT is not None and judged.returns_BT is not None:
+            value_loss = self.critic.update(batch, known.values_BT, judged.returns_BT)
+        done = [self._step(batch, rows, known, judged.advantages_BT) for rows in self._mini_batches(batch)]
         means = {name: sum(step[name] for step in done) / len(done) for name in done[0]}
         for name in _MAXIMA:
             means[name] = float(torch.tensor([step[name] for step in done]).max())  # unlike max(), keeps a NaN
         means["lr"] = done[-1]["lr"]
-        return Update(**means)
+        return Update(**means, kl_coef=self._kl.coef, value_loss=value_loss)
 
-    def _fix(self, batch: Batch) -> _Fixed:
-        has_one_step = self._config.mini_batches == 1
-        return _Fixed(
-            tokens_BT=batch.tokens_BT,
-            mask_BT=batch.mask_BT[:, 1:],
-            sampled_BT=batch.sampler_logprobs_BT[:, 1:],
-            old_BT=None if has_one_step else self._logprobs(self._decoder, batch.tokens_BT),
-            reference_BT=self._logprobs(self._reference, batch.tokens_BT),
-            advantages_B=batch.advantages_B,
-        )
+    def _logprobs(self, model: Model, batch: Batch) -> Tensor:
+        """Log-probabilities [B, T] of a whole batch, micro batch by micro batch."""
+        temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
+        made_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        if not size or size >= len(made_BT):
+            return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(made_BT.dtype)
+        rows = torch.arange(len(made_BT), device=made_BT.device)
+        for some in torch.split(rows, size):
+            part = select(batch, some)
+            scored = model.score(part, temperature=temperature, with_entropy=False)
+            made_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(made_BT.dtype)
+        return made_BT
 
-    @torch.no_grad()
-    def _logprobs(self, decoder: nn.Module, tokens_BT: Tensor) -> Tensor:
-        size = self._config.micro_batch_rows or len(tokens_BT)
-        return torch.cat([self._statistics(decoder, rows_BT)[0] for rows_BT in torch.split(tokens_BT, size)])
+    def _mini_batches(self, batch: Batch) -> Iterator[Tensor]:
+        """Row numbers of each mini batch: whole groups, drawn anew each time; sizes differ by one group at most."""
+        order_P = torch.randperm(len(batch.prompts_PS), generator=self._generator)
+        prompt_of_B = batch.prompt_of_B.cpu()
+        for prompts in order_P.tensor_split(self._config.optim.mini_batches):
+            yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
 
-    def _statistics(self, decoder: nn.Module, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [B, T-1] of each token after the first."""
-        logits_BTV = decoder(tokens_BT[:, :-1])
-        return token_logprobs(logits_BTV, tokens_BT[:, 1:], temperature=self._config.temperature)
-
-    def _mini_batches(self, num_rows: int) -> Iterator[Tensor]:
-        """Row numbers of each mini batch, drawn anew for each batch; sizes differ by one row at most."""
-        order_B = torch.randperm(num_rows, generator=self._generator)
-        yield from order_B.tensor_split(self._config.mini_batches)
-
-    def _step(self, fixed: _Fixed) -> dict[str, float]:
-        totals = self._accumulate(fixed)
+    def _step(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
+        totals = self._accumulate(batch, rows, known, advantages_BT)
         lr = self.lr()
-        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip))
+        norm = clip([each.grad for each in self._parameters.values()], self._config.optim.grad_clip)
         self.updates += 1
         # A gradient that is not finite would make every weight NaN: the step is left out, and its norm tells.
         if math.isfinite(norm):
             self._optimizer.step(self._parameters, lr=lr, number=self.updates)
         return {**totals, "grad_norm": norm, "lr": lr}
 
-    def _accumulate(self, fixed: _Fixed) -> dict[str, float]:
+    def _accumulate(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
         """Puts the mini batch's gradient into the parameters; gives back its measured means."""
         for parameter in self._parameters.values():
             parameter.grad = None
-        num_tokens = fixed.mask_BT.sum().clamp(min=1)
-        num_rows = len(fixed.tokens_BT)
-        size = self._config.micro_batch_rows or num_rows
-        parts = torch.split(torch.arange(num_rows), size)
-        shares = [self._backward(fixed.rows(rows_B), num_tokens) for rows_B in parts]
-        table = torch.stack([torch.stack(list(share.values())) for share in shares])
+        totals = self._count(batch.mask_BT[rows])
+        shares = []
+        for some in torch.split(rows, self._config.optim.micro_batch_rows or len(rows)):
+            part = select(batch, some)
+            width = part.tokens_BT.shape[1]
+            shares.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
+        table = torch.stack([value for share in shares for value in share.values()]).double().view(len(shares), -1)
         # one transfer from the device for all numbers
-        sums, largest = torch.stack((table.sum(dim=0), table.amax(dim=0))).tolist()
+        sums, largest = torch.stack(
+            (self._world.add(table.sum(dim=0)), self._world.largest(table.amax(dim=0)))
+        ).tolist()
+        self._world.add_gradients(self._parameters.values())
         names = list(shares[0])
         return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
 
-    def _backward(self, part: _Fixed, num_tokens: Tensor) -> dict[str, Tensor]:
+    def _count(self, mask_BT: Tensor) -> Totals:
+        """The denominators of one optimizer step, over all ranks."""
+        own = count(mask_BT, self._convention)
+        both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
+        num_tokens, num_rows = self._world.add(both).clamp(min=1).unbind()
+        width = int(self._world.largest(torch.tensor(own.width, device=mask_BT.device)))
+        return replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width)
+
+    def _backward(self, part: Batch, known: Known, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
         """Adds a micro batch's share of the gradient; gives back its share of each mean, and its maxima."""
-        config, mask_BT = self._config, part.mask_BT
-        logprobs_BT, entropy_BT = self._statistics(self._decoder, part.tokens_BT)
-        old_BT = logprobs_BT.detach() if part.old_BT is None else part.old_BT
-        policy = policy_loss(logprobs_BT, old_BT, part.advantages_B, mask_BT, clip=self._clip, num_tokens=num_tokens)
-        kl = masked_sum(ESTIMATORS[config.kl](logprobs_BT, part.reference_BT), mask_BT) / num_tokens
-        entropy = masked_sum(entropy_BT, mask_BT) / num_tokens
-        loss = policy.loss + config.kl_coef * kl - config.entropy_coef * entropy
+        algorithm, mask_BT = self._config.algorithm, part.mask_BT
+        scored = self.model.score(part, temperature=self._config.rollout.temperature)
+        old_BT = scored.logprobs_BT.detach() if known.old_BT is None else known.old_BT
+        weights_BT = None
+        if algorithm.correction != "none":
+            weights_BT = correction(
+                old_BT,
+                part.sampler_logprobs_BT,
+                mask_BT,
+                self._convention,
+                level=algorithm.correction,
+                cap=algorithm.correction_cap,
+            ).weights_BT
+        policy = policy_loss(
+            algorithm.loss,
+            scored.logprobs_BT,
+            old_BT,
+            advantages_BT,
+            mask_BT,
+            clip=self._clip,
+            convention=self._convention,
+            weights_BT=weights_BT,
+        )
+        policy_share = aggregate(policy.losses_BT, mask_BT, algorithm.aggregation, totals)
+        entropy = aggregate(scored.entropy_BT, mask_BT, "token-mean", totals)
+        mode = algorithm.aggregation if self._convention.aggregates_entropy else "token-mean"
+        bonus = entropy if mode == "token-mean" else aggregate(scored.entropy_BT, mask_BT, mode, totals)
+        loss = policy_share - algorithm.entropy_coef * bonus
+        kl = torch.zeros_like(loss)
+        if known.reference_BT is not None:
+            kl_BT = divergence(
+                algorithm.kl,
+                scored.logprobs_BT,
+                known.reference_BT,
+                self._convention,
+                mask_BT=mask_BT,
+                old_BT=old_BT,
+            )
+            kl = aggregate(kl_BT, mask_BT, "token-mean", totals)
+            if algorithm.kl_in == "loss":
+                is_same = algorithm.aggregation == "token-mean"
+                penalty = kl if is_same else aggregate(kl_BT, mask_BT, algorithm.aggregation, totals)
+                loss = loss + self._kl.coef * penalty
         loss.backward()  # type: ignore[no-untyped-call]
-        gap_BT = torch.where(mask_BT, (part.sampled_BT - old_BT).abs(), torch.zeros_like(old_BT))
-        shares = {
-            "loss": loss,
-            "policy_loss": policy.loss,
-            "kl": kl,
-            "entropy": entropy,
-            "clip_fraction": policy.num_clipped / num_tokens,
-            "ratio_mean": masked_sum(policy.ratios_BT, mask_BT) / num_tokens,
+        gap_BT = torch.where(mask_BT, old_BT - part.sampler_logprobs_BT, torch.zeros_like(old_BT))
+        return {
+            "loss": loss.detach(),
+            "policy_loss": policy_share.detach(),
+            "kl": kl.detach(),
+            "entropy": entropy.detach(),
+            "clip_fraction": masked_sum(policy.is_clipped_BT.to(loss.dtype), mask_BT) / totals.num_tokens,
+            "ratio_mean": masked_sum(policy.ratios_BT, mask_BT) / totals.num_tokens,
             "ratio_max": policy.ratios_BT.max(),
-            "sampler_learner_logprob_diff_max": gap_BT.max(),
+            "logprob_diff_mean": gap_BT.abs().sum() / totals.num_tokens,
+            "logprob_diff_max": gap_BT.abs().max(),
+            "sampler_kl": (gap_BT.exp() - gap_BT - 1).sum() / totals.num_tokens,
         }
-        return {name: value.detach() for name, value in shares.items()}
+
+    @torch.no_grad()
+    def start_here(self) -> None:
+        """Takes the present weights for those that the run starts from: the reference policy becomes them."""
+        policy = dict(self.model.named_parameters())
+        for name, own in self._reference.named_parameters() if self._reference is not None else ():
+            own.copy_(policy[name])
+        for name, wide in self._optimizer.master.items():
+            wide.copy_(policy[name])
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
-        return {
-            "policy": {name: parameter.detach() for name, parameter in self._parameters.items()},
-            "reference": {name: parameter.detach() for name, parameter in self._reference.named_parameters()},
+        state: dict[str, Any] = {
+            "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
             "first": dict(self._optimizer.first),
             "second": dict(self._optimizer.second),
+            "master": dict(self._optimizer.master),
             "updates": self.updates,
-            "rows_random": self._generator.get_state(),
+            "kl_coef": self._kl.coef,
+            "groups_random": self._generator.get_state(),
         }
+        if self._reference is not None:
+            state["reference"] = {name: each.detach() for name, each in self._reference.named_parameters()}
+        if self.critic is not None:
+            state["critic"] = self.critic.state()
+        return state
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `state` gave; copies the values."""
         own = self.state()
-        for part in ("policy", "reference", "first", "second"):
-            for name, tensor in own[part].items():
+        for part in ("policy", "reference", "first", "second", "master"):
+            for name, tensor in own.get(part, {}).items():
                 tensor.copy_(state[part][name])
         self.updates = state["updates"]
-        self._generator.set_state(state["rows_random"].cpu())
+        self._kl.coef = state["kl_coef"]
+        self._generator.set_state(state["groups_random"].cpu())
+        if self.critic is not None:
+            self.critic.restore(state["critic"])

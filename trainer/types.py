@@ -1,16 +1,18 @@
 """The values that pass through the loop: prompts, rollouts, groups of them, and the tensors made from them.
 
-No behaviour here. Shapes in the whole trainer: B rows, T tokens, V vocabulary, P prompts, G rollouts per prompt,
-D size of a head, K key-value heads, H hidden size.
+No behaviour here. Shapes in the whole trainer: P prompts, G rollouts per prompt, B = P*G rows, T tokens of the longest
+answer, S tokens of the longest prompt, V vocabulary, H hidden size, K key-value heads, D size of a head.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 
@@ -19,24 +21,32 @@ class Stop(Enum):
 
     END = "end"  # the model said the end token, which is the last of the rollout's tokens
     LENGTH = "length"  # the allowed number of tokens was reached
+    DONE = "done"  # the environment ended the episode
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question with its only right answer. Example: `7+5=`, its token ids, `12`."""
+    """A question with what is needed to judge an answer. Example: `7+5=`, its token ids, `12`."""
 
     text: str
     tokens: tuple[int, ...]
     expected: str
+    extra: Mapping[str, Any] = field(default_factory=dict)  # for rewards and environments: data_source, seed, ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One answer: generated tokens (the end token included) with the log-probability the sampler gave each."""
+    """One answer: its tokens (the end token included) with the log-probability the sampler gave each.
+
+    In an episode of several turns the tokens hold what the environment said in between: there `is_action` is false
+    and the log-probability 0. The tokens are what was sampled and appended, never text encoded again.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop: Stop
+    is_action: tuple[bool, ...] = ()  # per token; empty: the model said every one
+    reward: float | None = None  # what an environment paid for the whole episode; None: the task judges the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +59,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rollouts as tensors: one row each, prompt and answer next to each other, padding on the right only.
+    """Rollouts as tensors: each prompt once, each answer one row, both padded on the right only.
 
-    Example, prompt of 2 tokens and answers of 2 and 1: tokens [[4, 11, 5, 18], [4, 11, 18, 17]],
-    mask [[0, 0, 1, 1], [0, 0, 1, 0]].
+    Example, one prompt of 2 tokens with answers of 2 and 1: prompts [[4, 11]], lengths [2], prompt_of [0, 0],
+    tokens [[5, 18], [18, 17]], mask [[1, 1], [1, 0]].
     """
 
+    prompts_PS: Tensor  # int64; the pad token where nothing stands
+    prompt_lengths_P: Tensor  # int64
+    prompt_of_B: Tensor  # int64, never falling: the row's prompt
     tokens_BT: Tensor  # int64; the pad token where nothing stands
-    mask_BT: Tensor  # bool; true on generated tokens, the end token included
-    sampler_logprobs_BT: Tensor  # of the token in the same place; 0 where the mask is off
-    advantages_B: Tensor
+    mask_BT: Tensor  # bool; true on the model's own tokens, the end token included
+    lengths_B: Tensor  # int64; tokens of the row, an environment's words included
+    sampler_logprobs_BT: Tensor  # 0 where the mask is off
+    rewards_B: Tensor  # the whole answer's

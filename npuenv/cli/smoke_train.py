@@ -33,13 +33,20 @@ if TYPE_CHECKING:
 def command(ui: Ui, *, target: Path | None, stack: str, out: Path | None, settings: tuple[str, ...]) -> int:
     """Train a tiny model with GRPO in the target environment and say whether training works there.
 
-    The run makes its own small decoder and task, needs no download, and takes seconds on a CPU. The verdict asks: did
-    it complete with finite losses, did held-out accuracy rise by more than chance, do sampler and learner agree, is
-    the mask exact, are the published weights the learner's, does a checkpoint come back bit for bit.
+    The run makes its own small decoder and task, needs no download, and takes seconds on a CPU. Stage by stage it asks:
+    do the stack's own packages work (Ray, vllm, where they are installed), is the device there and does it compute
+    what the CPU computes, is there memory, do the ranks add up; then, while it trains: do answers end, are the rewards
+    finite, different and those of their answers, do the weights move, is the mask exact, does the sampler hold the
+    learner's weights and agree on log-probabilities, does held-out accuracy rise by more than chance, does a
+    checkpoint come back bit for bit. The verdict's first sentence names what is wrong.
 
-    KEY=VALUE settings go to the trainer, for instance steps=400, seed=1, task=addition, device=cpu. With
-    fault=shuffled-reward (or mask-off-by-one, stale-sampler, zero-advantage, corrupt-checkpoint) the run is broken on
-    purpose, to see that the verdict notices.
+    KEY=VALUE settings go to the trainer, for instance steps=400, seed=1, task=addition, device=cpu. The first use of a
+    card compiles operators for minutes: that is announced, counted apart, and no hang.
+
+    With fault=NAME the run is broken on purpose, to see that the verdict names it: lr-zero, shuffled-reward,
+    constant-reward, reward-raises, reward-hangs, zero-advantage, mask-off-by-one, stale-sampler, nan-gradient,
+    wrong-arithmetic, no-end-token, no-signal, skipped-validation, corrupt-checkpoint, full-disk, and with
+    ranks=2 rank-dies, rank-differs.
     """
     return int(run_smoke(ui, target=target or default_target(stack), out=out, settings=parse_settings(settings)))
 
@@ -93,28 +100,33 @@ def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCo
         raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
     findings = smoke.judge(records, exit_code=code, log_tail=log_tail)
     result = {"pass": ExitCode.FINE, "fail": ExitCode.PROBLEMS, "unknown": ExitCode.UNKNOWN}[report.verdict(findings)]
-    files = _files(ui, records, place.out)
-    document = report.summary_json(records, findings, lang=ui.lang, files=files, exit_code=int(result))
+    cause = smoke.cause(findings)
+    files = {"records": place.out / smoke.METRICS}
     if ui.is_json:
-        ui.print_json(document)
-    elif not ui.is_quiet or result is not ExitCode.FINE:
-        report.print_summary(console, records, findings, lang=ui.lang, files=files)
+        files |= _plot(ui, records, place.out)
+        code = int(result)
+        ui.print_json(report.summary_json(records, findings, cause=cause, lang=ui.lang, files=files, exit_code=code))
+        return result
+    if not ui.is_quiet or result is not ExitCode.FINE:
+        report.print_summary(console, records, findings, cause=cause, lang=ui.lang, files=files)
+    # After the verdict: importing what draws takes a while.
+    for path in _plot(ui, records, place.out).values():
+        ui.say(Message("smoke.plot", {"path": str(path)}))
     return result
 
 
-def _files(ui: Ui, records: list[Mapping[str, Any]], out: Path) -> dict[str, Path]:
-    from npuenv import smoke
-    from npuenv.report.smoke import draw_plot
+def _plot(ui: Ui, records: list[Mapping[str, Any]], out: Path) -> dict[str, Path]:
+    """The picture of the run under `plot`; nothing where none could be drawn, which is said."""
+    from npuenv.report.plots import draw
 
-    files = {"records": out / smoke.METRICS}
-    plot = out / "plot.svg"
-    if any(record.get("kind") == "step" for record in records):
-        try:
-            plot.unlink(missing_ok=True)
-            if draw_plot(records, plot, ui.lang):
-                files["plot"] = plot
-            else:
-                ui.say(Message("smoke.no-plot"))
-        except Exception as error:  # matplotlib and what it imports may be broken; a verdict does not hang on a picture
-            ui.say(Message("smoke.plot-failed", {"path": str(plot), "reason": str(error)}), err=True)
-    return files
+    path = out / "plot.svg"
+    if not any(record.get("kind") == "step" for record in records):
+        return {}
+    try:
+        path.unlink(missing_ok=True)
+        if draw(records, path):
+            return {"plot": path}
+        ui.say(Message("smoke.no-plot"))
+    except Exception as error:  # matplotlib and what it imports may be broken; a verdict does not hang on a picture
+        ui.say(Message("smoke.plot-failed", {"path": str(path), "reason": str(error)}), err=True)
+    return {}

@@ -1,4 +1,4 @@
-"""A smoke test as it runs (live view), and afterwards: summary, verdict, plot, JSON."""
+"""A smoke test as it runs (live view), and afterwards: summary, verdict, JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
 from npuenv.messages import Message, say
+from npuenv.report.advice import advice
 from npuenv.report.doctor import finding_json
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ def watch(console: Console, records: Iterable[Record], lang: str) -> Iterator[Re
             if record.get("kind") == "header":
                 progress.update(task, total=_num_steps(record))
             elif record.get("kind") == "step":
-                rewards.append(_number(record.get("reward_mean")))
+                rewards.append(_number(record.get("critic/score/mean")))
                 shown = f"{sparkline(rewards, 24)}  {say(_running(record, None), lang)}"
                 progress.update(task, completed=int(record["step"]), description=shown)
+            elif (message := _aside(record)) is not None:
+                progress.update(task, description=say(message, lang))
             yield record
 
 
@@ -61,7 +64,30 @@ def _watch_plainly(console: Console, records: Iterable[Record], lang: str) -> It
             if is_due or time.monotonic() - spoke > 10:
                 console.print(say(_running(record, total), lang), markup=False)
                 spoke = time.monotonic()
+        elif (message := _aside(record)) is not None:
+            console.print(say(message, lang), markup=False)
+            spoke = time.monotonic()
         yield record
+
+
+def _aside(record: Record) -> Message | None:
+    """What a note announces, or a stage that took long; None for what passes unnoticed."""
+    if record.get("kind") == "note":
+        name = str(record.get("what"))
+        if name in _NOTES:
+            return Message(f"smoke.note-{name}")
+        if name == "logger":
+            return Message("smoke.note-logger", {"name": record.get("logger"), "reason": record.get("reason")})
+        return Message("smoke.note-other", {"what": name, "seconds": record.get("may_take_s", "-")})
+    if record.get("kind") == "stage" and record.get("name") in _BEFORE and _number(record.get("seconds")) >= _LONG_S:
+        return Message("smoke.stage-running", {"name": record.get("name"), "seconds": f"{record['seconds']:.1f}"})
+    return None
+
+
+_NOTES = ("packages", "compiling", "warm-up")
+# Stages before the first step; the others are measured while the steps run.
+_BEFORE = ("packages", "import", "device", "matmul", "decoder", "memory", "collective", "warm-up")
+_LONG_S = 2.0
 
 
 def _running(record: Record, total: int | None) -> Message:
@@ -69,7 +95,7 @@ def _running(record: Record, total: int | None) -> Message:
     return Message("smoke.running", {"step": record.get("step"), "steps": total or "…", **args})
 
 
-_SHOWN = {"reward": "reward_mean", "loss": "loss", "kl": "kl"}
+_SHOWN = {"reward": "critic/score/mean", "loss": "actor/loss", "kl": "actor/kl_loss"}
 
 
 def _num_steps(header: Record) -> int | None:
@@ -103,8 +129,19 @@ def verdict(findings: Sequence[Finding]) -> str:
     return "fail" if Status.FAIL in states else "unknown" if Status.UNKNOWN in states or not states else "pass"
 
 
+def headline(findings: Sequence[Finding], cause: Finding | None) -> Message:
+    """The verdict in one sentence, which names the finding that explains the others, if there is one."""
+    return Message(f"smoke.{verdict(findings)}", {} if cause is None else {"cause": cause.says})
+
+
 def print_summary(
-    console: Console, records: Sequence[Record], findings: Sequence[Finding], *, lang: str, files: Mapping[str, Path]
+    console: Console,
+    records: Sequence[Record],
+    findings: Sequence[Finding],
+    *,
+    cause: Finding | None,
+    lang: str,
+    files: Mapping[str, Path],
 ) -> None:
     """One screen: what ran, how the reward went, each finding, where the files are, and the verdict last."""
     from rich.padding import Padding
@@ -123,17 +160,28 @@ def print_summary(
         if finding.fix:
             marked.add_row("", Padding(Text(f"→ {say(finding.fix.says, lang)}"), (0, 0, 0, 2)))
     console.print(marked)
+    _print_advice(console, records, lang)
     for kind, path in files.items():
         console.print(say(Message(f"smoke.{kind}", {"path": str(path)}), lang), markup=False, soft_wrap=True)
     result = verdict(findings)
     style = {"pass": "bold green", "fail": "bold red", "unknown": "bold magenta"}[result]
-    console.print(say(Message(f"smoke.{result}"), lang), style=style, markup=False)
+    console.print(say(headline(findings, cause), lang), style=style, markup=False)
+    if result != "pass":
+        console.print(say(Message(f"smoke.{result}-follows"), lang), markup=False)
+
+
+def _print_advice(console: Console, records: Sequence[Record], lang: str) -> None:
+    found = advice(records)
+    if found:
+        console.print(say(Message("advice.title"), lang), markup=False)
+    for message in found:
+        console.print(f"→ {say(message, lang)}", markup=False)
 
 
 def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
     header = next((record for record in records if record.get("kind") == "header"), {})
     end = next((record for record in records if record.get("kind") == "end"), {})
-    rewards = [_number(record.get("reward_mean")) for record in records if record.get("kind") == "step"]
+    rewards = [_number(record.get("critic/score/mean")) for record in records if record.get("kind") == "step"]
     if header:
         yield "task", str((header.get("settings") or {}).get("task", "-"))
         model = {"parameters": f"{header.get('num_parameters', 0):,}", "dtype": header.get("dtype", "-")}
@@ -144,6 +192,12 @@ def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
         tenth = max(len(rewards) // 10, 1)
         first, last = (sum(part) / len(part) for part in (rewards[:tenth], rewards[-tenth:]))
         yield "reward", f"{sparkline(rewards, 32)}  {first:.2f} → {last:.2f}"
+    stages = [record for record in records if record.get("kind") == "stage" and record.get("name") in _BEFORE]
+    timed = [
+        f"{each['name']} {_number(each['seconds']):.2f}" for each in stages if _number(each.get("seconds")) >= 0.005
+    ]
+    if timed:
+        yield "stages", say(Message("smoke.stages-value", {"parts": ", ".join(timed)}), lang)
     if end:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in (end.get("seconds") or {}).items())
         total = f"{_number(end.get('wall_s')):.1f}"
@@ -155,42 +209,26 @@ _DEVICE = {"device": "device", "torch": "torch", "python": "python"}
 
 
 def summary_json(
-    records: Sequence[Record], findings: Sequence[Finding], *, lang: str, files: Mapping[str, Path], exit_code: int
+    records: Sequence[Record],
+    findings: Sequence[Finding],
+    *,
+    cause: Finding | None,
+    lang: str,
+    files: Mapping[str, Path],
+    exit_code: int,
 ) -> dict[str, object]:
     """The `npuenv.smoke/1` document: verdict, findings, the header, the evaluations and the end of the run."""
     return {
         "schema": "npuenv.smoke/1",
         "exit": exit_code,
         "verdict": verdict(findings),
+        "says": say(headline(findings, cause), lang),
+        "cause": None if cause is None else cause.says.key.partition(".")[2],
         "findings": [finding_json(finding, lang) for finding in findings],
+        "advice": [say(message, lang) for message in advice(records)],
         "run": {
-            kind: [record for record in records if record.get("kind") == kind] for kind in ("header", "eval", "end")
+            kind: [record for record in records if record.get("kind") == kind]
+            for kind in ("header", "stage", "eval", "end")
         },
         "files": {kind: str(path) for kind, path in files.items()},
     }
-
-
-def draw_plot(records: Sequence[Record], path: Path, lang: str) -> bool:
-    """Writes reward, loss and KL over the steps as an SVG; False when matplotlib is not installed.
-
-    Labels are English whatever `lang` says: fonts with Chinese glyphs are rare on servers and boxes help nobody.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    steps = [record for record in records if record.get("kind") == "step"]
-    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(7, 7), layout="constrained")
-    for axis, (label, key) in zip(axes, _SHOWN.items(), strict=True):
-        axis.plot([r["step"] for r in steps], [_number(r.get(key)) for r in steps], linewidth=1.2)
-        axis.set_ylabel(say(Message(f"smoke.{label}"), "en"))
-        axis.grid(alpha=0.3)
-    axes[-1].set_xlabel(say(Message("smoke.step"), "en"))
-    # No date and no random ids: the same records give the same bytes.
-    matplotlib.rcParams["svg.hashsalt"] = "npuenv"
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-    return True

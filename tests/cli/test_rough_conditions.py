@@ -227,7 +227,7 @@ def test_a_trainer_that_dies_fails_with_a_reason(
     (fake_environment / "bin" / "python").write_text(f"#!/bin/sh\n{script}\n")
     assert main(["smoke-train", "--target", str(fake_environment), "-o", str(tmp_path / "out")]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert reason in said and "FAIL: training does not work here" in said
+    assert reason in said and "FAIL: the run " in said and "Training does not work here." in said
 
 
 def test_a_python_that_is_none_is_bad_input(fake_environment: Path, capsys: pytest.CaptureFixture[str]) -> None:

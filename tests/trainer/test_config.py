@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
-from trainer.config import CHOICES, LIMITS, BadSetting, Config, parse
+from trainer.config import BadSetting, Config, describe, differing, parse
 
 DEVICES = ("auto", "cpu")
 
@@ -21,15 +19,22 @@ def test_without_words_everything_is_at_its_default() -> None:
 
 def test_words_change_only_what_they_name_and_the_last_one_counts() -> None:
     found = read("steps=5", "lr=1e-2", "scale_by_std=no", "task=copy", "steps=7", "device=cpu")
-    assert (found.steps, found.lr, found.scale_by_std, found.task, found.device) == (7, 0.01, False, "copy", "cpu")
-    assert found.seed == Config().seed
+    assert (found.run.steps, found.optim.lr, found.algorithm.scale_by_std) == (7, 0.01, False)
+    assert (found.task.task, found.run.device) == ("copy", "cpu")
+    assert found.run.seed == Config().run.seed
+
+
+def test_a_name_may_stand_after_its_section_and_only_after_its_own() -> None:
+    assert read("optim.lr=0.5").optim.lr == 0.5
+    with pytest.raises(BadSetting, match=r"no setting 'run.lr'. Did you mean lr\?"):
+        read("run.lr=0.5")
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? Accepted: task, distractors"),
-        (["qqqqqq=5"], "There is no setting 'qqqqqq'. Accepted: task,"),
+        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? Accepted: steps, epochs"),
+        (["qqqqqq=5"], "There is no setting 'qqqqqq'. Accepted: steps,"),
         (["steps"], "'steps' is no setting: write KEY=VALUE"),
         (["steps=many"], "steps=many is not accepted. Accepted: a whole number from 1 to"),
         (["steps=0"], "steps=0 is not accepted"),
@@ -40,13 +45,13 @@ def test_words_change_only_what_they_name_and_the_last_one_counts() -> None:
         (["lr=inf"], "lr=inf is not accepted"),
         (["task=gsm9k"], "task=gsm9k is not accepted. Accepted: successor, addition, copy"),
         (["device=tpu"], "device=tpu is not accepted. Accepted: auto, cpu"),
-        (["fault=all"], "fault=all is not accepted. Accepted: none, shuffled-reward"),
+        (["fault=all"], "fault=all is not accepted. Accepted: none, lr-zero"),
         (["scale_by_std=maybe"], "Accepted: true, false"),
         (["hidden=130"], "hidden=130 must be an even multiple of heads="),
         (["heads=4", "hidden=12"], "hidden=12 must be an even multiple of heads=4"),
         (["heads=4", "kv_heads=3"], "heads=4 must be a multiple of kv_heads=3"),
         (["dual_clip=0.5"], "dual_clip=0.5 must be above 1"),
-        (["mini_batches=9", "prompts_per_step=2", "rollouts_per_prompt=4"], "mini_batches=9 is more than the 8"),
+        (["mini_batches=9", "prompts_per_step=2"], "mini_batches=9 is more than prompts_per_step=2"),
     ],
 )
 def test_a_refusal_names_the_value_and_what_would_do(words: list[str], says: str) -> None:
@@ -55,10 +60,35 @@ def test_a_refusal_names_the_value_and_what_would_do(words: list[str], says: str
     assert says in str(caught.value)
 
 
-def test_every_setting_has_limits_or_choices() -> None:
-    for field in fields(Config):
-        assert isinstance(field.default, bool) or field.name in {*LIMITS, *CHOICES, "device"}, field.name
+def test_every_setting_has_its_own_name() -> None:
+    config = Config()
+    sections = [getattr(config, name) for name in ("run", "task", "model", "rollout", "algorithm", "optim", "noise")]
+    names = [name for part in [*sections, config.output] for name in part.__slots__]
+    assert len(names) == len(set(names)) == len(config.flat())
 
 
 def test_every_default_is_accepted_when_it_is_written_out() -> None:
-    assert read(*(f"{field.name}={field.default}" for field in fields(Config))) == Config()
+    assert read(*(f"{name}={value}" for name, value in Config().flat().items())) == Config()
+
+
+def test_a_default_and_its_limits_are_told_for_every_setting() -> None:
+    told = {line.partition("=")[0]: (line, about) for _, _, rows in describe(DEVICES) for line, about in rows}
+    assert set(told) == set(Config().flat())
+    assert told["lr"] == ("lr=0.0012  (0 to 10)", "the highest")
+    assert told["device"][0] == "device=auto  (auto | cpu)"
+    assert told["scale_by_std"][0] == "scale_by_std=true  (true | false)"
+    assert [name for name, (_, about) in told.items() if not about] == []
+
+
+def test_only_what_cannot_change_a_number_already_made_is_free_to_change() -> None:
+    before = Config().lasting()
+    assert "resume" not in before
+    free, refused = differing({**before, "steps": 7, "loggers": "wandb", "lr": 0.5, "gone": 1}, Config())
+    assert free == {"steps": (7, before["steps"]), "loggers": ("wandb", "")}
+    assert refused == {"lr": (0.5, before["lr"]), "gone": (1, None)}
+    del before["kl"]
+    assert differing(before, Config())[1] == {"kl": (None, "low_var")}
+
+
+def test_words_in_capitals_are_the_same_choices() -> None:
+    assert read("resume=True", "scale_by_std=FALSE").run.resume == "true"

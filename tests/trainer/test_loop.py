@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import TINY, only, rollout, run, scripted
+from trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
 
+from trainer.assembly import assemble, draw
 from trainer.config import Config
-from trainer.loop import advance, assemble, draw
+from trainer.loop import advance
 from trainer.metrics.progress import Progress
-from trainer.tasks.base import END
-from trainer.tasks.successor import successor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 CHECKS = ("mask", "sampler-weights", "logprobs", "checkpoint")
-SHORT = replace(TINY, steps=4)
+SHORT = changed(TINY, steps=4)
 
 
 def passed(records: list[dict[str, Any]]) -> Mapping[str, bool]:
-    return {name: only(records, kind="check", name=name)["passed"] for name in CHECKS}
+    return {name: only(records, kind="stage", name=name)["passed"] for name in CHECKS}
 
 
 def accuracy(records: list[dict[str, Any]]) -> tuple[float, float]:
@@ -34,7 +32,7 @@ def accuracy(records: list[dict[str, Any]]) -> tuple[float, float]:
 
 
 def mean_reward(records: list[dict[str, Any]], steps: slice) -> float:
-    rewards = [record["reward_mean"] for record in records if record["kind"] == "step"][steps]
+    rewards = [record["critic/score/mean"] for record in records if record["kind"] == "step"][steps]
     return float(sum(rewards) / len(rewards))
 
 
@@ -55,24 +53,24 @@ def test_at_the_default_settings_reward_and_held_out_accuracy_rise(learnt: list[
 
 def test_the_records_hold_together(learnt: list[dict[str, Any]]) -> None:
     steps = [record for record in learnt if record["kind"] == "step"]
-    assert [record["step"] for record in steps] == list(range(1, Config().steps + 1))
-    assert [record["lr"] for record in steps] == sorted((record["lr"] for record in steps), reverse=True)
+    assert [record["step"] for record in steps] == list(range(1, Config().run.steps + 1))
+    assert [record["actor/lr"] for record in steps] == sorted((record["actor/lr"] for record in steps), reverse=True)
     # The second mini batch of a step is trained on with a policy that has moved: the clipped ratio is at work.
-    assert max(record["ratio_max"] for record in steps) > 1.2
-    assert max(record["clip_fraction"] for record in steps) > 0.0
-    assert all(record["kl"] >= 0 and record["entropy"] > 0 for record in steps)
-    assert steps[0]["kl"] < 0.01 < steps[-1]["kl"]
-    mask = only(learnt, kind="check", name="mask")
-    assert mask["generated_tokens"] == sum(record["tokens"] for record in steps)
+    assert max(record["actor/ratio_max"] for record in steps) > 1.2
+    assert max(record["actor/pg_clipfrac"] for record in steps) > 0.0
+    assert all(record["actor/kl_loss"] >= 0 and record["actor/entropy"] > 0 for record in steps)
+    assert steps[0]["actor/kl_loss"] < 0.01 < steps[-1]["actor/kl_loss"]
+    mask = only(learnt, kind="stage", name="mask")
+    assert mask["generated_tokens"] == sum(record["generated_tokens"] for record in steps)
     after = only(learnt, kind="eval", when="after")
     assert after["num_correct"] == sum(after["correct"])
     assert after["num_prompts"] == len(after["correct"]) == 30
     assert [sample["prompt"] for sample in after["samples"]] == ["10=", "32=", "54=", "76=", "98="]
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.0}, {"fault": "shuffled-reward"}, {"fault": "zero-advantage"}])
+@pytest.mark.parametrize("change", [{"lr": 0.0}, {"fault": "shuffled-reward"}])
 def test_it_does_not_learn_when_it_must_not(tmp_path: Path, change: dict[str, Any]) -> None:
-    records = run(tmp_path, replace(Config(), steps=100, **change))
+    records = run(tmp_path, changed(Config(), steps=100, **change))
     before, after = accuracy(records)
     assert before <= 0.1
     # A policy that says one digit to everything is right for three of thirty, whatever it was rewarded for.
@@ -81,15 +79,15 @@ def test_it_does_not_learn_when_it_must_not(tmp_path: Path, change: dict[str, An
 
 
 def test_a_learning_rate_of_nothing_leaves_the_policy_where_it_was(tmp_path: Path) -> None:
-    records = run(tmp_path, replace(SHORT, lr=0.0))
-    assert {record["kl"] for record in records if record["kind"] == "step"} == {0.0}
+    records = run(tmp_path, changed(SHORT, lr=0.0))
+    assert {record["actor/kl_loss"] for record in records if record["kind"] == "step"} == {0.0}
 
 
 @pytest.mark.parametrize(
     ("fault", "failing"),
     [
         ("none", set()),
-        ("mask-off-by-one", {"mask", "logprobs"}),
+        ("mask-off-by-one", {"mask"}),
         # The restored sampler has the learner's weights and the running one has not: their next steps differ too.
         ("stale-sampler", {"sampler-weights", "logprobs", "checkpoint"}),
         ("corrupt-checkpoint", {"checkpoint"}),
@@ -97,24 +95,24 @@ def test_a_learning_rate_of_nothing_leaves_the_policy_where_it_was(tmp_path: Pat
 )
 def test_each_fault_fails_its_own_measurement(tmp_path: Path, fault: str, failing: set[str]) -> None:
     """The learning rate is high, so that weights of the step before draw other answers."""
-    records = run(tmp_path, replace(SHORT, fault=fault, lr=0.05))
+    records = run(tmp_path, changed(SHORT, fault=fault, lr=0.05))
     assert {name for name, is_good in passed(records).items() if not is_good} == failing
 
 
 def test_a_stale_sampler_says_since_when_and_where(tmp_path: Path) -> None:
-    found = only(run(tmp_path, replace(SHORT, fault="stale-sampler")), kind="check", name="sampler-weights")
+    found = only(run(tmp_path, changed(SHORT, fault="stale-sampler")), kind="stage", name="sampler-weights")
     assert (found["publishes"], found["unequal"], found["first_step"]) == (4, 3, 2)
     assert found["first_name"] == "model.embed_tokens.weight"
 
 
 def test_a_corrupt_checkpoint_says_what_is_wrong(tmp_path: Path) -> None:
-    found = only(run(tmp_path, replace(SHORT, fault="corrupt-checkpoint")), kind="check", name="checkpoint")
+    found = only(run(tmp_path, changed(SHORT, fault="corrupt-checkpoint")), kind="stage", name="checkpoint")
     assert (found["restored_equal"], found["next_step_equal"]) == (False, None)
     assert "has the digest" in found["reason"]
 
 
 def test_a_whole_checkpoint_says_how_much_was_compared(tmp_path: Path) -> None:
-    found = only(run(tmp_path, SHORT), kind="check", name="checkpoint")
+    found = only(run(tmp_path, SHORT), kind="stage", name="checkpoint")
     # per decoder 2 layers of 12 tensors, embedding and last norm: policy, reference, two moments; three random states
     assert found["tensors"] == 4 * 26 + 3
     assert found["step"] == 2
@@ -123,17 +121,20 @@ def test_a_whole_checkpoint_says_how_much_was_compared(tmp_path: Path) -> None:
 
 
 def test_a_run_of_one_step_and_several_mini_batches_has_every_record(tmp_path: Path) -> None:
-    records = run(tmp_path, replace(SHORT, steps=1, mini_batches=3, micro_batch_rows=2))
-    assert [record["kind"] for record in records] == ["eval", "step", "eval", *["check"] * 4]
+    records = run(tmp_path, changed(SHORT, steps=1, mini_batches=3, micro_batch_rows=2))
+    assert [record["kind"] for record in records] == ["eval", "step", "eval", *["stage"] * 8]
     assert set(passed(records).values()) == {True}
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
-    timed = {"wall_s", "tokens_per_s"}
     one, same, other = (
         [
-            {key: value for key, value in record.items() if key not in timed}
-            for record in run(tmp_path / name, replace(SHORT, seed=seed))
+            {
+                key: value
+                for key, value in record.items()
+                if not key.startswith(("wall_s", "seconds", "timing_", "perf/", "tokens_per_s"))
+            }
+            for record in run(tmp_path / name, changed(SHORT, seed=seed))
         ]
         for name, seed in (("one", 5), ("same", 5), ("other", 6))
     )
@@ -143,7 +144,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path
 
 @pytest.mark.parametrize("task", ["addition", "copy", "successor"])
 def test_every_task_runs_through_the_loop(tmp_path: Path, task: str) -> None:
-    records = run(tmp_path, replace(SHORT, task=task, distractors=0, reward="partial"))
+    records = run(tmp_path, changed(SHORT, task=task, distractors=0, reward="partial"))
     split = only(records, kind="eval", when="after")["split"]
     assert split == ("train" if task == "successor" else "heldout")
     assert set(passed(records).values()) == {True}
@@ -153,11 +154,11 @@ def test_every_task_runs_through_the_loop(tmp_path: Path, task: str) -> None:
     "change", [{"convention": "trl"}, {"convention": "roll"}, {"kl": "k1"}, {"kl": "k2"}, {"kl": "k3"}]
 )
 def test_every_convention_and_estimator_runs_through_the_loop(tmp_path: Path, change: dict[str, Any]) -> None:
-    assert set(passed(run(tmp_path, replace(SHORT, **change))).values()) == {True}
+    assert set(passed(run(tmp_path, changed(SHORT, **change))).values()) == {True}
 
 
 def test_prompts_are_drawn_without_repeats_until_all_were_drawn() -> None:
-    prompts = successor(0).train
+    prompts = assemble(changed(TINY, distractors=0), CPU, seed=0).task.train
     generator = torch.Generator().manual_seed(0)
     drawn = [each.text for each in draw(prompts, 25, generator)]
     assert len(drawn) == 25
@@ -166,21 +167,53 @@ def test_prompts_are_drawn_without_repeats_until_all_were_drawn() -> None:
 
 
 def test_a_step_from_scripted_answers_holds_the_numbers_worked_out_by_hand() -> None:
-    config = replace(TINY, distractors=0, prompts_per_step=10, rollouts_per_prompt=2, reward="exact", seed=3)
+    config = changed(TINY, distractors=0, prompts_per_step=10, rollouts_per_prompt=2, reward="exact", seed=3)
     answers = {
         each.text: (rollout((int(each.expected), END)), rollout((END,)))
-        for each in assemble(config, torch.device("cpu"), seed=0).task.train
+        for each in assemble(config, CPU, seed=0).task.train
     }
     answers["4="] = (rollout((5, END)), rollout((5, END)))
     parts, engine = scripted(config, answers)
-    turn = advance(parts, config, Progress())
+    turn = advance(parts, 1, Progress())
     assert turn.rewards_PG.sum().item() == 11
-    by_prompt = {
-        group.prompt.text: row.tolist()
-        for group, row in zip(turn.groups, turn.batch.advantages_B.reshape(10, 2), strict=True)
-    }
+    judged = parts.learner.judge(turn.batch, parts.learner.look(turn.batch)).advantages_BT[:, 0].reshape(10, 2)
+    by_prompt = {group.prompt.text: row.tolist() for group, row in zip(turn.groups, judged, strict=True)}
     assert by_prompt["4="] == [0.0, 0.0]
     # two answers, one right: 0.5 over the deviation 0.7071
     assert by_prompt["7="] == pytest.approx([0.7071, -0.7071], abs=1e-4)
     assert int(turn.batch.mask_BT.sum()) == 10 * 2 + 9 + 2
     assert all(torch.equal(engine.received[name], weight) for name, weight in parts.learner.weights().items())
+
+
+def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
+    """Of ten prompts only those below 3 have answers that differ; a step wants two such groups."""
+    config = changed(
+        TINY, distractors=0, prompts_per_step=2, rollouts_per_prompt=2, reward="exact", dynamic_sampling=True
+    )
+    same, mixed = (rollout((END,)), rollout((END,))), (rollout((1, END)), rollout((END,)))
+    answers = {each.text: same for each in assemble(config, CPU, seed=0).task.train}
+    answers |= {"0=": mixed, "1=": (rollout((2, END)), rollout((END,))), "2=": (rollout((3, END)), rollout((END,)))}
+    parts, _ = scripted(config, answers)
+    groups, rewards_PG, num_drawn = parts.rollouts()
+    assert [row.tolist() for row in rewards_PG] == [[1.0, 0.0], [1.0, 0.0]]
+    assert {group.prompt.text for group in groups} <= {"0=", "1=", "2="}
+    assert num_drawn > 2
+
+
+def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
+    config = changed(TINY, distractors=0, rollouts_per_prompt=2, dynamic_sampling=True, max_generations=4)
+    same = (rollout((END,)), rollout((END,)))
+    parts, _ = scripted(config, {each.text: same for each in assemble(config, CPU, seed=0).task.train})
+    groups, rewards_PG, num_drawn = parts.rollouts()
+    assert (len(groups), num_drawn) == (3, 12)
+    assert rewards_PG.unique().numel() == 1
+
+
+def test_an_answer_near_its_limit_costs_reward() -> None:
+    config = changed(TINY, distractors=0, reward="exact", overlong_buffer=2, overlong_factor=0.5)
+    parts, _ = scripted(config, {each.text: (rollout((1, 1, 1)), rollout((1, END)), rollout((END,)), rollout((END,)))
+                                 for each in assemble(config, CPU, seed=0).task.train})  # fmt: skip
+    rewards = parts.rollouts()[1]
+    # of at most 3 tokens the last 2 cost 0.25 each
+    assert rewards[:, 0].tolist() == [-0.5] * 3
+    assert rewards[:, 2].tolist() == [0.0] * 3

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.assembly import Parts, assemble
 from trainer.config import Config
-from trainer.loop import Parts, assemble, train
+from trainer.loop import train
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE, Records
-from trainer.model import Decoder, build
-from trainer.tasks.base import VOCABULARY_SIZE, prompt
+from trainer.models import build
+from trainer.tasks.base import Characters, prompt
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -22,11 +23,27 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.engines.base import Sampling
-    from trainer.types import Prompt
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.models.decoder import Decoder
 
 CPU = torch.device("cpu")
-TINY = Config(
+TEXT = Characters()
+PAD, END = TEXT.pad, TEXT.end
+
+
+def changed(config: Config, **values: object) -> Config:
+    """The configuration with some settings at other values; sections are found by the names."""
+    for section in fields(config):
+        part = getattr(config, section.name)
+        own = {each.name: values[each.name] for each in fields(part) if each.name in values}
+        config = replace(config, **{section.name: replace(part, **own)})  # type: ignore[arg-type]
+    unknown = set(values) - set(config.flat())
+    assert not unknown, unknown
+    return config
+
+
+TINY = changed(
+    Config(),
     layers=2,
     hidden=16,
     heads=4,
@@ -40,7 +57,7 @@ TINY = Config(
 
 def decoder(config: Config = TINY, *, seed: int = 0) -> Decoder:
     """A decoder whose biases and norms are random too, so that leaving one out would show."""
-    made = build(config, VOCABULARY_SIZE, seed=seed, device=CPU)
+    made = build(config, TEXT.vocabulary_size, seed=seed, device=CPU)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -53,13 +70,13 @@ def rollout(tokens: Sequence[int], logprob: float = -1.0) -> Rollout:
 
 
 def group(text: str, *answers: Sequence[int]) -> Group:
-    return Group(prompt(text, "1"), tuple(rollout(answer) for answer in answers))
+    return Group(prompt(text, "1", TEXT), tuple(rollout(answer) for answer in answers))
 
 
 def run(out: Path, config: Config, parts: Parts | None = None) -> list[dict[str, Any]]:
     """The records of a whole run in this process, without header and end."""
     with Records(out) as records:
-        made = parts or assemble(config, CPU, seed=config.seed)
+        made = parts or assemble(config, CPU, seed=config.run.seed)
         train(made, config, out=out, records=records, progress=Progress())
     return read(out)
 
@@ -81,15 +98,21 @@ class Scripted:
         self.answers = answers
         self.received: dict[str, Tensor] = {}
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
         count = sampling.rollouts_per_prompt
-        return [Group(each, tuple(self.answers[each.text][:count])) for each in prompts]
+        return [tuple(self.answers[TEXT.decode(each)][:count]) for each in prompts]
 
     def receive(self, weights: Mapping[str, Tensor]) -> None:
         self.received = {name: weight.detach().clone() for name, weight in weights.items()}
 
     def weights(self) -> Mapping[str, Tensor]:
         return self.received
+
+    def sleep(self) -> None:
+        """Nothing to give up."""
+
+    def wake(self) -> None:
+        """Nothing to take back."""
 
     def random_state(self) -> Tensor:
         return torch.zeros(1, dtype=torch.uint8)
@@ -100,5 +123,5 @@ class Scripted:
 
 def scripted(config: Config, answers: Mapping[str, Sequence[Rollout]]) -> tuple[Parts, Scripted]:
     """Parts whose engine is scripted."""
-    parts, engine = assemble(config, CPU, seed=config.seed), Scripted(answers)
-    return replace(parts, engine=engine, publish=lambda: engine.receive(parts.learner.weights())), engine
+    parts, engine = assemble(config, CPU, seed=config.run.seed), Scripted(answers)
+    return replace(parts, engine=engine, publish=lambda _step: engine.receive(parts.learner.weights())), engine

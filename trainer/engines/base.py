@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.types import Group, Prompt
+    from trainer.types import Rollout
+
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,20 @@ class Sampling:
 class Engine(Protocol):
     """Generates with weights of its own, which change only through `receive`."""
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """One group per prompt, in order."""
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
+        """For each prompt, in order, `rollouts_per_prompt` answers; log-probabilities are those at the temperature."""
 
     def receive(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over the values of the weights; keeps no reference to them."""
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights that the next answer will be drawn with."""
+        """The weights that the next answer will be drawn with, under the learner's names."""
+
+    def sleep(self) -> None:
+        """Gives up device memory until `wake`; nothing where the engine shares the learner's process and memory."""
+
+    def wake(self) -> None:
+        """Takes the memory back; the weights are to be received anew after it."""
 
     def random_state(self) -> Tensor:
         """The state of its random numbers."""

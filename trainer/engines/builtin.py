@@ -6,72 +6,97 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.model import Cache, Decoder
-from trainer.types import Group, Prompt, Rollout, Stop
+from trainer.models.generation import Run
+from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from trainer.engines.base import Sampling
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.models.decoder import Decoder
+
+
+# Up to so many tokens, the bounds between their chances are exact enough to draw by, and faster.
+_FEW_TOKENS = 1024
 
 
 class Sampler:
     """A decoder of its own, and a generator that decides its draws."""
 
-    def __init__(self, decoder: Decoder, *, end: int, seed: int) -> None:
+    def __init__(self, decoder: Decoder, *, end: int | None, seed: int) -> None:
         self._decoder = decoder.requires_grad_(False)
+        self._parameters = dict(decoder.named_parameters())
         self._end = end
-        self._device = next(decoder.parameters()).device
+        weight = decoder.output_weight
+        self._device, self._wide = weight.device, torch.promote_types(weight.dtype, torch.float32)
         self._generator = torch.Generator(device=self._device).manual_seed(seed)
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Prompts of one length are computed together: then no prompt needs padding."""
-        by_length: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            by_length.setdefault(len(prompt.tokens), []).append(index)
-        rollouts: dict[int, tuple[Rollout, ...]] = {}
-        for indices in by_length.values():
-            made = self._rollouts([prompts[index].tokens for index in indices], sampling)
-            size = sampling.rollouts_per_prompt
-            rollouts |= {index: tuple(made[at * size : (at + 1) * size]) for at, index in enumerate(indices)}
-        return [Group(prompt, rollouts[index]) for index, prompt in enumerate(prompts)]
-
     @torch.no_grad()
-    def _rollouts(self, prompts: Sequence[tuple[int, ...]], sampling: Sampling) -> list[Rollout]:
-        cache = Cache()
-        logits_PV = self._decoder(torch.tensor(prompts, device=self._device), cache)[:, -1]
-        cache.repeat(sampling.rollouts_per_prompt)
-        logits_BV = logits_PV.repeat_interleave(sampling.rollouts_per_prompt, dim=0)
-        tokens: list[Tensor] = []
-        logprobs: list[Tensor] = []
-        is_done_B = torch.zeros(len(logits_BV), dtype=torch.bool, device=self._device)
-        for _ in range(sampling.max_new_tokens):
-            if tokens:
-                logits_BV = self._decoder(tokens[-1].unsqueeze(1), cache)[:, -1]
-            all_BV = torch.log_softmax(logits_BV / sampling.temperature, dim=-1)
-            tokens.append(self._draw(all_BV, is_greedy=sampling.is_greedy))
-            logprobs.append(all_BV.gather(1, tokens[-1].unsqueeze(1)).squeeze(1))
-            is_done_B |= tokens[-1] == self._end
-            if bool(is_done_B.all()):
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
+        """For each prompt, in order, its answers; rows that have ended leave the computation before long."""
+        size = sampling.rollouts_per_prompt
+        run = Run(self._decoder, prompts, size, sampling.max_new_tokens)
+        tokens_TB = torch.zeros(sampling.max_new_tokens, len(prompts) * size, dtype=torch.int64, device=self._device)
+        logprobs_TB = torch.zeros(tokens_TB.shape, dtype=self._wide, device=self._device)
+        rows_R = torch.arange(tokens_TB.shape[1], device=self._device)
+        is_needed_R, is_moved = torch.ones_like(rows_R, dtype=torch.bool), False
+        logits_RV = run.start().repeat_interleave(size, dim=0)
+        for step in range(sampling.max_new_tokens):
+            drawn_R, chosen_R = self._draw(logits_RV, sampling)
+            # A row that has ended is drawn on for a while; nothing reads what stands after its end.
+            if is_moved:
+                rows_N = rows_R[is_needed_R]
+                tokens_TB[step, rows_N], logprobs_TB[step, rows_N] = drawn_R[is_needed_R], chosen_R[is_needed_R]
+            else:
+                tokens_TB[step], logprobs_TB[step] = drawn_R, chosen_R
+            if step + 1 == sampling.max_new_tokens:
                 break
-        # Rows that are done go on being computed with the others; what they say after the end is cut off here.
-        pairs = zip(torch.stack(tokens, dim=1).tolist(), torch.stack(logprobs, dim=1).tolist(), strict=True)
-        return [_until_end(row, values, self._end) for row, values in pairs]
+            if self._end is not None:
+                is_needed_R &= drawn_R != self._end
+                if not bool(is_needed_R.any()):
+                    break
+                # Before the last step it costs more than it saves.
+                moved = run.compact(is_needed_R) if step + 2 < sampling.max_new_tokens else None
+                if moved is not None:
+                    (slots_R, is_needed_R), is_moved = moved, True
+                    rows_R, drawn_R = rows_R[slots_R], drawn_R[slots_R]
+            logits_RV = run.step(drawn_R)
+        pairs = zip(tokens_TB.T.tolist(), logprobs_TB.T.tolist(), strict=True)
+        rollouts = [_until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
+        return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
-    def _draw(self, logprobs_BV: Tensor, *, is_greedy: bool) -> Tensor:
-        if is_greedy:
-            return logprobs_BV.argmax(dim=1)
-        return torch.multinomial(logprobs_BV.exp(), 1, generator=self._generator).squeeze(1)
+    def _draw(self, logits_RV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """Each row's token and its log-probability at the temperature."""
+        logits_RV = logits_RV.to(self._wide)
+        if sampling.temperature != 1.0:
+            logits_RV = logits_RV / sampling.temperature
+        logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
+        drawn_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp())
+        return drawn_R, logprobs_RV.gather(1, drawn_R[:, None]).squeeze(1)
+
+    def _pick(self, chances_RV: Tensor) -> Tensor:
+        """A token of each row, as likely as its chance."""
+        if chances_RV.shape[1] > _FEW_TOKENS:
+            return torch.multinomial(chances_RV, 1, generator=self._generator).squeeze(1)
+        # One random number a row, not one a token. Half of the line is open, so that a token of no chance is no one's.
+        bounds_RV = chances_RV.cumsum(dim=1)
+        uniform_R1 = torch.rand(len(bounds_RV), 1, generator=self._generator, dtype=self._wide, device=self._device)
+        return (bounds_RV[:, :-1] <= uniform_R1 * bounds_RV[:, -1:]).sum(dim=1)
 
     @torch.no_grad()
     def receive(self, weights: Mapping[str, Tensor]) -> None:
-        for name, own in self._decoder.named_parameters():
-            own.copy_(weights[name])
+        torch._foreach_copy_(list(self._parameters.values()), [weights[name] for name in self._parameters])
 
     def weights(self) -> Mapping[str, Tensor]:
-        return dict(self._decoder.named_parameters())
+        return dict(self._parameters)
+
+    def sleep(self) -> None:
+        """Nothing: the weights share the learner's memory, and buffers live only within `generate`."""
+
+    def wake(self) -> None:
+        """Nothing: `sleep` gave nothing up."""
 
     def random_state(self) -> Tensor:
         return self._generator.get_state()
@@ -80,8 +105,8 @@ class Sampler:
         self._generator.set_state(state)
 
 
-def _until_end(tokens: list[int], logprobs: list[float], end: int) -> Rollout:
-    if end not in tokens:
+def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
+    if end is None or end not in tokens:
         return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
     length = tokens.index(end) + 1
     return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)

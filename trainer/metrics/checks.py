@@ -1,14 +1,17 @@
-"""Measurements of the machinery, collected over a run: mask, published weights, log-probabilities.
+"""Measurements of the machinery, collected over a run: answers, rewards, mask, update, weights, log-probabilities.
 
 Each gives back `passed` together with what was counted; nothing is assumed where nothing was measured.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from trainer.types import Stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 # float32, the same sums in another order: 1e-6 to 1e-5 measured; another set of weights: 1e-2 and more.
 LOGPROB_LIMIT = 1e-3
+# Numbers of each tensor that are kept to see whether it moved.
+_SAMPLED = 4096
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
@@ -42,31 +47,31 @@ def first_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) ->
 
 @dataclass(slots=True)
 class MaskCheck:
-    """Compares each batch's mask with what the sampler says it generated."""
+    """Compares each batch's mask with what the rollouts say the model generated."""
 
     batches: int = 0
     generated_tokens: int = 0
     masked_tokens: int = 0
-    rows_with_wrong_start: int = 0
+    wrong_rows: int = 0
 
     def add(self, groups: Sequence[Group], batch: Batch) -> None:
-        """Counts tokens, and rows whose first masked token does not stand right after the prompt."""
+        """Counts tokens, and rows whose mask is not on exactly the generated tokens."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        wanted = [list(each.is_action or (True,) * len(each.tokens)) for each in rollouts]
+        found = batch.mask_BT.tolist()
         self.batches += 1
-        self.generated_tokens += sum(len(rollout.tokens) for group in groups for rollout in group.rollouts)
-        self.masked_tokens += int(batch.mask_BT.sum())
-        starts = [len(group.prompt.tokens) for group in groups for _ in group.rollouts]
-        # argmax of a row without any true is 0, which is no prompt's length
-        first_B = batch.mask_BT.to(torch.int64).argmax(dim=1)
-        self.rows_with_wrong_start += int((first_B != torch.tensor(starts, device=first_B.device)).sum())
+        self.generated_tokens += sum(sum(row) for row in wanted)
+        self.masked_tokens += sum(sum(row) for row in found)
+        pairs = zip(wanted, found, strict=True)
+        self.wrong_rows += sum(row != said[: len(row)] or any(said[len(row) :]) for row, said in pairs)
 
     def result(self) -> dict[str, Any]:
-        is_exact = self.generated_tokens == self.masked_tokens and self.rows_with_wrong_start == 0
         return {
-            "passed": self.batches > 0 and is_exact,
+            "passed": self.batches > 0 and self.wrong_rows == 0,
             "batches": self.batches,
             "generated_tokens": self.generated_tokens,
             "masked_tokens": self.masked_tokens,
-            "rows_with_wrong_start": self.rows_with_wrong_start,
+            "wrong_rows": self.wrong_rows,
         }
 
 
@@ -102,20 +107,177 @@ class WeightsCheck:
 
 @dataclass(slots=True)
 class LogprobsCheck:
-    """The largest difference between the sampler's log-probabilities and the learner's, over the run."""
+    """The difference between the sampler's log-probabilities and the learner's, over the run."""
 
+    limit: float = LOGPROB_LIMIT  # for the largest
+    mean_limit: float = LOGPROB_LIMIT  # for the mean of a step
     steps: int = 0
     largest: float = 0.0
+    mean: float = 0.0  # the largest of the steps' means
+    kl: float = 0.0  # the largest of the steps' estimates of KL(sampler || learner)
 
-    def add(self, difference: float) -> None:
+    def add(self, difference: float, mean: float = 0.0, kl: float = 0.0) -> None:
         self.steps += 1
-        # written so that a NaN, once seen, stays
-        self.largest = self.largest if self.largest > difference or self.largest != self.largest else difference
+        self.largest = worse(self.largest, difference)
+        self.mean = worse(self.mean, mean)
+        self.kl = worse(self.kl, abs(kl))
 
     def result(self) -> dict[str, Any]:
         return {
-            "passed": self.steps > 0 and self.largest <= LOGPROB_LIMIT,
+            "passed": self.steps > 0 and self.largest <= self.limit and self.mean <= self.mean_limit,
             "steps": self.steps,
             "largest": self.largest,
-            "limit": LOGPROB_LIMIT,
+            "mean": self.mean,
+            "kl": self.kl,
+            "limit": self.limit,
+            "mean_limit": self.mean_limit,
         }
+
+
+def worse(known: float, new: float) -> float:
+    """The larger one; a NaN, once seen, stays."""
+    return known if known > new or known != known else new
+
+
+@dataclass(slots=True)
+class GenerationCheck:
+    """How the answers came: how many ended by themselves, and whether a group's answers differ."""
+
+    end_token: int | None
+    answers: int = 0
+    ended: int = 0
+    empty: int = 0
+    groups: int = 0
+    groups_of_one_text: int = 0  # groups of several answers that are all the same
+    tokens: int = 0
+
+    def add(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            texts = {rollout.tokens for rollout in group.rollouts}
+            self.groups += 1
+            self.groups_of_one_text += len(group.rollouts) > 1 and len(texts) == 1
+            self.answers += len(group.rollouts)
+            self.ended += sum(rollout.stop is not Stop.LENGTH for rollout in group.rollouts)
+            self.empty += sum(not rollout.tokens for rollout in group.rollouts)
+            self.tokens += sum(len(rollout.tokens) for rollout in group.rollouts)
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "passed": self.answers > 0 and self.end_token is not None and self.ended > 0 and self.empty < self.answers,
+            "end_token": self.end_token,
+            "answers": self.answers,
+            "ended": self.ended,
+            "empty": self.empty,
+            "tokens": self.tokens,
+            "groups": self.groups,
+            "groups_of_one_text": self.groups_of_one_text,
+        }
+
+
+@dataclass(slots=True)
+class RewardCheck:
+    """The rewards over the run: are they finite, do they differ, are they those of their answers, do they arrive."""
+
+    answers: int = 0
+    not_finite: int = 0
+    lowest: float = float("inf")
+    highest: float = float("-inf")
+    first_spread: float | None = None  # highest less lowest of the first batch
+    groups: int = 0
+    groups_with_signal: int = 0
+    judged_again: int = 0  # answers of one batch with different rewards that were judged a second time
+    differ: int = 0  # of those, how many got another reward
+    is_reordered: bool = False  # the rewards of both times are the same numbers, in another order
+    lost: int = 0  # rewards that the batch for the learner does not hold
+
+    @property
+    def wants_second_opinion(self) -> bool:
+        """Whether no batch whose rewards differ has been judged again yet."""
+        return self.judged_again == 0
+
+    def add(self, rewards_PG: Tensor, batch: Batch, again_PG: Tensor | None = None) -> None:
+        """A step's rewards, as scored, as packed, and as scored again."""
+        found = rewards_PG.detach().double().cpu()
+        finite = found[torch.isfinite(found)]
+        self.answers += found.numel()
+        self.not_finite += found.numel() - finite.numel()
+        if finite.numel():
+            self.lowest = min(self.lowest, float(finite.min()))
+            self.highest = max(self.highest, float(finite.max()))
+        if self.first_spread is None:
+            self.first_spread = float(found.max() - found.min())
+        self.groups += len(found)
+        self.groups_with_signal += int((found.amax(dim=1) > found.amin(dim=1)).sum())
+        packed = batch.rewards_B.detach().double().cpu()
+        self.lost += int((packed != found.reshape(-1)).sum()) if packed.numel() == found.numel() else found.numel()
+        if again_PG is not None and float(found.max()) > float(found.min()):
+            again = again_PG.detach().double().cpu()
+            self.judged_again = found.numel()
+            self.differ = int((again != found).sum())
+            same_numbers = torch.equal(again.reshape(-1).sort().values, found.reshape(-1).sort().values)
+            self.is_reordered = self.differ > 0 and same_numbers
+
+    def result(self) -> dict[str, Any]:
+        is_right = self.not_finite == 0 and self.lost == 0 and not self.is_reordered
+        return {
+            "passed": self.answers > 0 and is_right and self.highest > self.lowest and self.groups_with_signal > 0,
+            "answers": self.answers,
+            "not_finite": self.not_finite,
+            "lowest": self.lowest,
+            "highest": self.highest,
+            "first_spread": self.first_spread,
+            "groups": self.groups,
+            "groups_with_signal": self.groups_with_signal,
+            "judged_again": self.judged_again,
+            "differ": self.differ,
+            "is_reordered": self.is_reordered,
+            "lost": self.lost,
+        }
+
+
+@dataclass(slots=True)
+class UpdateCheck:
+    """Did the optimizer move the weights: learning rate, gradient, and how far a sample of each tensor went."""
+
+    start: dict[str, Tensor]  # the first values of each tensor, as they were
+    steps: int = 0
+    lr_highest: float = 0.0
+    grad_norm_highest: float = 0.0
+    grad_norm_lowest: float = float("inf")
+    not_finite: int = 0  # steps whose gradient's norm was not finite
+
+    @classmethod
+    def begin(cls, weights: Mapping[str, Tensor]) -> UpdateCheck:
+        """Keeps the first values of each tensor."""
+        return cls({name: _sample(weight).clone() for name, weight in weights.items()})
+
+    def add(self, lr: float, grad_norm: float) -> None:
+        self.steps += 1
+        self.lr_highest = max(self.lr_highest, lr)
+        if not math.isfinite(grad_norm):
+            self.not_finite += 1
+            return
+        self.grad_norm_highest = max(self.grad_norm_highest, grad_norm)
+        self.grad_norm_lowest = min(self.grad_norm_lowest, grad_norm)
+
+    def result(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+        """What it came to; `moved` is the length of the way over the length of the weights at the start."""
+        pairs = [(_sample(weights[name]).double(), old.double()) for name, old in self.start.items()]
+        way = math.sqrt(sum(float((new - old).square().sum()) for new, old in pairs))
+        size = math.sqrt(sum(float(old.square().sum()) for _, old in pairs))
+        moved = way / size if size else way
+        return {
+            "passed": self.steps > 0 and self.not_finite == 0 and self.lr_highest > 0 and 0 < moved < math.inf,
+            "steps": self.steps,
+            "lr_highest": self.lr_highest,
+            "grad_norm_highest": self.grad_norm_highest,
+            "grad_norm_lowest": self.grad_norm_lowest,
+            "not_finite": self.not_finite,
+            "moved": moved,
+            "tensors": len(pairs),
+            "tensors_moved": sum(not torch.equal(new, old) for new, old in pairs),
+        }
+
+
+def _sample(weight: Tensor) -> Tensor:
+    return weight.detach().reshape(-1)[:_SAMPLED]

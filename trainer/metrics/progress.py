@@ -6,10 +6,25 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from trainer.config import Config
+    from trainer.types import Group
+
+
+class Meter(Protocol):
+    """What measures a device while it trains: `trainer.metrics.meter`."""
+
+    def mfu(
+        self, groups: Sequence[Group], num_drawn: int, config: Config, parts: Mapping[str, float], seconds: float
+    ) -> dict[str, float]:
+        """Shares of the device's peak, by phase and of the step."""
+
+    def memory(self) -> dict[str, float]:
+        """What is used of its memory."""
 
 
 @dataclass(slots=True)
@@ -18,7 +33,10 @@ class Progress:
 
     started: float = field(default_factory=time.perf_counter)
     steps_done: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by part, over the run so far
+    settle: Callable[[], None] | None = None  # waits for what a device has queued; None: nothing is queued
+    meter: Meter | None = None  # of operations and memory; None: they are not measured
+    _before: dict[str, float] = field(default_factory=dict)
 
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.started
@@ -29,8 +47,16 @@ class Progress:
         began = time.perf_counter()
         try:
             yield
+            if self.settle is not None:
+                self.settle()
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def since_last_step(self) -> dict[str, float]:
+        """Seconds by part since this was last asked, parts without any left out."""
+        spent = {name: total - self._before.get(name, 0.0) for name, total in self.seconds.items()}
+        self._before = dict(self.seconds)
+        return {name: value for name, value in spent.items() if value > 0}
 
 
 def peak_rss_mib() -> float:

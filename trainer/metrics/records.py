@@ -1,12 +1,16 @@
-"""The file of records: one JSON object a line, each line flushed, so that another process can follow it."""
+"""The file of records: one JSON object a line, each line flushed, so that another process can follow it.
+
+Followers read every record along: `loggers.Loggers` carries the numbers elsewhere, `advice.Advisor` speaks at the end.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -14,24 +18,57 @@ FILE = "metrics.jsonl"
 SCHEMA = "npuenv.metrics/1"
 
 
-class Records:
-    """An open record file; an older one in the same folder is replaced. Raises OSError where it cannot be written."""
+class Follower(Protocol):
+    """Reads records along. It never raises; what it has to say is a record of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def read(self, record: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        """Takes a record that has been written; gives back records to write after it, none as a rule."""
+
+    def finish(self) -> Iterable[Mapping[str, Any]]:
+        """Records to write before the last one."""
+
+
+class Records:
+    """An open record file; without `append` an older one is replaced. Raises OSError where it cannot be written."""
+
+    def __init__(self, folder: Path, *, append: bool = False, followers: Sequence[Follower] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = (folder / FILE).open("w", encoding="utf-8")
+        self._followers = list(followers)
+        self._file: TextIO = (folder / FILE).open("a" if append else "w", encoding="utf-8")
 
     def write(self, kind: str, **values: Any) -> None:
         """Appends one record. Floats that JSON cannot hold become the texts `nan`, `inf` and `-inf`."""
-        line = json.dumps({"kind": kind, **{key: plain(value) for key, value in values.items()}}, allow_nan=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        record = plain({"kind": kind, **values})
+        if kind == "end":
+            for follower in self._followers:
+                self._append(follower.finish())
+        self._append([record])
+        for follower in self._followers:
+            self._append(follower.read(record))
+
+    def _append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        for record in records:
+            self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> Records:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
+
+
+class NoRecords(Records):
+    """The records of a rank that writes none."""
+
+    def __init__(self) -> None:
+        """Opens nothing."""
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Writes nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Closes nothing."""
 
 
 def plain(value: Any) -> Any:

@@ -1,19 +1,46 @@
-"""Questions with one right answer, made offline: `choose` gives the task that a configuration names."""
+"""What is asked and what judges the answers: `choose` gives the task that a configuration names.
+
+A task's module is imported when it is chosen: some need packages that a small run does without.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from trainer.tasks.addition import addition
-from trainer.tasks.copy import copy
-from trainer.tasks.successor import successor
-
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from trainer.config import Config
     from trainer.tasks.base import Task
 
+# Module and function that makes each task from a configuration.
+MAKERS: Mapping[str, tuple[str, str]] = {
+    "successor": ("trainer.tasks.successor", "task"),
+    "addition": ("trainer.tasks.addition", "task"),
+    "copy": ("trainer.tasks.copy", "task"),
+    "gsm8k": ("trainer.tasks.gsm8k", "task"),
+    "math": ("trainer.tasks.math", "task"),
+    "code": ("trainer.tasks.code", "task"),
+    "file": ("trainer.tasks.custom", "task"),
+    "frozen_lake": ("trainer.tasks.frozen_lake", "task"),
+    "sokoban": ("trainer.tasks.sokoban", "task"),
+}
+
 
 def choose(config: Config) -> Task:
-    """The task of a configuration."""
-    makers = {"successor": lambda: successor(config.distractors), "addition": addition, "copy": copy}
-    return makers[config.task]()
+    """The task of a configuration, with the reward function of the user where one is named.
+
+    Raises BadSetting for files, packages or functions that cannot be used.
+    """
+    module, maker = MAKERS[config.task.task]
+    make: Callable[[Config], Task] = getattr(import_module(module), maker)
+    made = make(config)
+    if config.task.max_new_tokens:
+        made = replace(made, max_new_tokens=config.task.max_new_tokens)
+    if config.task.reward_function and config.task.task != "file":
+        from trainer.tasks.custom import with_reward
+
+        made = with_reward(made, config.task)
+    return made

@@ -1,51 +1,118 @@
-"""What a task is, and the alphabet that all of them share."""
+"""What a task is, what turns text into tokens, and the seam to environments that answer back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from trainer.types import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from trainer.types import Rollout
+
+# What the offline tasks are written in, and the order of their tokens.
 ALPHABET = "0123456789+=*-#. "
-PAD = len(ALPHABET)
-END = len(ALPHABET) + 1
-VOCABULARY_SIZE = len(ALPHABET) + 2
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids there are."""
+
+    @property
+    def pad(self) -> int:
+        """Stands where nothing stands."""
+
+    @property
+    def end(self) -> int | None:
+        """Closes an answer. None: the model knows no end, every answer runs to its longest length."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids, nothing added. Raises ValueError for text that it cannot express."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text; the end token and what stands for nothing are left out."""
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The tokens of a conversation (`role`, `content`) up to where the assistant's next words begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an environment makes of a turn."""
+
+    text: str  # what the model reads next; empty once the episode has ended
+    reward: float
+    is_done: bool
+    is_valid: bool = True  # false: no action could be read from the answer
+
+
+class Environment(Protocol):
+    """One episode. Made anew for each rollout of a prompt, from the prompt alone: a group shares its start."""
+
+    def step(self, answer: str) -> Said:
+        """Takes the model's words of one turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Two fixed lists of prompts and the room for an answer.
+    """Two fixed lists of prompts, and what judges an answer.
 
     The lists share no prompt, unless `is_disjoint` is false: then they are the same list.
     """
 
     name: str
-    train: tuple[Prompt, ...]
-    heldout: tuple[Prompt, ...]
-    max_new_tokens: int
+    tokenizer: Tokenizer
+    train: Sequence[Prompt]
+    heldout: Sequence[Prompt]
+    max_new_tokens: int  # of a whole answer, or of one turn
+    reward: Callable[[Prompt, Rollout], float]  # not asked where an environment paid
+    is_right: Callable[[Prompt, Rollout], bool]  # what accuracy counts
+    environment: Callable[[Prompt], Environment] | None = None  # None: one question, one answer
+    max_turns: int = 1
 
     @property
     def is_disjoint(self) -> bool:
         return not {prompt.text for prompt in self.train} & {prompt.text for prompt in self.heldout}
 
 
-def prompt(text: str, expected: str) -> Prompt:
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """The built-in tokenizer: one token per character, then pad, then end."""
+
+    alphabet: str = ALPHABET
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self.alphabet) + 2
+
+    @property
+    def pad(self) -> int:
+        return len(self.alphabet)
+
+    @property
+    def end(self) -> int:
+        return len(self.alphabet) + 1
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.alphabet.index(character) for character in text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A pad, which no answer should hold, is shown as `_`. Example: (1, 2, 18) -> "12"."""
+        return "".join("_" if token == self.pad else self.alphabet[token] for token in tokens if token != self.end)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The messages' texts, one after the other: the built-in model knows no roles."""
+        return self.encode("".join(message["content"] for message in messages))
+
+
+def prompt(text: str, expected: str, tokenizer: Tokenizer) -> Prompt:
     """A prompt with its tokens."""
-    return Prompt(text, encode(text), expected)
-
-
-def encode(text: str) -> tuple[int, ...]:
-    """Token ids, one per character. Raises ValueError for a character outside the alphabet."""
-    return tuple(ALPHABET.index(character) for character in text)
-
-
-def decode(tokens: Sequence[int]) -> str:
-    """The text of token ids, the end token left out and a pad shown as `_`. Example: (1, 2, 18) -> "12"."""
-    return "".join("_" if token == PAD else ALPHABET[token] for token in tokens if token != END)
+    return Prompt(text, tokenizer.encode(text), expected)
 
 
 def split(prompts: Sequence[Prompt], heldout: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:

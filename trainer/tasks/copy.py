@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from trainer.tasks.base import Task, prompt, split
+from typing import TYPE_CHECKING
+
+from trainer.tasks.base import Characters, prompt, split
+from trainer.tasks.rewards import by_tokens
+
+if TYPE_CHECKING:
+    from trainer.config import Config
+    from trainer.tasks.base import Task
 
 
-def copy() -> Task:
+def copy(*, reward: str = "partial") -> Task:
     """100 prompts, of which 20 are held out: each digit twice in either place."""
-    every = [prompt(f"{number:02d}=", f"{number:02d}") for number in range(100)]
+    words = Characters()
+    every = [prompt(f"{number:02d}=", f"{number:02d}", words) for number in range(100)]
     heldout = [each for each in every if (int(each.text[1]) - int(each.text[0])) % 10 in (3, 8)]
-    train, held = split(every, heldout)
-    return Task("copy", train, held, max_new_tokens=3)
+    return by_tokens("copy", split(every, heldout), words, max_new_tokens=3, reward=reward)
+
+
+def task(config: Config) -> Task:
+    """The task as a configuration wants it."""
+    return copy(reward=config.task.reward)

@@ -1,84 +1,195 @@
-"""Advantages: numbers worked out by hand, and what must not change them."""
+"""The estimators on hand-worked groups, with the edge cases in which the frameworks differ."""
 
 from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
 
-from trainer.algorithms.advantages import CONVENTIONS, group_advantages
+from trainer.algorithms.advantages import CONVENTIONS, Scores, advantages, whiten
 
-VERL, TRL, ROLL = (CONVENTIONS[name] for name in ("verl", "trl", "roll"))
-
-
-def test_two_of_four_right_is_worked_out_by_hand() -> None:
-    # mean 0.5, squared deviations 4 x 0.25 over 3, deviation 0.57735
-    found = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0]]), VERL)
-    expected = 0.5 / (0.5773503 + 1e-6)
-    assert torch.allclose(found, torch.tensor([[expected, -expected, -expected, expected]]))
+NAN = float("nan")
 
 
-def test_one_of_eight_right_is_worked_out_by_hand() -> None:
-    # mean 1/8, squared deviations 49/64 + 7/64 = 7/8 over 7, deviation 0.353553
-    found = group_advantages(torch.tensor([[1.0] + [0.0] * 7], dtype=torch.float64), VERL)
-    assert found[0, 0].item() == pytest.approx(0.875 / (0.125**0.5 + 1e-6), rel=1e-12)
-    assert found[0, 1].item() == pytest.approx(-0.125 / (0.125**0.5 + 1e-6), rel=1e-12)
+def outcome(rewards: list[float], groups: list[int], lengths: list[int] | None = None, width: int = 2) -> Scores:
+    """Answers whose reward stands on their last token; a length of 0 puts it on the last column, as verl does."""
+    lengths_B = torch.tensor(lengths or [width] * len(rewards))
+    mask_BT = torch.arange(width) < lengths_B.unsqueeze(1)
+    token_rewards_BT = torch.zeros(len(rewards), width)
+    token_rewards_BT[torch.arange(len(rewards)), (lengths_B - 1) % width] = torch.tensor(rewards)
+    return Scores(token_rewards_BT, mask_BT, lengths_B, torch.tensor(groups))
 
 
-def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
-    found = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 1.0, 1.0, 3.0]]), VERL, scale_by_std=False)
-    assert found.tolist() == [[0.5, -0.5, -0.5, 0.5], [1.0, -1.0, -1.0, 1.0]]
+def first(scores: Scores, name: str, convention: str = "verl", **settings: float) -> list[float]:
+    """The advantage of each answer's first token."""
+    return advantages(name, scores, CONVENTIONS[convention], **settings).advantages_BT[:, 0].tolist()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("convention", "expected"), [(VERL, 0.7), (TRL, 0.0), (ROLL, 0.0)])
-@pytest.mark.parametrize("scale_by_std", [True, False])
-def test_a_group_of_one_is_what_the_convention_says(convention: object, expected: float, scale_by_std: bool) -> None:
-    rewards_PG = torch.tensor([[0.7]])
-    found = group_advantages(rewards_PG, convention, scale_by_std=scale_by_std)  # type: ignore[arg-type]
-    assert found.item() == pytest.approx(expected)
+def test_grpo_takes_the_mean_off_and_divides_by_the_sample_deviation() -> None:
+    scores = outcome([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 0])
+    deviation = (4 * 0.25 / 3) ** 0.5
+    assert first(scores, "grpo") == pytest.approx([x / (deviation + 1e-6) for x in (0.5, -0.5, -0.5, 0.5)])
+    assert first(scores, "grpo", "trl") == pytest.approx([x / (deviation + 1e-4) for x in (0.5, -0.5, -0.5, 0.5)])
+    assert first(scores, "grpo", scale_by_std=False) == [0.5, -0.5, -0.5, 0.5]
 
 
-@pytest.mark.parametrize("convention", CONVENTIONS.values(), ids=CONVENTIONS)
-def test_equal_rewards_hold_no_signal(convention: object) -> None:
-    found = group_advantages(torch.full((2, 5), 0.3), convention)  # type: ignore[arg-type]
-    # 0.3 is no float: the mean is off by a rounding, which the epsilons keep small and only roll's limit removes
-    assert found.abs().max().item() < (1e-30 if convention is ROLL else 0.05)
-    exact = group_advantages(torch.ones(2, 4), convention)  # type: ignore[arg-type]
-    assert exact.tolist() == [[0.0] * 4] * 2
+def test_every_token_of_an_answer_gets_its_advantage_and_no_other() -> None:
+    result = advantages("grpo", outcome([1.0, 0.0], [3, 3], [1, 2]), CONVENTIONS["verl"], scale_by_std=False)
+    assert result.advantages_BT.tolist() == [[0.5, 0.0], [-0.5, -0.5]]
+    assert result.returns_BT is None
 
 
-def test_the_epsilons_differ_where_the_spread_is_small() -> None:
-    rewards_PG = torch.tensor([[0.0, 1e-4]], dtype=torch.float64)
-    deviation = 1e-4 / 2**0.5
-    assert group_advantages(rewards_PG, VERL)[0, 1].item() == pytest.approx(0.5e-4 / (deviation + 1e-6))
-    assert group_advantages(rewards_PG, TRL)[0, 1].item() == pytest.approx(0.5e-4 / (deviation + 1e-4))
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo"])
+def test_a_group_of_one_keeps_its_reward_or_says_nothing(name: str) -> None:
+    scores = outcome([0.7, 1.0, 0.0], [5, 2, 2])
+    assert first(scores, name)[0] == pytest.approx(0.7, rel=2e-6)
+    assert first(scores, name, "trl")[0] == 0.0
+    assert first(scores, name, "roll")[0] == 0.0
 
 
-def test_roll_gives_nothing_for_a_spread_below_its_limit_and_verl_does() -> None:
-    rewards_PG = torch.tensor([[0.0, 1e-6]], dtype=torch.float64)
-    assert group_advantages(rewards_PG, ROLL).tolist() == [[0.0, 0.0]]
-    assert group_advantages(rewards_PG, VERL)[0, 1].item() == pytest.approx(0.5e-6 / (1e-6 / 2**0.5 + 1e-6))
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_equal_rewards_say_nothing(convention: str) -> None:
+    scores = outcome([0.5, 0.5, 0.5], [0, 0, 0])
+    for name in ("grpo", "rloo", "opo"):
+        assert first(scores, name, convention) == pytest.approx([0.0, 0.0, 0.0], abs=1e-6)
 
 
-def test_shifting_and_scaling_a_groups_rewards_changes_nothing() -> None:
-    rewards_PG = torch.rand(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    plain = group_advantages(rewards_PG, VERL)
-    assert torch.allclose(group_advantages(rewards_PG * 7 - 3, VERL), plain, atol=1e-4)
+def test_roll_calls_a_tiny_spread_none() -> None:
+    scores = outcome([0.0, 1e-6], [0, 0])
+    assert first(scores, "grpo", "roll") == [0.0, 0.0]
+    assert first(scores, "grpo", "verl")[1] == pytest.approx(0.5e-6 / (0.5e-6 * 2**0.5 + 1e-6), rel=1e-4)
 
 
-def test_permuting_rollouts_or_groups_permutes_the_advantages() -> None:
-    rewards_PG = torch.rand(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    plain = group_advantages(rewards_PG, VERL)
-    rows, columns = torch.tensor([3, 1, 4, 0, 2]), torch.tensor([7, 0, 3, 2, 1, 6, 5, 4])
-    assert torch.allclose(group_advantages(rewards_PG[rows][:, columns], VERL), plain[rows][:, columns])
+def test_a_row_without_tokens_counts_in_its_group() -> None:
+    scores = outcome([1.0, 0.0, 0.5], [0, 0, 0], [2, 2, 0])
+    assert first(scores, "grpo", scale_by_std=False) == [0.5, -0.5, 0.0]
+    assert first(outcome([1.0, 0.0, 2.0], [0, 0, 0], [2, 2, 0]), "grpo", scale_by_std=False) == [0.0, -1.0, 0.0]
 
 
-def test_large_rewards_that_lie_close_keep_their_spread_in_float32() -> None:
-    found = group_advantages(torch.tensor([[1000.0, 1000.5, 1001.0, 1000.5]]), VERL)
-    assert found.tolist()[0] == pytest.approx([-1.2247, 0.0, 1.2247, 0.0], abs=1e-3)
+def test_large_rewards_close_together_keep_their_spread() -> None:
+    scores = outcome([10_000.0, 10_001.0, 10_000.0, 10_001.0], [0, 0, 0, 0])
+    assert first(scores, "grpo") == pytest.approx([-0.866, 0.866, -0.866, 0.866], abs=1e-3)
 
 
-def test_the_result_is_centred_with_a_sample_deviation_of_one() -> None:
-    rewards_PG = torch.rand(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    found = group_advantages(rewards_PG, VERL)
-    assert found.mean(dim=1).abs().max().item() < 1e-12
-    assert torch.allclose(found.std(dim=1), torch.ones(4, dtype=torch.float64), atol=1e-4)
+def test_trl_leaves_a_reward_of_nan_out_and_the_others_do_not() -> None:
+    scores = outcome([1.0, 0.0, NAN], [0, 0, 0])
+    assert first(scores, "grpo", "trl", scale_by_std=False) == [0.5, -0.5, 0.0]
+    assert first(scores, "rloo", "trl") == [1.0, -1.0, 0.0]
+    assert torch.tensor(first(scores, "grpo", "verl")).isnan().all()
+
+
+def test_rloo_compares_with_the_others() -> None:
+    assert first(outcome([1.0, 0.0, 0.0, 1.0], [0] * 4), "rloo") == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+
+
+def test_opo_weighs_the_mean_by_length() -> None:
+    assert first(outcome([1.0, 0.0], [0, 0], [1, 3], width=3), "opo") == [0.75, -0.25]
+
+
+def test_a_group_without_any_token_does_not_spoil_opo() -> None:
+    result = first(outcome([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], [0, 0, 2, 2]), "opo")
+    assert result == [0.0, 0.0, 0.5, -0.5]
+
+
+def test_reinforce_sums_what_is_still_to_come() -> None:
+    scores = outcome([1.0], [0], [3], width=4)
+    assert advantages("reinforce", scores, CONVENTIONS["verl"], gamma=0.5).advantages_BT.tolist() == [[0.25, 0.5, 1, 0]]
+
+
+def test_an_environments_words_cost_a_discount_only_where_the_convention_says_so() -> None:
+    scores = outcome([1.0], [0], [3], width=3)
+    hole = Scores(scores.token_rewards_BT, torch.tensor([[True, False, True]]), scores.lengths_B, scores.group_B)
+    assert advantages("reinforce", hole, CONVENTIONS["verl"], gamma=0.5).advantages_BT.tolist() == [[0.5, 0.0, 1.0]]
+    assert advantages("reinforce", hole, CONVENTIONS["roll"], gamma=0.5).advantages_BT.tolist() == [[0.25, 0.0, 1.0]]
+
+
+def test_roll_discounts_a_groups_advantage_backwards() -> None:
+    scores = outcome([1.0, 0.0], [0, 0], [3, 1], width=3)
+    settings = {"scale_by_std": False, "gamma": 0.5}
+    found = advantages("grpo", scores, CONVENTIONS["roll"], **settings).advantages_BT  # type: ignore[arg-type]
+    assert found.tolist() == [[0.125, 0.25, 0.5], [-0.5, 0.0, 0.0]]
+    found = advantages("grpo", scores, CONVENTIONS["verl"], **settings).advantages_BT  # type: ignore[arg-type]
+    assert found.tolist() == [[0.5, 0.5, 0.5], [-0.5, 0.0, 0.0]]
+
+
+def test_gae_with_lambda_one_is_return_minus_forecast_and_with_zero_one_step_ahead() -> None:
+    scores = outcome([1.0], [0], [3], width=3)
+    values_BT = torch.tensor([[0.5, 0.25, 0.75]])
+    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.lengths_B, scores.group_B, values_BT)
+    whole = advantages("gae", given, CONVENTIONS["roll"], gamma=1.0, lam=1.0)
+    assert whole.advantages_BT.tolist() == [[0.5, 0.75, 0.25]]
+    assert whole.returns_BT is not None
+    assert whole.returns_BT.tolist() == [[1.0, 1.0, 1.0]]
+    ahead = advantages("gae", given, CONVENTIONS["roll"], gamma=1.0, lam=0.0)
+    assert ahead.advantages_BT.tolist() == [[-0.25, 0.5, 0.25]]
+
+
+def test_whitening_changes_the_advantages_of_gae_and_not_its_returns() -> None:
+    scores = outcome([1.0, 0.0], [0, 1], [3, 2], width=3)
+    values_BT = torch.tensor([[0.5, 0.25, 0.75], [0.1, 0.2, 9.0]])
+    given = Scores(scores.token_rewards_BT, scores.mask_BT, scores.lengths_B, scores.group_B, values_BT)
+    plain, whitened = (advantages("gae", given, CONVENTIONS[name]) for name in ("roll", "verl"))
+    assert plain.returns_BT is not None and whitened.returns_BT is not None
+    assert torch.equal(plain.returns_BT, whitened.returns_BT)
+    kept = whitened.advantages_BT[scores.mask_BT]
+    assert kept.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert kept.std().item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"])
+def test_two_ranks_whiten_over_the_tokens_of_both(name: str) -> None:
+    whole = outcome([1.0, 0.2, 0.5, 0.9, 0.1], [0, 0, 0, 1, 1], [3, 1, 2, 3, 3], width=3)
+    whole = replace(whole, values_BT=torch.linspace(-1, 1, 15).view(5, 3))
+    expected_BT = advantages(name, whole, CONVENTIONS["verl"]).advantages_BT
+    exchange = Exchange()
+
+    def rank(rows: slice) -> torch.Tensor:
+        parts = [getattr(whole, part.name)[rows] for part in fields(Scores)]
+        return advantages(name, Scores(*parts), CONVENTIONS["verl"], add=exchange.add).advantages_BT
+
+    with ThreadPoolExecutor(2) as ranks:
+        found_BT = torch.cat(list(ranks.map(rank, (slice(0, 3), slice(3, 5)))))
+    assert torch.allclose(found_BT, expected_BT, atol=1e-6)
+
+
+class Exchange:
+    """Two threads in the place of two ranks: each gets the sum of what both bring."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2, timeout=30)
+        self._brought: dict[int, torch.Tensor] = {}
+
+    def add(self, own: torch.Tensor) -> torch.Tensor:
+        self._brought[threading.get_ident()] = own
+        self._barrier.wait()
+        total = sum(self._brought.values(), torch.zeros_like(own))
+        self._barrier.wait()
+        return total
+
+
+def test_fewer_than_two_tokens_cannot_be_whitened() -> None:
+    mask_BT = torch.tensor([[True, False]])
+    with pytest.raises(ValueError, match="two tokens or more, and there are 1"):
+        whiten(torch.tensor([[3.0, NAN]]), mask_BT, CONVENTIONS["verl"])
+    assert whiten(torch.tensor([[3.0, NAN]]), mask_BT, CONVENTIONS["roll"]).tolist() == [[3.0, 0.0]]
+
+
+def test_a_missing_critic_and_an_unknown_name_are_refused() -> None:
+    scores = outcome([1.0], [0])
+    with pytest.raises(ValueError, match="values of a critic"):
+        advantages("gae", scores, CONVENTIONS["verl"])
+    with pytest.raises(ValueError, match="grpo, rloo"):
+        advantages("ppo", scores, CONVENTIONS["verl"])
+
+
+def test_conventions_differ_from_each_other_and_can_be_written_down() -> None:
+    written = {name: json.loads(json.dumps(asdict(convention))) for name, convention in CONVENTIONS.items()}
+    assert [name for name, row in written.items() if row["name"] != name] == []
+    assert written["verl"]["group_of_one"] == "reward"
+    assert {row["deviation_epsilon"] for row in written.values()} == {1e-6, 1e-4}
+    for one, other in (("verl", "trl"), ("verl", "roll"), ("trl", "roll")):
+        assert sum(written[one][field] != written[other][field] for field in written[one]) > 5

@@ -1,4 +1,4 @@
-"""Divergence estimators: hand-worked values, clamps, signs, gradients."""
+"""Divergence from the reference by hand, the clamps of each convention, and the two controllers."""
 
 from __future__ import annotations
 
@@ -7,62 +7,72 @@ import math
 import pytest
 import torch
 
-from trainer.algorithms.kl import ESTIMATORS, k1, k2, k3, low_var
+from trainer.algorithms.advantages import CONVENTIONS
+from trainer.algorithms.kl import AdaptiveController, FixedController, controller, divergence
 
 
-def at(difference: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """A policy log-probability of 0 (with gradient) and a reference that lies `difference` above it."""
-    policy = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
-    return policy, torch.full((1, 1), difference, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("difference", [-1.5, -0.1, 0.2, 1.0])
-def test_each_estimator_is_worked_out_by_hand(difference: float) -> None:
-    policy, reference = at(difference)
-    assert k1(policy, reference).item() == pytest.approx(-difference)
-    assert k2(policy, reference).item() == pytest.approx(difference**2 / 2)
-    assert k3(policy, reference).item() == pytest.approx(math.exp(difference) - difference - 1)
-    assert low_var(policy, reference).item() == pytest.approx(math.exp(difference) - difference - 1)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_equal_policies_have_no_divergence(name: str) -> None:
-    assert ESTIMATORS[name](*at(0.0)).item() == 0.0
-
-
-def test_far_away_the_clamped_value_is_ten_and_its_gradient_is_nothing() -> None:
-    policy, reference = at(40.0)
-    value = low_var(policy, reference)
+def at(name: str, difference: float, convention: str = "verl", old: float | None = None) -> tuple[float, float]:
+    """Value and gradient by the policy's log-probability, for reference - policy = difference."""
+    policy_BT = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
+    old_BT = None if old is None else torch.tensor([[old]], dtype=torch.float64)
+    value = divergence(name, policy_BT, policy_BT.detach() + difference, CONVENTIONS[convention], old_BT=old_BT)
     value.sum().backward()
-    assert value.item() == 10.0
-    assert policy.grad is not None
-    assert policy.grad.item() == 0.0
-    assert k3(*at(40.0)).item() == pytest.approx(math.exp(40) - 41)
+    assert policy_BT.grad is not None
+    return value.item(), policy_BT.grad.item()
 
 
-@pytest.mark.parametrize(("difference", "gradient"), [(1.0, 1 - math.e), (-1.0, 1 - math.exp(-1))])
-def test_the_gradient_pulls_towards_the_reference(difference: float, gradient: float) -> None:
-    policy, reference = at(difference)
-    low_var(policy, reference).sum().backward()
-    assert policy.grad is not None
-    assert policy.grad.item() == pytest.approx(gradient)
-    assert (policy.grad.item() < 0) == (difference > 0)
+def test_each_estimator_by_hand() -> None:
+    assert at("k1", -1.0) == (1.0, 1.0)
+    assert at("k2", -1.0) == (0.5, 1.0)
+    assert at("k3", -1.0) == (pytest.approx(math.exp(-1)), pytest.approx(1 - math.exp(-1)))
+    assert at("abs", -1.0) == (1.0, 1.0)
+    assert at("low_var", 0.5) == at("k3", 0.5)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_gradients_agree_with_finite_differences(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    policy = (torch.randn(3, 4, dtype=torch.float64, generator=generator) - 2).requires_grad_()
-    reference = torch.randn(3, 4, dtype=torch.float64, generator=generator) - 2
-    assert torch.autograd.gradcheck(lambda each: ESTIMATORS[name](each, reference), (policy,))
+def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other() -> None:
+    assert at("k3+", 0.5) == (pytest.approx(at("k3", 0.5)[0]), pytest.approx(-0.5))
+    assert at("k1+", 0.5) == (pytest.approx(-0.5), pytest.approx(-0.5))
 
 
-def test_k3_averages_to_the_true_divergence_where_k1_does_and_is_never_negative() -> None:
-    generator = torch.Generator().manual_seed(0)
-    policy = torch.log_softmax(torch.randn(6, dtype=torch.float64, generator=generator), 0)
-    reference = torch.log_softmax(torch.randn(6, dtype=torch.float64, generator=generator), 0)
-    truth = (policy.exp() * (policy - reference)).sum().item()
-    # the expectation over the policy, term by term: no sampling, hence no chance
-    assert (policy.exp() * k1(policy, reference)).sum().item() == pytest.approx(truth)
-    assert (policy.exp() * k3(policy, reference)).sum().item() == pytest.approx(truth)
-    assert k3(policy, reference).min().item() >= 0
+def test_far_away_verl_and_roll_hold_the_value_and_lose_the_gradient() -> None:
+    assert at("k3", 40.0, "verl") == (10.0, 0.0)
+    assert at("k3", 40.0, "roll") == (10.0, 0.0)
+    assert at("k3", 40.0, "trl")[0] == pytest.approx(math.exp(40) - 41)
+    assert at("k3+", 40.0, "verl") == (10.0, -40.0)
+    assert at("k3", -30.0, "trl")[0] == pytest.approx(29.0)
+
+
+def test_trl_multiplies_a_k3_in_the_loss_by_the_ratio() -> None:
+    k3 = math.exp(0.5) - 0.5 - 1
+    ratio = math.exp(-1.0 + 1.2)
+    value, gradient = at("k3", 0.5, "trl", old=-1.2)
+    assert value == pytest.approx(k3 * ratio)
+    assert gradient == pytest.approx(ratio * k3 + ratio * (1 - math.exp(0.5)))
+    assert at("k3", 0.5, "verl", old=-1.2)[0] == pytest.approx(k3)
+    assert at("k2", 0.5, "trl", old=-1.2)[0] == pytest.approx(0.125)
+
+
+def test_its_mean_under_the_policy_is_the_divergence() -> None:
+    policy_V = torch.log_softmax(torch.tensor([1.0, 0.2, -0.5]).double(), dim=0)
+    reference_V = torch.log_softmax(torch.tensor([0.3, 0.9, -0.1]).double(), dim=0)
+    exact = (policy_V.exp() * (policy_V - reference_V)).sum().item()
+    for name in ("k1", "k3"):
+        each_V = divergence(name, policy_V.unsqueeze(0), reference_V.unsqueeze(0), CONVENTIONS["verl"])
+        assert (policy_V.exp() * each_V).sum().item() == pytest.approx(exact, abs=1e-12)
+
+
+def test_the_adaptive_coefficient_follows_the_divergence_by_a_bounded_step() -> None:
+    found = AdaptiveController(0.1, target=1.0, horizon=100)
+    found.update(5.0, 50)
+    assert found.coef == pytest.approx(0.11)
+    found.update(1.1, 50)
+    assert found.coef == pytest.approx(0.11 * 1.05)
+    found.update(0.0, 100)
+    assert found.coef == pytest.approx(0.11 * 1.05 * 0.8)
+
+
+def test_the_fixed_coefficient_stays() -> None:
+    found = controller("fixed", coef=0.1, target=1.0, horizon=100)
+    found.update(5.0, 50)
+    assert found == FixedController(0.1)
+    assert controller("adaptive", coef=0.1, target=1.0, horizon=100) == AdaptiveController(0.1, 1.0, 100)

@@ -1,4 +1,4 @@
-"""The policy loss: hand-worked values on both sides of each bound, masks, splits, gradients."""
+"""The policy losses by hand: both sides of each bound, in each framework's form; logits to probabilities."""
 
 from __future__ import annotations
 
@@ -8,162 +8,189 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.algorithms.losses import Clip, masked_sum, policy_loss, token_logprobs
+from trainer.algorithms import losses as losses_module
+from trainer.algorithms.advantages import CONVENTIONS
+from trainer.algorithms.losses import Clip, policy_loss, token_logprobs
 
 CLIP = Clip(low=0.2, high=0.3, dual=3.0)
 
 
-def loss_at(ratio: float, advantage: float, clip: Clip = CLIP) -> tuple[float, float, int]:
-    """Loss, its gradient by the log-probability, and the number of clipped tokens, for a single token."""
-    new = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    found = policy_loss(
-        new,
-        torch.zeros(1, 1, dtype=torch.float64),
-        torch.tensor([advantage], dtype=torch.float64),
-        torch.ones(1, 1, dtype=torch.bool),
-        clip=clip,
-        num_tokens=torch.tensor(1),
-    )
-    found.loss.backward()
-    assert new.grad is not None
-    return found.loss.item(), new.grad.item(), int(found.num_clipped)
+def loss_at(
+    ratio: float, advantage: float, clip: Clip = CLIP, name: str = "clip", convention: str = "verl"
+) -> tuple[float, float, bool]:
+    """Loss, its gradient by the log-probability, and whether the token is clipped, for a single token."""
+    new_BT = torch.tensor([[math.log(ratio) - 1.0]], dtype=torch.float64, requires_grad=True)
+    old_BT, mask_BT = torch.full((1, 1), -1.0, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+    advantages_BT = torch.tensor([[advantage]], dtype=torch.float64)
+    found = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, clip=clip, convention=CONVENTIONS[convention])
+    found.losses_BT.sum().backward()
+    assert new_BT.grad is not None
+    return found.losses_BT.item(), new_BT.grad.item(), bool(found.is_clipped_BT)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient", "num_clipped"),
+    ("ratio", "advantage", "loss", "gradient", "is_clipped"),
     [
-        (1.0, 2.0, -2.0, -2.0, 0),  # on policy: minus the advantage
-        (1.0, -2.0, 2.0, 2.0, 0),
-        (1.5, 2.0, -2.6, 0.0, 1),  # above 1 + high and good: held at 1.3
-        (0.5, 2.0, -1.0, -1.0, 0),  # below 1 - low and good: not held
-        (0.5, -2.0, 1.6, 0.0, 1),  # below 1 - low and bad: held at 0.8
-        (1.5, -2.0, 3.0, 3.0, 0),  # above and bad: not held
-        (5.0, -2.0, 6.0, 0.0, 0),  # far above and bad: the dual bound of 3
-        (1.25, 2.0, -2.5, -2.5, 0),  # between low and high: the bounds are not symmetric
+        (1.0, 2.0, -2.0, -2.0, False),  # on policy: minus the advantage
+        (1.0, -2.0, 2.0, 2.0, False),
+        (1.5, 2.0, -2.6, 0.0, True),  # above 1 + high and good: held at 1.3
+        (0.5, 2.0, -1.0, -1.0, False),  # below 1 - low and good: not held
+        (0.5, -2.0, 1.6, 0.0, True),  # below 1 - low and bad: held at 0.8
+        (1.5, -2.0, 3.0, 3.0, False),  # above and bad: not held
+        (5.0, -2.0, 6.0, 0.0, False),  # far above and bad: the dual bound of 3
+        (1.25, 2.0, -2.5, -2.5, False),  # between low and high: the bounds are not symmetric
     ],
 )
 def test_each_side_of_each_bound(
-    ratio: float, advantage: float, loss: float, gradient: float, num_clipped: int
+    ratio: float, advantage: float, loss: float, gradient: float, is_clipped: bool
 ) -> None:
-    assert loss_at(ratio, advantage) == (pytest.approx(loss), pytest.approx(gradient), num_clipped)
+    assert loss_at(ratio, advantage) == (pytest.approx(loss), pytest.approx(gradient), is_clipped)
 
 
 def test_without_the_dual_bound_a_bad_token_may_cost_anything() -> None:
-    assert loss_at(5.0, -2.0, Clip(0.2, 0.3, None))[0] == pytest.approx(10.0)
+    for convention in CONVENTIONS:
+        assert loss_at(5.0, -2.0, Clip(0.2, 0.3), convention=convention)[0] == pytest.approx(10.0)
 
 
-def test_the_log_ratio_is_held_at_twenty() -> None:
-    assert loss_at(math.exp(30), -1.0, Clip(0.2, 0.3, None))[0] == pytest.approx(math.exp(20))
+def test_the_dual_bound_is_a_constant_a_cap_of_the_ratio_or_twice_the_lower_bound() -> None:
+    assert loss_at(5.0, -2.0)[:2] == (pytest.approx(6.0), 0.0)
+    assert loss_at(5.0, -2.0, convention="trl")[:2] == (pytest.approx(6.0), 0.0)
+    assert loss_at(5.0, -2.0, convention="roll")[:2] == (pytest.approx(2 * (1 + 2 * 0.2)), 0.0)
 
 
-def example(seed: int = 0) -> dict[str, Tensor]:
-    """Four rows with 1, 3, 0 and 5 masked tokens: unequal on purpose, equal ones let a wrong denominator pass."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.tensor([[0, 1, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0] * 6, [0, 1, 1, 1, 1, 1]]).bool()
-    return {
-        "logprobs_BT": torch.randn(4, 6, dtype=torch.float64, generator=generator) * 0.3 - 1,
-        "old_BT": torch.randn(4, 6, dtype=torch.float64, generator=generator) * 0.3 - 1,
-        "advantages_B": torch.randn(4, dtype=torch.float64, generator=generator),
-        "mask_BT": mask,
-    }
+def test_trls_cap_holds_for_good_tokens_too() -> None:
+    below_the_clip = Clip(0.2, 4.0, 2.0)
+    assert loss_at(3.0, 1.0, below_the_clip, convention="trl")[:2] == (pytest.approx(-2.0), 0.0)
+    assert loss_at(3.0, 1.0, below_the_clip)[:2] == (pytest.approx(-3.0), pytest.approx(-3.0))
 
 
-def gradient(values: dict[str, Tensor], num_tokens: int = 9) -> tuple[float, Tensor]:
-    new = values["logprobs_BT"].clone().requires_grad_()
-    found = policy_loss(**{**values, "logprobs_BT": new}, clip=CLIP, num_tokens=torch.tensor(num_tokens))
-    found.loss.backward()
-    assert new.grad is not None
-    return found.loss.item(), new.grad
+def test_only_verl_holds_the_log_ratio_at_twenty() -> None:
+    free = Clip(0.2, 0.3)
+    assert loss_at(math.exp(30), -1.0, free)[:2] == (pytest.approx(math.exp(20)), 0.0)
+    for convention in ("trl", "roll"):
+        assert loss_at(math.exp(30), -1.0, free, convention=convention)[1] == pytest.approx(math.exp(30))
 
 
-def test_the_mean_agrees_with_a_slow_and_obvious_version() -> None:
-    values = example()
-    total, count = 0.0, 0
-    for row in range(4):
-        for at in range(6):
-            if values["mask_BT"][row, at]:
-                advantage = values["advantages_B"][row].item()
-                ratio = math.exp(values["logprobs_BT"][row, at].item() - values["old_BT"][row, at].item())
-                cost = max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.3))
-                total += min(cost, -advantage * 3) if advantage < 0 else cost
-                count += 1
-    assert count == 9
-    assert gradient(values)[0] == pytest.approx(total / count)
+def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
+    log_probability = math.log(2.0) - 1.0
+    loss, gradient, is_clipped = loss_at(2.0, 1.5, name="cispo")
+    assert (loss, gradient, is_clipped) == (pytest.approx(-1.3 * 1.5 * log_probability), pytest.approx(-1.95), True)
+    assert loss_at(2.0, 1.5, Clip(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-3.0)
+    assert loss_at(7.0, 1.5, Clip(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-7.5)
+    assert loss_at(0.1, 1.5, Clip(0.2, 5.0), name="cispo", convention="trl")[1] == pytest.approx(-0.15)
 
 
-@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
-@pytest.mark.parametrize("name", ["logprobs_BT", "old_BT"])
-def test_what_stands_outside_the_mask_changes_nothing(name: str, garbage: float) -> None:
-    values = example()
-    plain = gradient(values)
-    values[name] = values[name].masked_fill(~values["mask_BT"], garbage)
-    found = gradient(values)
-    assert found[0] == plain[0]
-    assert torch.equal(found[1], plain[1])
-    assert found[1][~values["mask_BT"]].abs().max().item() == 0.0
+def test_plain_knows_neither_ratio_nor_bound() -> None:
+    assert loss_at(4.0, 1.5, name="plain") == (pytest.approx(-1.5 * (math.log(4.0) - 1)), pytest.approx(-1.5), False)
 
 
-def test_masked_sum_ignores_nan_in_value_and_gradient() -> None:
-    values = torch.tensor([[1.0, math.nan, 3.0]], requires_grad=True)
-    total = masked_sum(values, torch.tensor([[True, False, True]]))
-    total.backward()
-    assert total.item() == 4.0
-    assert values.grad is not None
-    assert values.grad.tolist() == [[1.0, 0.0, 1.0]]
+def answers() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    mask_BT = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+    old_BT = -torch.rand(3, 3, generator=generator, dtype=torch.float64)
+    new_BT = old_BT + 0.3 * torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    return new_BT.requires_grad_(), old_BT, torch.tensor([[1.0], [-2.0], [3.0]]).double().expand(3, 3), mask_BT
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_parts_of_unequal_size_add_up_to_the_whole(cut: int) -> None:
-    values = example()
-    whole = gradient(values)
-    parts = [gradient({k: v[rows] for k, v in values.items()}) for rows in (slice(0, cut), slice(cut, 4))]
-    assert sum(loss for loss, _ in parts) == pytest.approx(whole[0], abs=1e-14)
-    assert torch.allclose(torch.cat([each for _, each in parts]), whole[1], atol=1e-15)
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_gspo_has_one_ratio_per_answer_the_geometric_mean_of_its_tokens(convention: str) -> None:
+    new_BT, old_BT, advantages_BT, mask_BT = answers()
+    wide = Clip(0.9, 9.0)
+    found = policy_loss("gspo", new_BT, old_BT, advantages_BT, mask_BT, clip=wide, convention=CONVENTIONS[convention])
+    difference_BT = (new_BT - old_BT).detach()
+    expected_B = torch.stack([difference_BT[0].mean().exp(), difference_BT[1, 0].exp(), torch.tensor(1.0)])
+    assert torch.allclose(found.ratios_BT, torch.where(mask_BT, expected_B.unsqueeze(1), 1.0))
+    found.losses_BT.sum().backward()
+    assert new_BT.grad is not None
+    expected_BT = torch.where(mask_BT, -advantages_BT * expected_B.unsqueeze(1), 0.0)
+    assert torch.allclose(new_BT.grad, expected_BT)
 
 
-def test_the_order_of_rows_changes_nothing() -> None:
-    values, order = example(), torch.tensor([2, 0, 3, 1])
-    whole = gradient(values)
-    found = gradient({name: value[order] for name, value in values.items()})
-    assert found[0] == pytest.approx(whole[0], abs=1e-15)
-    assert torch.equal(found[1], whole[1][order])
+@pytest.mark.parametrize("name", losses_module.LOSSES)
+def test_a_weight_multiplies_loss_and_gradient_and_carries_none_itself(name: str) -> None:
+    new_BT, old_BT, advantages_BT, mask_BT = answers()
+    weights_BT = torch.full((3, 3), 0.5, dtype=torch.float64, requires_grad=True)
+    given = {"clip": CLIP, "convention": CONVENTIONS["verl"]}
+    plain = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, **given).losses_BT
+    halved = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, **given, weights_BT=weights_BT).losses_BT
+    assert torch.equal(halved, plain / 2)
+    halved.sum().backward()
+    assert weights_BT.grad is None
 
 
-@pytest.mark.parametrize(("left", "right"), [(0, 3), (2, 0), (1, 4)])
-def test_the_amount_of_padding_on_either_side_changes_nothing(left: int, right: int) -> None:
-    values = example()
-    whole = gradient(values)
-    wide = {k: torch.nn.functional.pad(v, (left, right)) if v.dim() == 2 else v for k, v in values.items()}
-    found = gradient(wide)
-    assert found[0] == pytest.approx(whole[0], abs=1e-15)
-    assert torch.equal(found[1][:, left : left + 6], whole[1])
+@pytest.mark.parametrize(
+    ("name", "convention"), [("clip", "verl"), ("clip", "roll"), ("gspo", "trl"), ("plain", "verl")]
+)
+def test_the_gradient_is_that_of_finite_differences(name: str, convention: str) -> None:
+    new_BT, old_BT, advantages_BT, mask_BT = answers()
+
+    def whole(logprobs_BT: Tensor) -> Tensor:
+        return policy_loss(
+            name, logprobs_BT, old_BT, advantages_BT, mask_BT, clip=CLIP, convention=CONVENTIONS[convention]
+        ).losses_BT.sum()
+
+    (slope_BT,) = torch.autograd.grad(whole(new_BT), new_BT)
+    for row, column in torch.cartesian_prod(torch.arange(3), torch.arange(3)).tolist():
+        nudge_BT = torch.zeros(3, 3, dtype=torch.float64)
+        nudge_BT[row, column] = 1e-6
+        numeric = (whole(new_BT.detach() + nudge_BT) - whole(new_BT.detach() - nudge_BT)) / 2e-6
+        assert slope_BT[row, column].item() == pytest.approx(numeric.item(), abs=1e-6)
 
 
-def test_gradients_agree_with_finite_differences() -> None:
-    values = example(seed=5)
-
-    def loss(new: Tensor) -> Tensor:
-        return policy_loss(**{**values, "logprobs_BT": new}, clip=CLIP, num_tokens=torch.tensor(9)).loss
-
-    assert torch.autograd.gradcheck(loss, (values["logprobs_BT"].clone().requires_grad_(),))
+def test_an_unknown_loss_is_refused_with_the_names_that_exist() -> None:
+    new_BT, old_BT, advantages_BT, mask_BT = answers()
+    with pytest.raises(ValueError, match="clip, gspo, cispo, plain"):
+        policy_loss("ppo", new_BT, old_BT, advantages_BT, mask_BT, clip=CLIP, convention=CONVENTIONS["verl"])
 
 
-def test_log_probabilities_and_entropy_of_known_distributions() -> None:
-    logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [math.log(3.0), 0.0, -math.inf, -1e9]]], dtype=torch.float64)
-    logits[0, 1, 2] = -1e9
-    logprobs, entropy = token_logprobs(logits, torch.tensor([[2, 0]]), temperature=1.0)
-    assert logprobs.tolist()[0] == pytest.approx([math.log(0.25), math.log(0.75)])
-    two_sided = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    assert entropy.tolist()[0] == pytest.approx([math.log(4), two_sided])
+def slow(logits_BTV: Tensor, tokens_BT: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    all_BTV = torch.log_softmax(logits_BTV.double() / temperature, dim=-1)
+    return all_BTV.gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1), -(all_BTV.exp() * all_BTV).sum(dim=-1)
 
 
-def test_a_higher_temperature_flattens() -> None:
-    logits = torch.tensor([[[2.0, 0.0]]], dtype=torch.float64)
-    logprobs, _ = token_logprobs(logits, torch.tensor([[0]]), temperature=2.0)
-    assert logprobs.item() == pytest.approx(-math.log(1 + math.exp(-1)))
+@pytest.mark.parametrize("chunk", [1, 25, 1 << 20])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_log_probabilities_entropy_and_their_gradients_are_those_of_log_softmax(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, temperature: float, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(losses_module, "CHUNK", chunk)
+    generator = torch.Generator().manual_seed(0)
+    logits_BTV = (3 * torch.randn(2, 5, 11, generator=generator)).to(dtype).requires_grad_()
+    tokens_BT = torch.randint(0, 11, (2, 5), generator=generator)
+    slopes_BT = torch.randn(2, 5, generator=generator)
+    found = token_logprobs(logits_BTV, tokens_BT, temperature=temperature)
+    expected = slow(logits_BTV, tokens_BT, temperature)
+    tight = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 3e-6}[dtype]
+    for ours, theirs in zip(found, expected):
+        assert ours is not None
+        assert torch.allclose(ours.double(), theirs, rtol=tight, atol=tight)
+        (slope_BTV,) = torch.autograd.grad((ours * slopes_BT).sum(), logits_BTV, retain_graph=True)
+        (expected_BTV,) = torch.autograd.grad((theirs * slopes_BT).sum(), logits_BTV, retain_graph=True)
+        rough = 1e-2 if dtype == torch.bfloat16 else tight
+        assert torch.allclose(slope_BTV.double(), expected_BTV.double(), rtol=rough, atol=rough)
 
 
-def test_log_probabilities_and_entropy_have_the_right_gradients() -> None:
-    logits = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    tokens = torch.tensor([[0, 4, 2], [1, 1, 3]])
-    assert torch.autograd.gradcheck(lambda each: token_logprobs(each, tokens, temperature=0.7), (logits,))
+def test_half_precision_logits_give_float32() -> None:
+    logprobs_BT, entropy_BT = token_logprobs(torch.zeros(1, 2, 4, dtype=torch.bfloat16), torch.zeros(1, 2).long())
+    assert entropy_BT is not None
+    assert logprobs_BT.dtype == entropy_BT.dtype == torch.float32
+    assert logprobs_BT.tolist()[0] == pytest.approx([-math.log(4)] * 2)
+    assert entropy_BT.tolist()[0] == pytest.approx([math.log(4)] * 2)
+
+
+def test_entropy_is_left_out_where_nobody_asks() -> None:
+    logits_BTV = torch.randn(1, 2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    logprobs_BT, entropy_BT = token_logprobs(logits_BTV, torch.ones(1, 2).long(), with_entropy=False)
+    assert entropy_BT is None
+    (slope_BTV,) = torch.autograd.grad(logprobs_BT.sum(), logits_BTV)
+    expected_BTV = -torch.softmax(logits_BTV, dim=-1)
+    expected_BTV[..., 1] += 1
+    assert torch.allclose(slope_BTV, expected_BTV, atol=1e-6)
+
+
+def test_entropy_keeps_its_digits_where_the_logits_are_large() -> None:
+    logits_BTV = torch.tensor([[[1000.0, 1000.0, 990.0]]])
+    _, entropy_BT = token_logprobs(logits_BTV, torch.zeros(1, 1).long())
+    assert entropy_BT is not None
+    assert entropy_BT.item() == pytest.approx(slow(logits_BTV, torch.zeros(1, 1).long(), 1.0)[1].item(), rel=1e-6)

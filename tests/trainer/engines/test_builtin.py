@@ -2,43 +2,76 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+import copy
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from trainer_cases import TINY, decoder
+from model_cases import END, QWEN2, QWEN3, decoder, naive_logits
 
 from trainer.engines.base import Sampling
 from trainer.engines.builtin import Sampler
-from trainer.tasks.base import END, prompt
+from trainer.models import generation
 from trainer.types import Stop
 
-WIDE = replace(TINY, dtype="float64")
-PROMPTS = [prompt("1=", "2"), prompt("47=", "8"), prompt("9=", "0"), prompt("3+4=", "7")]
+if TYPE_CHECKING:
+    from trainer.models.decoder import Shape
+
+PROMPTS = [(1, 12), (4, 7, 12), (9, 12), (3, 10, 4, 12), (5,)]
 
 
-def sampler(seed: int = 0) -> Sampler:
-    return Sampler(decoder(WIDE), end=END, seed=seed)
+def sampler(seed: int = 0, *, shape: Shape = QWEN2, end: int | None = END) -> Sampler:
+    return Sampler(decoder(shape), end=end, seed=seed)
+
+
+def expected(shape: Shape, prompt: tuple[int, ...], answer: tuple[int, ...], temperature: float) -> list[float]:
+    made = decoder(shape)
+    with torch.no_grad():
+        logits = naive_logits(dict(made.named_parameters()), shape, [*prompt, *answer])[len(prompt) - 1 : -1]
+    every = torch.log_softmax(logits / temperature, dim=-1)
+    return [every[at, token].item() for at, token in enumerate(answer)]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_recorded_log_probabilities_are_those_of_a_full_forward_pass(temperature: float) -> None:
-    made = decoder(WIDE)
-    groups = sampler().generate(PROMPTS, Sampling(5, 4, temperature))
-    assert [group.prompt for group in groups] == PROMPTS
-    for group in groups:
-        assert len(group.rollouts) == 5
-        for rollout in group.rollouts:
-            row = torch.tensor([[*group.prompt.tokens, *rollout.tokens]])
-            logprobs = torch.log_softmax(made(row)[0] / temperature, dim=-1)
-            start = len(group.prompt.tokens) - 1
-            expected = [logprobs[start + at, token].item() for at, token in enumerate(rollout.tokens)]
-            assert rollout.logprobs == pytest.approx(expected, abs=1e-10)
+@pytest.mark.parametrize("shape", [QWEN2, QWEN3])
+def test_recorded_log_probabilities_are_those_of_a_full_forward_pass(shape: Shape, temperature: float) -> None:
+    groups = sampler(shape=shape).generate(PROMPTS, Sampling(4, 5, temperature))
+    assert len(groups) == len(PROMPTS)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        assert len(group) == 4
+        for rollout in group:
+            assert rollout.logprobs == pytest.approx(expected(shape, prompt, rollout.tokens, temperature), abs=1e-10)
+
+
+def test_rows_that_go_on_after_many_have_ended_and_moved_are_still_right() -> None:
+    groups = sampler(seed=2).generate(PROMPTS, Sampling(6, 24, 1.0))
+    pairs = [(prompt, rollout) for prompt, group in zip(PROMPTS, groups, strict=True) for rollout in group]
+    pairs.sort(key=lambda pair: len(pair[1].tokens))
+    # Rows end all along the way and are moved together several times; those that go on longest were moved most often.
+    assert len({len(rollout.tokens) for _, rollout in pairs}) > 5
+    assert len(pairs[0][1].tokens) < 5 and len(pairs[-1][1].tokens) > 15
+    for prompt, rollout in (*pairs[10:12], *pairs[-4:]):
+        assert rollout.logprobs == pytest.approx(expected(QWEN2, prompt, rollout.tokens, 1.0), abs=1e-10)
+
+
+def test_three_of_four_computed_rows_at_least_are_still_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots: list[int] = []
+    step = generation.Run.step
+
+    def counted(self: generation.Run, tokens_R: torch.Tensor) -> torch.Tensor:
+        slots.append(len(tokens_R))
+        return step(self, tokens_R)
+
+    monkeypatch.setattr(generation.Run, "step", counted)
+    groups = sampler(seed=2).generate(PROMPTS, Sampling(6, 40, 1.0))
+    lengths = [len(rollout.tokens) for group in groups for rollout in group]
+    needed = [sum(length > number for length in lengths) for number in range(1, len(slots) + 1)]
+    assert needed[0] > needed[-1] > 0
+    assert all(some >= 0.75 * computed for some, computed in zip(needed, slots, strict=True))
 
 
 def test_answers_end_with_the_end_token_or_at_the_allowed_length() -> None:
-    rollouts = [r for group in sampler().generate(PROMPTS, Sampling(50, 4, 1.0)) for r in group.rollouts]
+    rollouts = [rollout for group in sampler().generate(PROMPTS, Sampling(50, 4, 1.0)) for rollout in group]
     assert {rollout.stop for rollout in rollouts} == {Stop.END, Stop.LENGTH}
     for rollout in rollouts:
         assert END not in rollout.tokens[:-1]
@@ -47,20 +80,29 @@ def test_answers_end_with_the_end_token_or_at_the_allowed_length() -> None:
         assert len(rollout.logprobs) == len(rollout.tokens)
 
 
+def test_without_an_end_token_every_answer_has_the_allowed_length() -> None:
+    rollouts = [rollout for group in sampler(end=None).generate(PROMPTS, Sampling(20, 9, 1.0)) for rollout in group]
+    assert {len(rollout.tokens) for rollout in rollouts} == {9}
+    assert {rollout.stop for rollout in rollouts} == {Stop.LENGTH}
+    assert any(END in rollout.tokens for rollout in rollouts)
+
+
 def test_greedy_answers_take_the_likeliest_token_and_need_no_chance() -> None:
-    made = decoder(WIDE)
+    made = decoder()
     one, other = (sampler(seed).generate(PROMPTS, Sampling(1, 3, 1.0, is_greedy=True)) for seed in (0, 1))
     assert one == other
-    for group in one:
-        row = list(group.prompt.tokens)
-        for token in group.rollouts[0].tokens:
-            assert token == int(made(torch.tensor([row]))[0, -1].argmax())
+    weights = dict(made.named_parameters())
+    for prompt, group in zip(PROMPTS, one, strict=True):
+        row = list(prompt)
+        for token in group[0].tokens:
+            assert token == int(naive_logits(weights, QWEN2, row)[-1].argmax())
             row.append(token)
 
 
 def test_draws_follow_the_probabilities() -> None:
-    rollouts = sampler().generate([PROMPTS[0]], Sampling(20_000, 1, 1.0))[0].rollouts
-    probabilities = torch.softmax(decoder(WIDE)(torch.tensor([PROMPTS[0].tokens]))[0, -1], dim=-1)
+    (rollouts,) = sampler().generate([PROMPTS[0]], Sampling(20_000, 1, 1.0))
+    logits = naive_logits(dict(decoder().named_parameters()), QWEN2, PROMPTS[0])[-1].detach()
+    probabilities = torch.softmax(logits, dim=-1)
     counts = torch.bincount(torch.tensor([rollout.tokens[0] for rollout in rollouts]), minlength=19)
     # 19 shares of 20,000 draws, five deviations each: fails by chance less than once in 50,000 seeds, and this is one
     limit = 5 * (probabilities * (1 - probabilities) / 20_000).sqrt()
@@ -77,22 +119,16 @@ def test_the_random_state_brings_the_same_answers_back() -> None:
     assert made.generate(PROMPTS, Sampling(3, 3, 1.0)) == first
 
 
-def test_received_weights_are_copied_not_shared() -> None:
-    made, other = sampler(), decoder(WIDE, seed=9)
+def test_received_weights_are_copied_not_shared_and_used_next() -> None:
+    made, other = sampler(), decoder(seed=9)
+    before = made.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True))
     made.receive(dict(other.named_parameters()))
+    fresh = Sampler(copy.deepcopy(other), end=END, seed=0)
+    after = made.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True))
+    assert after == fresh.generate(PROMPTS, Sampling(1, 4, 1.0, is_greedy=True)) != before
     name = "model.layers.1.mlp.up_proj.weight"
     own, given = made.weights()[name], dict(other.named_parameters())[name]
     assert torch.equal(own, given)
     with torch.no_grad():
         given.add_(1.0)
     assert not torch.equal(own, given)
-
-
-def test_a_group_computes_its_prompt_once_and_gives_what_single_answers_give() -> None:
-    together = sampler().generate([PROMPTS[1]], Sampling(4, 3, 1.0, is_greedy=True))[0]
-    alone = sampler().generate([PROMPTS[1]], Sampling(1, 3, 1.0, is_greedy=True))[0]
-    for rollout in together.rollouts:
-        assert rollout.tokens == alone.rollouts[0].tokens
-        assert all(
-            math.isclose(a, b, abs_tol=1e-12) for a, b in zip(rollout.logprobs, alone.rollouts[0].logprobs, strict=True)
-        )

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from trainer.metrics.progress import Progress, peak_rss_mib
 from trainer.metrics.records import FILE, Records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def test_each_record_is_on_disk_before_the_next_is_written(tmp_path: Path) -> None:
@@ -40,17 +44,38 @@ def test_an_older_file_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / FILE).read_text() == '{"kind": "end"}\n'
 
 
-def test_a_full_disk_is_an_error_at_once() -> None:
-    full = Path("/dev/full")
-    if not full.exists():
+def test_a_full_disk_is_an_error_at_once(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    with full.open("w") as file:
-        records = Records.__new__(Records)
-        records._file = file
-        with pytest.raises(OSError, match="No space left"):
-            records.write("step")
-        with pytest.raises(OSError, match="No space left"):
-            file.close()
+    (tmp_path / FILE).symlink_to("/dev/full")
+    records = Records(tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        records.write("step")
+    with pytest.raises(OSError, match="No space left"), records:
+        pass
+
+
+class Echo:
+    """A follower that answers each record, and speaks at the end."""
+
+    def read(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{"kind": "echo", "of": record["kind"], "loss": record.get("loss")}] if record["kind"] == "step" else []
+
+    def finish(self) -> list[dict[str, Any]]:
+        return [{"kind": "farewell", "share": math.inf}]
+
+
+def test_what_a_follower_says_stands_after_what_it_read_and_before_the_end(tmp_path: Path) -> None:
+    with Records(tmp_path, followers=[Echo()]) as records:
+        records.write("step", loss=math.nan)
+        records.write("end")
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text(encoding="utf-8").splitlines()]
+    assert lines == [
+        {"kind": "step", "loss": "nan"},
+        {"kind": "echo", "of": "step", "loss": "nan"},
+        {"kind": "farewell", "share": "inf"},
+        {"kind": "end"},
+    ]
 
 
 def test_times_of_a_part_add_up_even_when_it_fails() -> None:

@@ -6,12 +6,17 @@ from collections import Counter
 
 import pytest
 
+from trainer import tasks
+from trainer.config import parse
 from trainer.tasks.addition import addition
-from trainer.tasks.base import ALPHABET, END, PAD, VOCABULARY_SIZE, Task, decode, encode, prompt
+from trainer.tasks.base import ALPHABET, Characters, Task, prompt
 from trainer.tasks.copy import copy
 from trainer.tasks.rewards import exact, partial
 from trainer.tasks.successor import successor
 from trainer.types import Rollout, Stop
+
+WORDS = Characters()
+PAD, END = WORDS.pad, WORDS.end
 
 
 def said(*tokens: int) -> Rollout:
@@ -19,14 +24,14 @@ def said(*tokens: int) -> Rollout:
 
 
 def test_the_alphabet_has_seventeen_characters_a_pad_and_an_end() -> None:
-    assert (len(ALPHABET), PAD, END, VOCABULARY_SIZE) == (17, 17, 18, 19)
-    assert decode(encode("0123456789+=*-#. ")) == "0123456789+=*-#. "
-    assert decode((1, PAD, 2, END)) == "1_2"
+    assert (len(ALPHABET), PAD, END, WORDS.vocabulary_size) == (17, 17, 18, 19)
+    assert WORDS.decode(WORDS.encode("0123456789+=*-#. ")) == "0123456789+=*-#. "
+    assert WORDS.decode((1, PAD, 2, END)) == "1_2"
 
 
 def test_a_character_outside_the_alphabet_is_refused() -> None:
     with pytest.raises(ValueError, match="substring not found"):
-        encode("7x")
+        WORDS.encode("7x")
 
 
 def test_the_plain_successor_task_asks_all_ten_digits_in_both_lists() -> None:
@@ -72,10 +77,10 @@ def test_addition_and_copy_expect_the_right_answer() -> None:
 
 
 def test_the_exact_reward_wants_the_answer_and_the_end() -> None:
-    asked = prompt("7+5=", "12")
-    assert exact(asked, said(1, 2, END)) == 1.0
+    asked = prompt("7+5=", "12", WORDS)
+    assert exact(WORDS)(asked, said(1, 2, END)) == 1.0
     for wrong in ((1, 2), (1, 2, 2), (1, END), (1, 3, END), (END,), (2, 1, END)):
-        assert exact(asked, said(*wrong)) == 0.0
+        assert exact(WORDS)(asked, said(*wrong)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -83,8 +88,39 @@ def test_the_exact_reward_wants_the_answer_and_the_end() -> None:
     [((1, 2, END), 1.0), ((1, 3, END), 2 / 3), ((1, END), 1 / 3), ((1, 2), 2 / 3), ((3, 3, 3), 0.0), ((END,), 0.0)],
 )
 def test_the_partial_reward_counts_tokens_in_place(tokens: tuple[int, ...], expected: float) -> None:
-    assert partial(prompt("7+5=", "12"), said(*tokens)) == pytest.approx(expected)
+    assert partial(WORDS)(prompt("7+5=", "12", WORDS), said(*tokens)) == pytest.approx(expected)
 
 
 def test_a_partial_answer_that_runs_on_is_worth_less() -> None:
-    assert partial(prompt("3=", "4"), said(4, 4, END)) == pytest.approx(1 / 3)
+    assert partial(WORDS)(prompt("3=", "4", WORDS), said(4, 4, END)) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("name", "paid"), [("exact", 0.0), ("partial", 2 / 3)])
+def test_the_reward_setting_decides_what_a_wrong_digit_is_worth_but_not_what_is_right(name: str, paid: float) -> None:
+    task = tasks.choose(parse(["task=addition", f"reward={name}"], devices=("auto",)))
+    asked = prompt("7+5=", "12", WORDS)
+    assert task.reward(asked, said(1, 3, END)) == pytest.approx(paid)
+    assert task.reward(asked, said(1, 2, END)) == 1.0
+    assert not task.is_right(asked, said(1, 3, END))
+    assert task.is_right(asked, said(1, 2, END))
+
+
+@pytest.mark.parametrize("name", ["successor", "addition", "copy"])
+def test_choose_makes_the_task_that_is_named(name: str) -> None:
+    task = tasks.choose(parse([f"task={name}"], devices=("auto",)))
+    assert (task.name, task.environment, task.max_new_tokens) == (name, None, 3)
+    assert [WORDS.decode(each.tokens) for each in task.train] == [each.text for each in task.train]
+
+
+def test_distractors_reach_the_successor_task() -> None:
+    assert tasks.choose(parse(["distractors=2"], devices=("auto",))).heldout[0].text == "140="
+
+
+def test_without_an_end_token_no_answer_that_runs_on_is_right() -> None:
+    class Endless(Characters):
+        end = None  # type: ignore[assignment]
+
+    asked = prompt("3=", "4", WORDS)
+    assert exact(Endless())(asked, said(4, 4, 4)) == 0.0
+    assert exact(Endless())(asked, said(4)) == 1.0
+    assert partial(Endless())(asked, said(4, 4, 4)) == pytest.approx(1 / 3)

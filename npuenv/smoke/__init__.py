@@ -1,0 +1,36 @@
+"""The smoke test: starts the packaged trainer in a target environment, follows its records and judges them.
+
+The trainer measures and never judges; `judge` turns its records into findings, whose worst is the verdict, and `cause`
+picks the finding that explains the others. What the records do not hold is unknown, not fine. Start from `start`,
+`follow` and `judge`.
+"""
+
+from npuenv.smoke.judge import cause, gain_by_chance, judge
+from npuenv.smoke.run import (
+    LOG,
+    METRICS,
+    Record,
+    Target,
+    default_out,
+    follow,
+    parse_record,
+    sole_use,
+    start,
+    tail_of_log,
+)
+
+__all__ = [
+    "LOG",
+    "METRICS",
+    "Record",
+    "Target",
+    "cause",
+    "default_out",
+    "follow",
+    "gain_by_chance",
+    "judge",
+    "parse_record",
+    "sole_use",
+    "start",
+    "tail_of_log",
+]

@@ -1,0 +1,363 @@
+"""What a run's records mean: one finding for each question, and the one that explains the others. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from npuenv.checks import Finding, Status
+from npuenv.messages import Message
+from npuenv.smoke.machine import MACHINE
+from npuenv.smoke.reading import Reading, finding, number
+from npuenv.smoke.run import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from npuenv.smoke.run import Record
+
+SCHEMA = "npuenv.metrics/1"
+# One-sided: how improbable an accuracy gain by pure chance must be before it counts as learning.
+SIGNIFICANCE = 1e-3
+# float32 on one machine: sampler and learner compute the same sums in another order (measured 1e-6 to 1e-5).
+LOGPROB_TOLERANCE = 1e-3
+# With 8 bits in products or weights, or another engine: the largest over a run, and the mean of a step.
+_ROUNDED_TOLERANCE = (4.0, 0.05)
+_WATCHED = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/entropy", "critic/score/mean")
+# Estimators whose baseline comes from the other answers to the same prompt.
+_BY_GROUP = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
+
+# What fails, from causes to their symptoms: of several failures the first one here explains the others.
+CAUSES = (
+    "other-schema",
+    "import-failed",
+    "device-failed",
+    "arithmetic-wrong",
+    "decoder-wrong",
+    "out-of-memory",
+    "collective-failed",
+    "reward-raises",
+    "reward-hangs",
+    "full-disk",
+    "cannot-save",
+    "rank-died",
+    "lr-zero",
+    "nan-gradient",
+    "not-finite",
+    "no-end-token",
+    "same-answers",
+    "no-answer-ends",
+    "mask-failed",
+    "sampler-weights-failed",
+    "ranks-differ",
+    "logprobs-differ",
+    "reward-not-finite",
+    "shuffled-reward",
+    "constant-reward",
+    "group-of-one",
+    "group-of-one-raw",
+    "no-signal",
+    "rewards-lost",
+    "zero-advantage",
+    "steps-left-out",
+    "weights-still",
+    "checkpoint-failed",
+    "no-validation",
+    "memory-short",
+    "packages-failed",
+    "first-use-failed",
+    "stage-broken",
+    "killed",
+    "ended-in-silence",
+    "cut-off",
+    "not-completed",
+    "accuracy-does-not-rise",
+)
+
+
+def judge(records: Sequence[Record], *, exit_code: int | None, log_tail: str = "") -> tuple[Finding, ...]:
+    """The findings of a run, one for each question the smoke test asks."""
+    reading = Reading(records, exit_code, log_tail)
+    return tuple(question(reading) for question in QUESTIONS)
+
+
+def cause(findings: Sequence[Finding]) -> Finding | None:
+    """The failure that explains the others; without failures the first unknown; None when all is fine."""
+    failed = [each for each in findings if each.status is Status.FAIL]
+    if failed:
+        return min(failed, key=lambda each: CAUSES.index(each.says.key.partition(".")[2]))
+    return next((each for each in findings if each.status is Status.UNKNOWN), None)
+
+
+def gain_by_chance(before: Sequence[int], after: Sequence[int]) -> float:
+    """The probability of at least this many gains among the changed answers if each change were a coin toss.
+
+    `before` and `after` are 0 or 1 per prompt, in the same order. One-sided exact sign test on the discordant pairs
+    (McNemar's exact test). Example: ten prompts wrong before and right after -> 2**-10.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"{len(before)} answers before, {len(after)} after: not the same prompts")
+    gains = sum(1 for old, new in zip(before, after, strict=True) if new > old)
+    losses = sum(1 for old, new in zip(before, after, strict=True) if new < old)
+    changed = gains + losses
+    return float(sum(math.comb(changed, k) for k in range(gains, changed + 1)) / 2**changed)
+
+
+def _completed(run: Reading) -> Finding:
+    check, end = "training.completed", run.end
+    if run.header is not None and run.header.get("schema") != SCHEMA:
+        return finding(check, Status.UNKNOWN, "other-schema", {"schema": str(run.header.get("schema"))})
+    died = next((each for each in run.records if each.get("kind") == "ranks" and each.get("passed") is False), None)
+    if died is not None:
+        args = {"rank": died.get("rank"), "reason": died.get("reason")}
+        return finding(check, Status.FAIL, "rank-died", args, evidence=died)
+    if run.is_completed and end is not None:
+        args = {"steps": end.get("steps_done"), "seconds": f"{number(end, 'wall_s'):.1f}"}
+        return finding(check, Status.OK, "completed", args)
+    reason = str((end or {}).get("reason") or run.log_tail.strip().rpartition("\n")[2])
+    if "No space left on device" in reason:
+        return finding(check, Status.FAIL, "full-disk", {"reason": reason}, evidence=reason)
+    if run.exit_code is not None and run.exit_code < 0:
+        return finding(check, Status.FAIL, "killed", {"signal": -run.exit_code}, evidence=reason)
+    if run.exit_code == 0 and not reason:
+        return finding(check, Status.FAIL, "cut-off", {"name": METRICS})
+    if not reason:
+        return finding(check, Status.FAIL, "ended-in-silence", {"code": run.exit_code})
+    args = {"code": "-" if run.exit_code is None else run.exit_code, "reason": reason}
+    return finding(check, Status.FAIL, "not-completed", args, evidence=reason)
+
+
+def _generation(run: Reading) -> Finding:
+    check, stage = "training.generation-ends", run.stage("generation")
+    if stage is None:
+        return _not_measured(check, "generation")
+    args = {"answers": stage.get("answers"), "ended": stage.get("ended"), "groups": stage.get("groups")}
+    if stage.get("cause") is not None:
+        return _broken(check, stage)
+    if stage.get("end_token") is None:
+        return finding(check, Status.FAIL, "no-end-token", args, evidence=stage)
+    if number(stage, "groups_of_one_text") == number(stage, "groups") and run.setting("rollouts_per_prompt") != 1:
+        return finding(check, Status.FAIL, "same-answers", args, evidence=stage)
+    if not number(stage, "ended") > 0:
+        return finding(check, Status.FAIL, "no-answer-ends", args, evidence=stage)
+    return finding(check, Status.OK, "generation", args, evidence=stage)
+
+
+def _reward(run: Reading) -> Finding:
+    check, stage = "training.reward", run.stage("reward")
+    if stage is None:
+        return _not_measured(check, "reward")
+    if stage.get("cause") is not None:
+        return _broken(check, stage)
+    key = _wrong_reward(run, stage)
+    args = {
+        "answers": stage.get("answers"),
+        "low": f"{number(stage, 'lowest'):g}",
+        "high": f"{number(stage, 'highest'):g}",
+        "useful": stage.get("groups_with_signal"),
+        "groups": stage.get("groups"),
+        "differ": stage.get("differ"),
+        "judged": stage.get("judged_again"),
+        "bad": stage.get("not_finite"),
+        "lost": stage.get("lost"),
+    }
+    if key is not None:
+        return finding(check, Status.FAIL, key, args, evidence=stage)
+    if number(stage, "differ") > 0:
+        return finding(check, Status.WARN, "reward-not-repeatable", args, evidence=stage)
+    return finding(check, Status.OK, "reward-fine", args, evidence=stage)
+
+
+def _wrong_reward(run: Reading, stage: Record) -> str | None:
+    """The key of what is wrong with the rewards; None when nothing is."""
+    if number(stage, "not_finite") != 0:
+        return "reward-not-finite"
+    if stage.get("is_reordered") is not False:
+        return "shuffled-reward"
+    if not number(stage, "highest") > number(stage, "lowest"):
+        return "constant-reward"
+    if run.setting("rollouts_per_prompt") == 1 and run.setting("estimator") in _BY_GROUP:
+        convention = (run.header or {}).get("convention") or {}
+        return "group-of-one-raw" if convention.get("group_of_one") == "reward" else "group-of-one"
+    if not number(stage, "groups_with_signal") > 0 and run.setting("rollouts_per_prompt") != 1:
+        return "no-signal"
+    if number(stage, "lost") != 0:
+        return "rewards-lost"
+    return None
+
+
+def _update(run: Reading) -> Finding:
+    check, stage = "training.weights-move", run.stage("update")
+    if stage is None:
+        return _not_measured(check, "update")
+    if stage.get("cause") is not None:
+        return _broken(check, stage)
+    args = {
+        "lr": f"{number(stage, 'lr_highest'):g}",
+        "moved": f"{number(stage, 'moved'):.1e}",
+        "bad": stage.get("not_finite"),
+        "steps": stage.get("steps"),
+    }
+    if not number(stage, "lr_highest") > 0:
+        return finding(check, Status.FAIL, "lr-zero", args, evidence=stage)
+    if number(stage, "not_finite") != 0:
+        return finding(check, Status.FAIL, "steps-left-out", args, evidence=stage)
+    if not 0 < number(stage, "moved") < math.inf:
+        return finding(check, Status.FAIL, "weights-still", args, evidence=stage)
+    return finding(check, Status.OK, "weights-move", args, evidence=stage)
+
+
+def _advantages(run: Reading) -> Finding:
+    check = "training.advantages"
+    is_single = run.setting("rollouts_per_prompt") == 1  # a group of one never differs from itself
+    useful = [step for step in run.steps if is_single or number(step, "groups_with_signal") > 0]
+    if not useful:
+        return finding(check, Status.UNKNOWN, "no-useful-steps")
+    args = {"steps": len(useful)}
+    # The same rewards for the same answers give a loss of exactly 0 only by chance, and not in every step.
+    if all(number(step, "actor/pg_loss") == 0.0 for step in useful):
+        return finding(check, Status.FAIL, "zero-advantage", args, evidence=useful[0])
+    return finding(check, Status.OK, "advantages", args)
+
+
+def _losses_finite(run: Reading) -> Finding:
+    check = "training.losses-finite"
+    if not run.steps:
+        return finding(check, Status.UNKNOWN, "no-steps")
+    for step in run.steps:
+        for name in _WATCHED:
+            if not math.isfinite(number(step, name)):
+                args = {"name": name, "value": str(step.get(name)), "step": step.get("step")}
+                return finding(check, Status.FAIL, "not-finite", args, evidence=step)
+        if not math.isfinite(number(step, "actor/grad_norm")):
+            args = {"value": str(step.get("actor/grad_norm")), "step": step.get("step")}
+            return finding(check, Status.FAIL, "nan-gradient", args, evidence=step)
+    return finding(check, Status.OK, "finite", {"steps": len(run.steps)})
+
+
+def _logprobs_agree(run: Reading) -> Finding:
+    check = "training.logprobs-agree"
+    if not run.steps:
+        return finding(check, Status.UNKNOWN, "no-steps")
+    if run.setting("noise_stages"):
+        return finding(check, Status.SKIP, "logprobs-noisy")
+    largest = _highest(run.steps, "training/rollout_logprobs_diff_max")
+    mean = _highest(run.steps, "training/rollout_logprobs_diff_mean")
+    limit, mean_limit = _logprob_limits(run)
+    args = {
+        "largest": f"{largest:.1e}",
+        "limit": f"{limit:g}",
+        "mean": f"{mean:.1e}",
+        "kl": f"{_highest(run.steps, 'training/rollout_kl'):.1e}",
+    }
+    if largest <= limit and mean <= mean_limit:
+        return finding(check, Status.OK, "logprobs-agree", args)
+    return finding(check, Status.FAIL, "logprobs-differ", args)
+
+
+def _logprob_limits(run: Reading) -> tuple[float, float]:
+    """For the largest difference and for the mean; the exact ones where nothing says that there is rounding."""
+    is_rounded = run.setting("dtype") == "bfloat16" or run.setting("matmul_precision") in ("high", "medium")
+    rounded = is_rounded or run.setting("engine") == "vllm"
+    return _ROUNDED_TOLERANCE if rounded else (LOGPROB_TOLERANCE, LOGPROB_TOLERANCE)
+
+
+def _highest(steps: Sequence[Record], name: str) -> float:
+    """The highest value over the steps; NaN as soon as one of them has no finite one."""
+    values = [number(step, name) for step in steps]
+    return max(values) if all(math.isfinite(value) for value in values) else math.nan
+
+
+def _validated(run: Reading) -> Finding:
+    check, counts = "training.validated", {}
+    for record in run.records:
+        if record.get("kind") == "eval" and number(record, "num_prompts") > 0:
+            counts[record.get("when")] = int(number(record, "num_prompts"))
+    if "before" in counts and "after" in counts:
+        args = {"before": counts["before"], "after": counts["after"]}
+        return finding(check, Status.OK, "validated", args, evidence=run.stage("validation") or "")
+    if not run.is_completed:
+        return _not_measured(check, "validation")
+    missing = "smoke.moment-both" if not counts else f"smoke.moment-{'after' if 'before' in counts else 'before'}"
+    return finding(check, Status.FAIL, "no-validation", {"when": Message(missing)})
+
+
+def _accuracy_rises(run: Reading) -> Finding:
+    check, before, after = "training.accuracy-rises", run.answers("before"), run.answers("after")
+    if before is None or after is None or len(before) != len(after) or not before:
+        return finding(check, Status.UNKNOWN, "no-evaluation")
+    chance = gain_by_chance(before, after)
+    args: dict[str, object] = {
+        "before": f"{sum(before)}/{len(before)}",
+        "after": f"{sum(after)}/{len(after)}",
+        "chance": f"{chance:.1e}",
+        "limit": f"{SIGNIFICANCE:g}",
+    }
+    line = f"held-out greedy answers right: {args['before']} before, {args['after']} after; p = {args['chance']}"
+    if chance < SIGNIFICANCE:
+        return finding(check, Status.OK, "accuracy-rises", args, evidence=line)
+    return finding(check, Status.FAIL, "accuracy-does-not-rise", args, evidence=line)
+
+
+def _mask(run: Reading) -> Finding:
+    return _measured(run, "mask", "training.mask-exact")
+
+
+def _weights(run: Reading) -> Finding:
+    return _measured(run, "sampler-weights", "training.weights-published")
+
+
+def _checkpoint(run: Reading) -> Finding:
+    return _measured(run, "checkpoint", "training.checkpoint-exact")
+
+
+def _ranks(run: Reading) -> Finding:
+    check, stage = "training.ranks-agree", run.stage("ranks-agree")
+    ranks = run.setting("ranks")
+    if stage is None:
+        return finding(check, Status.SKIP, "one-rank") if ranks in (None, 1) else _not_measured(check, "ranks-agree")
+    if stage.get("passed") is True:
+        return finding(check, Status.OK, "ranks-agree", {"ranks": ranks}, evidence=stage)
+    args = {"ranks": str(stage.get("ranks")), "step": stage.get("first_step")}
+    return finding(check, Status.FAIL, "ranks-differ", args, evidence=stage)
+
+
+def _measured(run: Reading, name: str, check: str) -> Finding:
+    """A yes or no that the trainer measured itself; its record is the evidence."""
+    stage = run.stage(name)
+    if stage is None:
+        return _not_measured(check, name)
+    if stage.get("cause") is not None:
+        return _broken(check, stage)
+    if stage.get("passed") is True:
+        return finding(check, Status.OK, name, evidence=stage)
+    return finding(check, Status.FAIL, f"{name}-failed", evidence=stage)
+
+
+def _not_measured(check: str, name: str) -> Finding:
+    return finding(check, Status.UNKNOWN, "not-measured", {"name": name})
+
+
+def _broken(check: str, stage: Record) -> Finding:
+    """A stage in which the run broke; its `cause` says how."""
+    key = str(stage.get("cause"))
+    args = {"reason": str(stage.get("reason")), "name": str(stage.get("name"))}
+    return finding(check, Status.FAIL, key if key in CAUSES else "stage-broken", args, evidence=stage)
+
+
+QUESTIONS: Sequence[Callable[[Reading], Finding]] = (
+    _completed,
+    *MACHINE,
+    _generation,
+    _reward,
+    _advantages,
+    _mask,
+    _update,
+    _losses_finite,
+    _weights,
+    _ranks,
+    _logprobs_agree,
+    _validated,
+    _accuracy_rises,
+    _checkpoint,
+)

@@ -1,0 +1,137 @@
+"""The questions about the machine: packages, import, device, arithmetic, memory, ranks, first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.checks import Finding, Status
+from npuenv.smoke.reading import Reading, finding, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from npuenv.smoke.run import Record
+
+# The largest error of a product in units of its deviation: rounding of float32 and of 16 bits, with room.
+_ARITHMETIC = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
+
+
+def packages(run: Reading) -> Finding:
+    """Ray, tensordict and vllm, where the environment has them."""
+    args = _versions(run.stage("packages") or {})
+    return _asked(run, "packages", "training.packages", "packages-failed", args, when_null="packages-none")
+
+
+def imported(run: Reading) -> Finding:
+    """torch and, on an NPU, torch_npu."""
+    stage = run.stage("import") or {}
+    args = {"torch": stage.get("torch"), "seconds": f"{number(stage, 'seconds'):.1f}", "reason": stage.get("reason")}
+    return _asked(run, "import", "training.imports", "import-failed", args)
+
+
+def device(run: Reading) -> Finding:
+    """Is it there, and do tensors come back from it as they were."""
+    stage = run.stage("device") or {}
+    args = {"device": stage.get("card") if stage.get("type") != "cpu" else "cpu", "reason": stage.get("reason")}
+    cpu = {"threads": stage.get("num_threads"), "cores": stage.get("cores"), "precision": stage.get("matmul_precision")}
+    found = _asked(run, "device", "training.device", "device-failed", args)
+    if found.status is Status.OK and stage.get("type") == "cpu":
+        return finding(found.check, Status.OK, "device-cpu", cpu, evidence=stage)
+    return found
+
+
+def arithmetic(run: Reading) -> Finding:
+    """Products against float64, by the record's own yes and by its errors, each held against this file's limits."""
+    check, stage = "training.arithmetic", run.stage("matmul")
+    if stage is None:
+        return finding(check, Status.UNKNOWN, "not-measured", {"name": "matmul"})
+    args = {"device": stage.get("device"), "reason": stage.get("reason"), "error": _worst(stage)}
+    if stage.get("passed") is not True or not _is_small(stage):
+        return finding(check, Status.FAIL, "arithmetic-wrong", args, evidence=stage)
+    return finding(check, Status.OK, "arithmetic", args, evidence=stage)
+
+
+def decoder(run: Reading) -> Finding:
+    """A small decoder's log-probabilities and gradient, there and on the CPU."""
+    stage = run.stage("decoder") or {}
+    args = {"forward": f"{number(stage, 'logprob_error'):.1e}", "backward": f"{number(stage, 'gradient_error'):.1e}"}
+    return _asked(run, "decoder", "training.gradients", "decoder-wrong", args)
+
+
+def memory(run: Reading) -> Finding:
+    """What the run still needs against what is free."""
+    stage = run.stage("memory") or {}
+    args = {
+        "needed": f"{number(stage, 'needed_bytes') / (1 << 20):.0f}",
+        "free": f"{number(stage, 'free_bytes') / (1 << 20):.0f}",
+        "reason": stage.get("reason"),
+    }
+    failed = "out-of-memory" if stage.get("cause") == "out-of-memory" else "memory-short"
+    return _asked(run, "memory", "training.memory", failed, args, when_null="memory-unsaid")
+
+
+def collective(run: Reading) -> Finding:
+    """Do the ranks' sums come out right."""
+    stage = run.stage("collective") or {}
+    args = {"ranks": stage.get("ranks"), "reason": stage.get("reason")}
+    return _asked(run, "collective", "training.collective", "collective-failed", args, when_null="collective-none")
+
+
+def first_use(run: Reading) -> Finding:
+    """How long the first generation and the first gradient took, where operators are compiled for them."""
+    stage = run.stage("warm-up") or {}
+    args = {"seconds": f"{number(stage, 'seconds'):.0f}", "reason": stage.get("reason")}
+    return _asked(run, "warm-up", "training.first-use", "first-use-failed", args, when_null="nothing-compiled")
+
+
+def _asked(
+    run: Reading, name: str, check: str, failed: str, args: Mapping[str, object], *, when_null: str = ""
+) -> Finding:
+    """The finding of a stage that says yes, no or, where `when_null` is a sentence, that it does not apply."""
+    stage = run.stage(name)
+    if stage is None:
+        return finding(check, Status.UNKNOWN, "not-measured", {"name": name})
+    if stage.get("passed") is True:
+        return finding(check, Status.OK, f"{name}-fine", args, evidence=stage)
+    if stage.get("passed") is None:
+        if when_null:
+            return finding(check, Status.SKIP, when_null, args)
+        return finding(check, Status.UNKNOWN, "not-measured", {"name": name})
+    return finding(check, Status.FAIL, failed, args, evidence=stage)
+
+
+def _versions(stage: Record) -> dict[str, object]:
+    said = [
+        f"{name} {found.get('version')}"
+        for name, found in stage.items()
+        if isinstance(found, dict) and found.get("version")
+    ]
+    return {"names": ", ".join(said), "reason": stage.get("reason")}
+
+
+def _errors(stage: Record) -> dict[str, float]:
+    errors = stage.get("errors")
+    return {str(name): number(errors, name) for name in errors} if isinstance(errors, dict) else {}
+
+
+def _is_small(stage: Record) -> bool:
+    errors = _errors(stage)
+    is_exact = stage.get("precision") == "highest"
+    limits = {**_ARITHMETIC, "float32": _ARITHMETIC["float32"] if is_exact else _ARITHMETIC["bfloat16"]}
+    return bool(errors) and all(error <= limits.get(name, 0.0) for name, error in errors.items())
+
+
+def _worst(stage: Record) -> str:
+    return ", ".join(f"{name} {error:.1e}" for name, error in _errors(stage).items()) or "-"
+
+
+MACHINE: Sequence[Callable[[Reading], Finding]] = (
+    packages,
+    imported,
+    device,
+    arithmetic,
+    decoder,
+    memory,
+    collective,
+    first_use,
+)

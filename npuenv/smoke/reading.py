@@ -1,0 +1,83 @@
+"""The records of a run, laid out for the questions that are asked of them, and how an answer becomes a finding."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from npuenv.checks import Finding, Fix, Status
+from npuenv.facts.base import Evidence
+from npuenv.messages import Message
+from npuenv.smoke.run import METRICS, Record
+
+_SOURCE = "the run's own records"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a run wrote, and how its process ended. `exit_code` None: it still ran when it was judged."""
+
+    records: Sequence[Record]
+    exit_code: int | None
+    log_tail: str
+
+    @cached_property
+    def steps(self) -> list[Record]:
+        return [record for record in self.records if record.get("kind") == "step"]
+
+    @cached_property
+    def header(self) -> Record | None:
+        return next((record for record in self.records if record.get("kind") == "header"), None)
+
+    @cached_property
+    def end(self) -> Record | None:
+        """The last one: with several ranks a first `end` may come before the run is over."""
+        return next((record for record in reversed(self.records) if record.get("kind") == "end"), None)
+
+    @property
+    def is_completed(self) -> bool:
+        return self.end is not None and self.end.get("status") == "completed" and self.exit_code == 0
+
+    def setting(self, name: str) -> Any:
+        """The value of a setting of the run; None where there is no header."""
+        settings = (self.header or {}).get("settings")
+        return settings.get(name) if isinstance(settings, Mapping) else None
+
+    def stage(self, name: str) -> Record | None:
+        """The record of a stage: the first that did not pass, else the last; None where there is none."""
+        found = [each for each in self.records if each.get("kind") == "stage" and each.get("name") == name]
+        return next((each for each in found if each.get("passed") is False), found[-1] if found else None)
+
+    def answers(self, when: str) -> list[int] | None:
+        """0 or 1 for each held-out prompt of an evaluation; None where there is none that can be read."""
+        for record in self.records:
+            if record.get("kind") == "eval" and record.get("when") == when and record.get("split") == "heldout":
+                correct = record.get("correct")
+                if isinstance(correct, list) and all(answer in (0, 1) for answer in correct):
+                    return [int(answer) for answer in correct]
+        return None
+
+
+def finding(
+    check: str, status: Status, key: str, args: Mapping[str, object] | None = None, *, evidence: Record | str = ""
+) -> Finding:
+    """A finding whose sentence is `smoke.KEY`; one that fails has the next step `smoke.KEY-fix`."""
+    line = evidence if isinstance(evidence, str) else json.dumps({k: v for k, v in evidence.items() if k != "kind"})
+    fix = Fix(says=Message(f"smoke.{key}-fix")) if status is Status.FAIL else None
+    shown = (Evidence(METRICS, line),) if line else ()
+    return Finding(check, status, Message(f"smoke.{key}", args or {}), shown, _SOURCE, fix)
+
+
+def number(record: Record, name: str) -> float:
+    """A number of a record; NaN where it is none, or text for one that JSON cannot hold."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan

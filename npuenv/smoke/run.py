@@ -1,0 +1,164 @@
+"""Starts the packaged trainer in a target environment and follows its records. Start from `start` and `follow`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npuenv.errors import BadInput, StepFailed
+from npuenv.host.running import Running
+from npuenv.host.writing import claimed
+from npuenv.messages import Message
+
+Record = Mapping[str, Any]
+
+METRICS = "metrics.jsonl"
+LOG = "trainer.log"
+# No record for this long means the run hangs, unless a note said that what begins may take longer.
+SILENCE_LIMIT_S = 600.0
+# What no note can lift.
+LONGEST_SILENCE_S = 7200.0
+# Byte code is kept on purpose: compiling torch's modules anew costs 1.2 s at every start.
+_NEVER_INHERITED = ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the trainer runs: a Python executable, and a folder that takes the records."""
+
+    python: Path
+    out: Path
+
+
+def start(target: Target, settings: Mapping[str, str]) -> Running:
+    """Starts `python -m trainer` in the target with a folder on its path that holds only the trainer.
+
+    It starts in an empty working folder, so that no module lying about is imported by accident. Raises BadInput when
+    the target has no such Python or the output folder cannot be used.
+    """
+    if not target.python.is_file():
+        raise BadInput(Message("smoke.no-python", {"path": str(target.python)}), Message("smoke.no-python-hint"))
+    scene = _prepare(target.out)
+    # -P (from 3.11) keeps the working folder off the path; before that the folder is merely empty.
+    argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve())]
+    argv += [f"{key}={value}" for key, value in settings.items()]
+    env = {"PYTHONPATH": str(scene / "path"), "PYTHONSAFEPATH": "1"}
+    try:
+        return Running(argv, cwd=scene / "work", env=env, log=target.out / LOG, unset=_NEVER_INHERITED)
+    except OSError as error:
+        args = {"path": str(target.python), "reason": error.strerror or str(error)}
+        raise BadInput(Message("smoke.bad-python", args), Message("smoke.no-python-hint")) from error
+
+
+def _prepare(out: Path) -> Path:
+    """Makes the output folder with its `scene`: `path` with a link to the trainer alone, and an empty `work`."""
+    scene = out / "scene"
+    try:
+        _refuse_foreign(out)
+        for folder in (scene / "path", scene / "work"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for old in (METRICS, LOG):
+            (out / old).unlink(missing_ok=True)
+        link = scene / "path" / "trainer"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(__file__).resolve().parents[2] / "trainer", target_is_directory=True)
+    except OSError as error:
+        raise _bad_out(out, error) from error
+    return scene
+
+
+def _refuse_foreign(out: Path) -> None:
+    # A run that was stopped before its first record leaves nothing but the scene and the log.
+    if out.is_dir() and any(out.iterdir()) and not ((out / METRICS).exists() or (out / "scene").is_dir()):
+        raise BadInput(Message("smoke.foreign-out", {"path": str(out)}), Message("smoke.foreign-out-hint"))
+
+
+def _bad_out(out: Path, error: OSError) -> BadInput:
+    args = {"path": str(out), "reason": error.strerror or str(error)}
+    return BadInput(Message("smoke.bad-out", args), Message("smoke.bad-out-hint"))
+
+
+@contextlib.contextmanager
+def sole_use(out: Path) -> Iterator[None]:
+    """Keeps a second smoke test away from the folder while the block runs: the two would mix their records.
+
+    Raises BadInput when one is at work there, or the folder cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            _refuse_foreign(out)
+            is_mine = stack.enter_context(claimed(str(out / "scene" / "running")))
+        except OSError as error:
+            raise _bad_out(out, error) from error
+        if not is_mine:
+            raise BadInput(Message("smoke.busy", {"path": str(out)}), Message("smoke.foreign-out-hint"))
+        yield
+
+
+def follow(running: Running, out: Path, *, silence_limit_s: float = SILENCE_LIMIT_S) -> Iterator[Record]:
+    """Each record as the trainer writes it, until it has ended.
+
+    A note announces what may take long, the first use of a card above all; until the next record its `may_take_s` is
+    the limit, if that is more. Raises StepFailed when nothing was written for longer; the caller stops the process.
+    """
+    path, rest, offset = out / METRICS, b"", 0
+    last, limit_s = time.monotonic(), silence_limit_s
+    while True:
+        has_ended = running.wait(0.05) is not None
+        fresh = _read_from(path, offset)
+        offset += len(fresh)
+        *lines, rest = (rest + fresh).split(b"\n")
+        for line in lines:
+            record = parse_record(line.decode("utf-8", "replace"))
+            last, limit_s = time.monotonic(), max(silence_limit_s, _announced_s(record))
+            yield record
+        if has_ended and not fresh:
+            return
+        if time.monotonic() - last > limit_s:
+            args = {"seconds": round(limit_s), "log": str(out / LOG)}
+            raise StepFailed(Message("smoke.silent", args), Message("smoke.silent-hint"))
+
+
+def _announced_s(record: Record) -> float:
+    """How long the silence after a record may last, where it is a note that says so; else 0."""
+    value = record.get("may_take_s") if record.get("kind") == "note" else None
+    return min(float(value), LONGEST_SILENCE_S) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+def _read_from(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as records:
+            records.seek(offset)
+            return records.read()
+    except FileNotFoundError:
+        return b""  # the trainer has not come to its first record yet
+
+
+def tail_of_log(out: Path) -> str:
+    """The last line that the trainer wrote to its log, or an empty text."""
+    path = out / LOG
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1] if lines else ""
+
+
+def parse_record(line: str) -> Record:
+    """One line of metrics.jsonl. A line that is no JSON object becomes a record of kind `unreadable`."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {"kind": "unreadable", "line": line}
+    return record if isinstance(record, dict) else {"kind": "unreadable", "line": line}
+
+
+def default_out(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder for a run's records when none is given: in the user's state folder."""
+    environ = os.environ if environ is None else environ
+    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
+    return Path(state) / "npuenv" / "smoke-train"

@@ -1,0 +1,142 @@
+"""Every planted fault, run for a few steps in this process, is named by the verdict, in both languages."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.messages import say
+from npuenv.report.smoke import headline, verdict
+from npuenv.smoke import cause, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.checks import Finding
+
+torch = pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack, not with npuenv")
+ROOT = Path(__file__).parents[2]
+
+FAULTS = [
+    ("fault=lr-zero", "lr-zero", "FAIL: the learning rate is 0: weights do not move"),
+    ("lr=0", "lr-zero", "FAIL: the learning rate is 0: weights do not move"),
+    ("fault=shuffled-reward", "shuffled-reward", "FAIL: the rewards do not belong to their answers"),
+    ("fault=constant-reward", "constant-reward", "FAIL: the reward is the same for every answer (0.5)"),
+    ("fault=no-signal", "no-signal", "FAIL: not one of 32 groups holds answers of different reward"),
+    ("fault=zero-advantage", "rewards-lost", "FAIL: "),
+    ("fault=mask-off-by-one", "mask-failed", "FAIL: the response mask does not cover"),
+    ("fault=stale-sampler", "sampler-weights-failed", "FAIL: the sampler has stale weights"),
+    ("fault=nan-gradient", "nan-gradient", "FAIL: the gradient is nan in step 1"),
+    ("fault=wrong-arithmetic", "arithmetic-wrong", "FAIL: the device cpu computes wrong products"),
+    ("fault=corrupt-checkpoint", "checkpoint-failed", "FAIL: the checkpoint is corrupt"),
+    ("fault=full-disk", "full-disk", "FAIL: the disk is full: "),
+    (
+        "fault=reward-raises",
+        "reward-raises",
+        "FAIL: the reward function broke: the reward raised KeyError at faults.py:",
+    ),
+    ("fault=reward-hangs reward_timeout_s=0.2", "reward-hangs", "FAIL: the reward function does not come back: "),
+    ("fault=no-end-token", "no-end-token", "FAIL: the tokenizer has no end token"),
+    ("fault=skipped-validation", "no-validation", "FAIL: the validation was skipped before and after training"),
+    ("rollouts_per_prompt=1 convention=trl", "group-of-one", "FAIL: rollouts_per_prompt=1: a group of one has no"),
+    ("rollouts_per_prompt=1", "group-of-one-raw", "FAIL: rollouts_per_prompt=1: a group of one has no baseline"),
+    ("temperature=0.001", "same-answers", "FAIL: all answers of each of 32 groups are the same"),
+]
+
+
+@pytest.fixture(autouse=True)
+def undisturbed() -> Iterator[None]:
+    """The trainer's signal handlers, threads and precision are this process's: they are put back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+def judged(out: Path, *words: str) -> tuple[Finding, ...]:
+    """The findings of a run of four steps in this process."""
+    from trainer.__main__ import main
+
+    code = main(["--out", str(out), "steps=4", "device=cpu", *words])
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return judge(records, exit_code=code)
+
+
+@pytest.mark.parametrize(("words", "key", "sentence"), FAULTS, ids=lambda value: str(value)[:32])
+def test_a_planted_fault_is_named_by_the_first_sentence(words: str, key: str, sentence: str, tmp_path: Path) -> None:
+    found = judged(tmp_path, *words.split())
+    named = cause(found)
+    assert named is not None and named.says.key == f"smoke.{key}"
+    assert verdict(found) == "fail"
+    assert say(headline(found, cause(found))).startswith(sentence)
+    assert say(headline(found, cause(found)), "zh").startswith("失败：")
+    assert named.fix is not None and say(named.fix.says) and say(named.fix.says, "zh")
+
+
+def test_without_a_fault_four_steps_fail_for_the_accuracy_alone(tmp_path: Path) -> None:
+    """Too few steps to learn: every other question is answered well."""
+    failed = {each.says.key for each in judged(tmp_path) if each.status.value in ("fail", "unknown", "warn")}
+    assert failed == {"smoke.accuracy-does-not-rise"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sound_run_is_no_false_alarm(seed: int, tmp_path: Path) -> None:
+    """20 other seeds were run by hand; by chance one in a thousand runs that learn nothing would pass."""
+    found = judged(tmp_path, "steps=240", f"seed={seed}")
+    assert verdict(found) == "pass"
+
+
+def test_a_file_that_may_not_grow_is_named_as_a_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
+    """A real write that fails: the process may write no file larger than 64 KiB, the checkpoint has more."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    path = os.pathsep.join([str(ROOT), str(Path(torch.__file__).parent.parent)])
+    ran = subprocess.run(
+        [sys.executable, "-m", "trainer", "--out", str(tmp_path), "steps=4", "device=cpu"],
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = judge(records, exit_code=ran.returncode, log_tail=ran.stderr.strip())
+    named = cause(found)
+    assert ran.returncode == 1
+    assert named is not None and named.says.key == "smoke.full-disk"
+    assert "File too large" in say(named.says)
+    assert not (tmp_path / "checkpoint" / "state.unfinished").exists()
+
+
+def test_a_disk_that_is_full_is_named_and_leaves_room_for_the_records(tmp_path: Path) -> None:
+    """A real one: 400 KiB, where the checkpoint of the default model needs more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting is refused here: {mounted.stderr.strip()}")
+    try:
+        found = judged(disk)
+        named = cause(found)
+        assert named is not None and named.says.key == "smoke.full-disk"
+        assert "No space left on device" in say(headline(found, cause(found)))
+        assert not (disk / "checkpoint" / "state.unfinished").exists()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -1,0 +1,149 @@
+"""Aggregation, correction, shaping and the critic's loss, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trainer.algorithms.advantages import CONVENTIONS
+from trainer.algorithms.aggregation import Totals, aggregate, count, masked_mean, masked_sum
+from trainer.algorithms.correction import correction
+from trainer.algorithms.shaping import has_signal, overlong_penalty
+from trainer.algorithms.value import explained_variance, value_loss
+
+NAN = float("nan")
+MASK_BT = torch.tensor([[True, True], [True, False], [False, False]])
+LOSSES_BT = torch.tensor([[1.0, 3.0], [5.0, NAN], [NAN, NAN]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "verl", "trl", "roll"),
+    [
+        ("token-mean", 3.0, 3.0, 3.0),
+        ("seq-mean-token-sum", 9 / 2, 9 / 3, 9 / 3),  # verl alone leaves the empty row out
+        ("seq-mean-token-sum-norm", 9 / 2 / 2, 9 / 3 / 2, 9 / 2),  # roll divides by the width alone
+        ("seq-mean-token-mean", 7 / 2, 7 / 3, 7 / 3),
+    ],
+)
+def test_each_aggregation_in_each_convention(mode: str, verl: float, trl: float, roll: float) -> None:
+    for name, expected in (("verl", verl), ("trl", trl), ("roll", roll)):
+        found = aggregate(LOSSES_BT, MASK_BT, mode, count(MASK_BT, CONVENTIONS[name]))
+        assert found.item() == pytest.approx(expected), name
+
+
+def test_a_given_scale_takes_the_place_of_the_width() -> None:
+    totals = count(MASK_BT, CONVENTIONS["verl"], scale=100.0)
+    assert aggregate(LOSSES_BT, MASK_BT, "seq-mean-token-sum-norm", totals).item() == pytest.approx(9 / 2 / 100)
+
+
+def test_shares_of_a_step_add_up_whatever_their_width() -> None:
+    totals = Totals(num_tokens=3, num_rows=2, width=2)
+    for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"):
+        whole = aggregate(LOSSES_BT, MASK_BT, mode, totals)
+        parts = [aggregate(LOSSES_BT[:1], MASK_BT[:1], mode, totals)]
+        parts.append(aggregate(LOSSES_BT[1:, :1], MASK_BT[1:, :1], mode, totals))
+        assert sum(parts).item() == pytest.approx(whole.item())  # type: ignore[union-attr]
+
+
+def test_an_unknown_aggregation_is_refused() -> None:
+    with pytest.raises(ValueError, match="token-mean, seq-mean-token-sum"):
+        aggregate(LOSSES_BT, MASK_BT, "mean", Totals(3, 2, 2))
+
+
+def test_masked_sum_and_mean_read_the_mask_only() -> None:
+    assert masked_sum(LOSSES_BT, MASK_BT).item() == 9.0
+    assert masked_mean(LOSSES_BT, MASK_BT).item() == 3.0
+    assert masked_mean(LOSSES_BT, torch.zeros_like(MASK_BT)).item() == 0.0
+
+
+LEARNER_BT = torch.tensor([[0.6, 0.5], [0.1, NAN]]).log()
+SAMPLER_BT = torch.tensor([[0.2, 0.5], [0.4, NAN]]).log()
+KEPT_BT = torch.tensor([[True, True], [True, False]])
+
+
+def weights(convention: str = "verl", **settings: object) -> list[list[float]]:
+    given = {"level": "token", "cap": 2.0, **settings}
+    found = correction(LEARNER_BT, SAMPLER_BT, KEPT_BT, CONVENTIONS[convention], **given)  # type: ignore[arg-type]
+    return [[pytest.approx(each, rel=1e-5) for each in row] for row in found.weights_BT.tolist()]
+
+
+def test_a_ratio_beyond_the_bound_is_held_or_dropped() -> None:
+    assert weights() == [[2.0, 1.0], [0.25, 0.0]]
+    assert weights(bound="mask") == [[0.0, 1.0], [0.25, 0.0]]
+    assert weights(floor=0.5) == [[2.0, 1.0], [0.5, 0.0]]
+    assert weights(floor=0.5, bound="mask") == [[0.0, 1.0], [0.0, 0.0]]
+
+
+def test_a_rows_ratio_is_a_product_or_a_geometric_mean() -> None:
+    assert weights(level="sequence", cap=9.0) == [[3.0, 3.0], [0.25, 0.0]]
+    assert [[math.sqrt(3), math.sqrt(3)], [0.25, 0.0]] == weights("roll", level="sequence", cap=9.0)
+
+
+def test_a_probability_that_the_sampler_did_not_tell_counts_as_the_same() -> None:
+    unknown_BT = SAMPLER_BT.masked_fill(torch.tensor([[True, False], [False, False]]), NAN)
+    found = correction(LEARNER_BT, unknown_BT, KEPT_BT, CONVENTIONS["trl"], level="token", cap=2.0)
+    assert found.weights_BT[0].tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_the_numbers_that_are_logged() -> None:
+    found = correction(LEARNER_BT, SAMPLER_BT, KEPT_BT, CONVENTIONS["verl"], level="token", cap=2.0)
+    assert found.ratio_mean.item() == pytest.approx((3 + 1 + 0.25) / 3)
+    assert (found.ratio_max.item(), found.ratio_min.item()) == (pytest.approx(3.0), pytest.approx(0.25))
+    assert found.share_bounded.item() == pytest.approx(1 / 3)
+    assert found.kl.item() == pytest.approx((-math.log(3) + math.log(4)) / 3, abs=1e-6)
+    assert found.effective_sample.item() == pytest.approx((3.25 / 3) ** 2 / ((4 + 1 + 0.0625) / 3))
+
+
+def test_an_unknown_level_or_bound_is_refused() -> None:
+    for settings in ({"level": "row"}, {"bound": "drop"}):
+        with pytest.raises(ValueError, match="token or sequence"):
+            weights(**settings)
+
+
+def test_length_costs_nothing_up_to_the_buffer_and_the_factor_at_the_limit() -> None:
+    lengths_B = torch.tensor([1, 6, 7, 10])
+    assert overlong_penalty(lengths_B, limit=10, buffer=4, factor=1.0).tolist() == [0.0, 0.0, -0.25, -1.0]
+    assert overlong_penalty(lengths_B, limit=10, buffer=4, factor=0.5).tolist() == [0.0, 0.0, -0.125, -0.5]
+    assert overlong_penalty(lengths_B, limit=10, buffer=0, factor=1.0).tolist() == [0.0] * 4
+
+
+def test_a_group_has_a_signal_when_its_rewards_differ() -> None:
+    rewards_PG = torch.tensor([[0.1, 0.1, 0.1], [0.0, 1.0, 0.0], [1000.0, 1000.0, 1000.001]])
+    for convention in CONVENTIONS.values():
+        assert has_signal(rewards_PG, convention).tolist() == [False, True, True]
+
+
+def test_a_group_of_one_has_a_signal_where_it_keeps_its_reward() -> None:
+    rewards_PG = torch.tensor([[1.0], [NAN]])
+    assert has_signal(rewards_PG, CONVENTIONS["verl"]).tolist() == [True, False]
+    assert has_signal(rewards_PG, CONVENTIONS["trl"]).tolist() == [False, False]
+
+
+def test_a_reward_of_nan_is_no_signal_by_itself() -> None:
+    rewards_PG = torch.tensor([[NAN, 1.0, 1.0], [NAN, 1.0, 0.0], [NAN, NAN, NAN]])
+    assert has_signal(rewards_PG, CONVENTIONS["trl"]).tolist() == [False, True, False]
+    assert has_signal(rewards_PG, CONVENTIONS["verl"]).tolist() == [False, False, False]
+
+
+def test_a_value_is_held_near_the_old_one_and_the_larger_error_counts() -> None:
+    one_BT = torch.ones(1, 1, dtype=torch.bool)
+    for value, expected, gradient, is_clipped in ((2.0, 2.0, 2.0, False), (0.0, 0.125, 0.0, True)):
+        values_BT = torch.tensor([[value]], requires_grad=True)
+        found = value_loss(values_BT, torch.zeros(1, 1), torch.tensor([[1.0]]), one_BT, clip=0.5)
+        found.losses_BT.sum().backward()
+        assert values_BT.grad is not None
+        assert (found.losses_BT.item(), values_BT.grad.item()) == (expected, gradient)
+        assert bool(found.is_clipped_BT) is is_clipped
+    free = value_loss(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1), 9.0), one_BT, clip=0.0)
+    assert (free.losses_BT.item(), bool(free.is_clipped_BT)) == (0.5, False)
+
+
+def test_explained_variance_is_one_for_a_seer_and_zero_for_a_constant() -> None:
+    returns_BT = torch.tensor([[1.0, 2.0, 4.0, NAN]])
+    mask_BT = torch.tensor([[True, True, True, False]])
+    assert explained_variance(returns_BT, returns_BT, mask_BT).item() == 1.0
+    assert explained_variance(torch.ones(1, 4), returns_BT, mask_BT).item() == pytest.approx(0.0, abs=1e-6)
+    assert explained_variance(-returns_BT, returns_BT, mask_BT).item() == pytest.approx(-3.0)
+    assert explained_variance(torch.zeros(1, 4), torch.ones(1, 4), mask_BT).item() == 0.0

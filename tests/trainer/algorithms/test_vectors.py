@@ -1,0 +1,137 @@
+"""Our functions give what verl, TRL and ROLL give: values and gradients, stored by make_vectors.py in vectors/.
+
+Every vector runs twice: as it is, and with NaN wherever the mask is off.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.algorithms import kl
+from trainer.algorithms.advantages import CONVENTIONS, Convention, Scores, advantages
+from trainer.algorithms.aggregation import aggregate, count
+from trainer.algorithms.correction import correction
+from trainer.algorithms.losses import Clip, policy_loss, token_logprobs
+from trainer.algorithms.value import value_loss
+
+Vector = dict[str, Any]
+FLOATS = ("logprobs_BT", "old_BT", "reference_BT", "advantages_BT", "weights_BT", "values_BT", "returns_BT")
+
+
+def read(framework: str) -> list[Vector]:
+    stored = json.loads((Path(__file__).parent / "vectors" / f"{framework}.json").read_text())
+    return [each | {"inputs": stored["inputs"][each["inputs"]]} for each in stored["vectors"]]
+
+
+VECTORS = {framework: read(framework) for framework in CONVENTIONS}
+
+
+def batch_of(vector: Vector, *, with_nan: bool) -> dict[str, torch.Tensor]:
+    batch = {name: torch.tensor(value) for name, value in vector["inputs"].items()}
+    if with_nan and "mask_BT" in batch:
+        for name in FLOATS:
+            if name in batch:
+                batch[name] = torch.where(batch["mask_BT"], batch[name], torch.nan)
+        if "token_rewards_BT" in batch:  # a finite reward outside the mask counts, and one stands there
+            outside_BT = ~batch["mask_BT"] & (batch["token_rewards_BT"] == 0)
+            batch["token_rewards_BT"] = batch["token_rewards_BT"].masked_fill(outside_BT, torch.nan)
+    return batch
+
+
+def scalar(
+    losses_BT: torch.Tensor, batch: dict[str, torch.Tensor], ours: Vector, convention: Convention
+) -> torch.Tensor:
+    totals = count(batch["mask_BT"], convention, scale=ours.get("scale"))
+    return aggregate(losses_BT, batch["mask_BT"], ours["mode"], totals)
+
+
+def run_advantages(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    names = ("token_rewards_BT", "mask_BT", "lengths_B", "group_B", "values_BT")
+    result = advantages(ours.pop("name"), Scores(*[batch[name] for name in names]), convention, **ours)
+    return {"advantages_BT": result.advantages_BT, "returns_BT": result.returns_BT}
+
+
+def run_loss(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    given = batch["logprobs_BT"].requires_grad_()
+    losses_BT = policy_loss(
+        ours["name"],
+        given,
+        batch["old_BT"],
+        batch["advantages_BT"],
+        batch["mask_BT"],
+        clip=Clip(ours["low"], ours["high"], ours["dual"]),
+        convention=convention,
+        weights_BT=batch["weights_BT"] if ours["weighted"] else None,
+    ).losses_BT
+    loss = scalar(losses_BT, batch, ours, convention)
+    return {"loss": loss.detach(), "d_logprobs": torch.autograd.grad(loss, given)[0]}
+
+
+def run_kl(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    given = batch["logprobs_BT"].requires_grad_()
+    old_BT = batch["old_BT"] if ours.get("with_old") else None
+    estimate_BT = kl.divergence(
+        ours["name"], given, batch["reference_BT"], convention, mask_BT=batch["mask_BT"], old_BT=old_BT
+    )
+    loss = ours["coef"] * scalar(estimate_BT, batch, ours, convention)
+    return {"loss": loss.detach(), "d_logprobs": torch.autograd.grad(loss, given)[0]}
+
+
+def run_value(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    given = batch["values_BT"].requires_grad_()
+    result = value_loss(given, batch["returns_BT"], batch["old_BT"], batch["mask_BT"], clip=ours["clip"])
+    loss = scalar(result.losses_BT, batch, ours, convention)
+    clipped = result.is_clipped_BT.sum() / batch["mask_BT"].sum()
+    return {"loss": loss.detach(), "clipped": clipped, "d_values": torch.autograd.grad(loss, given)[0]}
+
+
+def run_correction(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    result = correction(batch["logprobs_BT"], batch["old_BT"], batch["mask_BT"], convention, **ours)
+    return {"weights_BT": result.weights_BT}
+
+
+def run_logprobs(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    given = batch["logits_BTV"].requires_grad_()
+    logprobs_BT, entropy_BT = token_logprobs(given, batch["tokens_BT"], temperature=ours["temperature"])
+    assert entropy_BT is not None
+    d_logprobs = torch.autograd.grad((logprobs_BT * batch["slope_BT"]).sum(), given, retain_graph=True)[0]
+    d_entropy = torch.autograd.grad((entropy_BT * batch["slope_BT"]).sum(), given)[0]
+    return {"logprobs_BT": logprobs_BT, "entropy_BT": entropy_BT, "d_logprobs": d_logprobs, "d_entropy": d_entropy}
+
+
+def run_controller(batch: dict[str, torch.Tensor], ours: Vector, convention: Convention) -> dict[str, Any]:
+    controller, coefs = kl.controller("adaptive", **ours), []
+    for divergence, rows in zip(batch["kl"].double().tolist(), batch["rows"].tolist()):
+        controller.update(divergence, rows)
+        coefs.append(controller.coef)
+    return {"coefs": torch.tensor(coefs)}
+
+
+RUNS = {
+    "advantages": run_advantages,
+    "loss": run_loss,
+    "kl": run_kl,
+    "value": run_value,
+    "correction": run_correction,
+    "logprobs": run_logprobs,
+    "controller": run_controller,
+}
+
+
+@pytest.mark.parametrize("with_nan", [False, True], ids=["as-stored", "nan-outside"])
+@pytest.mark.parametrize(
+    ("framework", "what"),
+    sorted({(framework, each["what"]) for framework, vectors in VECTORS.items() for each in vectors}),
+)
+def test_values_and_gradients_are_those_of_the_framework(framework: str, what: str, with_nan: bool) -> None:
+    for vector in [each for each in VECTORS[framework] if each["what"] == what]:
+        results = RUNS[what](batch_of(vector, with_nan=with_nan), dict(vector["ours"]), CONVENTIONS[framework])
+        for name, expected in vector["outputs"].items():
+            ours, theirs = results[name].detach(), torch.tensor(expected)
+            error = ((ours - theirs).abs() - 1e-6 * theirs.abs()).max()
+            assert error <= 1e-6, f"{vector['function']} {vector['ours']} {name}:\n{ours}\n{theirs}"

@@ -1,0 +1,358 @@
+"""The engine over vLLM: our control flow on a small stand-in, and every name we use against vLLM's own sources."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.config import BadSetting, parse
+from trainer.engines import vllm as engine_module
+from trainer.engines.base import Sampling
+from trainer.engines.vllm import ENVIRONMENT, Package, Vllm, arguments, read, start
+from trainer.models.files import read_weights
+from trainer.tasks.base import Characters, Task
+from trainer.types import Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+END = Characters().end
+QKV = {"q_proj": 4, "k_proj": 2, "v_proj": 2}
+WEIGHTS = {
+    "model.embed_tokens.weight": torch.arange(57.0).view(19, 3),
+    **{f"model.layers.0.self_attn.{name}.weight": torch.randn(rows, 3) for name, rows in QKV.items()},
+    **{f"model.layers.0.self_attn.{name}.bias": torch.randn(rows) for name, rows in QKV.items()},
+    "model.layers.0.self_attn.o_proj.weight": torch.randn(3, 4),
+    **{f"model.layers.0.mlp.{name}.weight": torch.randn(5, 3) for name in ("gate_proj", "up_proj")},
+    "model.norm.weight": torch.randn(3),
+}
+
+
+class Stacked(nn.Module):
+    """Parameters as vLLM holds them: q, k, v in one, gate and up in one, the vocabulary padded to 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = {
+            "model.embed_tokens.weight": torch.zeros(64, 3),
+            "model.layers.0.self_attn.qkv_proj.weight": torch.zeros(8, 3),
+            "model.layers.0.self_attn.qkv_proj.bias": torch.zeros(8),
+            "model.layers.0.self_attn.o_proj.weight": torch.zeros(3, 4),
+            "model.layers.0.mlp.gate_up_proj.weight": torch.zeros(10, 3),
+            "model.norm.weight": torch.zeros(3),
+        }
+        self.num_loads = 0
+
+    def named_parameters(self, *args: object, **kwargs: object) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, nn.Parameter(each, requires_grad=False)) for name, each in self.held.items())
+
+    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        self.num_loads += 1
+        starts = {"q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 4), "v_proj": ("qkv_proj", 6)}
+        starts |= {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 5)}
+        for name, weight in weights:
+            part = next((part for part in name.split(".") if part in starts), None)
+            stack, at = starts[part] if part else ("", 0)
+            own = self.held[name.replace(part, stack) if part else name]
+            own[at : at + len(weight)] = weight
+
+
+@dataclass
+class FakeLLM:
+    """Records what it is asked; answers `5, end` and `6, 7`, each with the likelier `1` beside the drawn token."""
+
+    model: Stacked = field(default_factory=Stacked)
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    def generate(self, prompts: Any, sampling_params: Any, *, use_tqdm: bool) -> list[Any]:
+        self.calls.append(("generate", (prompts, sampling_params, use_tqdm)))
+        return [SimpleNamespace(outputs=[answer((5, END), "stop"), answer((6, 7), "length")]) for _ in prompts]
+
+    def apply_model(self, func: Any) -> list[Any]:
+        self.calls.append(("apply_model", None))
+        return [func(self.model)]
+
+    def collective_rpc(self, method: Any) -> None:
+        runner = SimpleNamespace(reload_weights=lambda: self.calls.append(("reload_weights", None)))
+        method(SimpleNamespace(model_runner=runner))
+
+    def sleep(self, level: int = 1) -> None:
+        self.calls.append(("sleep", level))
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.calls.append(("wake_up", tags))
+
+    def reset_prefix_cache(self) -> None:
+        self.calls.append(("reset_prefix_cache", None))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+def answer(tokens: tuple[int, ...], reason: str) -> Any:
+    logprobs = [{1: SimpleNamespace(logprob=-0.1), token: SimpleNamespace(logprob=-token / 10)} for token in tokens]
+    return SimpleNamespace(token_ids=list(tokens), logprobs=logprobs, finish_reason=reason)
+
+
+def params(**given: Any) -> Mapping[str, Any]:
+    return given
+
+
+PACKAGE = Package(LLM=None, SamplingParams=params, TokensPrompt=params)
+
+
+def engine(**given: Any) -> tuple[Vllm, FakeLLM]:
+    llm = FakeLLM()
+    return Vllm(llm, PACKAGE, end=END, seed=0, **given), llm
+
+
+def task(**given: Any) -> Task:
+    return Task("none", Characters(), (), (), 7, reward=lambda *_: 0.0, is_right=lambda *_: False, **given)
+
+
+def test_tokens_go_in_and_drawn_tokens_with_their_own_logprobs_come_out() -> None:
+    made, llm = engine()
+    groups = made.generate([(1, 2), (3,)], Sampling(2, 4, 0.7))
+    assert [rollout.tokens for rollout in groups[1]] == [(5, END), (6, 7)]
+    assert [rollout.logprobs for rollout in groups[0]] == [(-0.5, -END / 10), (-0.6, -0.7)]
+    assert [rollout.stop for rollout in groups[0]] == [Stop.END, Stop.LENGTH]
+    prompts, asked, use_tqdm = llm.calls[0][1]
+    assert (prompts, use_tqdm) == ([{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3]}], False)
+    assert {key: asked[0][key] for key in ("n", "temperature", "max_tokens", "logprobs", "stop_token_ids")} == {
+        "n": 2,
+        "temperature": 0.7,
+        "max_tokens": 4,
+        "logprobs": 0,
+        "stop_token_ids": [END],
+    }
+
+
+def test_greedy_answers_are_asked_for_at_temperature_zero() -> None:
+    made, llm = engine()
+    made.generate([(1,)], Sampling(1, 4, 0.7, is_greedy=True))
+    assert llm.calls[0][1][1][0]["temperature"] == 0.0
+
+
+def test_each_request_has_its_own_seed_and_a_restored_state_gives_the_same_ones() -> None:
+    made, llm = engine()
+    state = made.random_state()
+    for _ in range(2):
+        made.generate([(1,), (1,)], Sampling(1, 4, 1.0))
+    made.restore_random_state(state)
+    made.generate([(1,), (1,)], Sampling(1, 4, 1.0))
+    first, second, again = ([asked["seed"] for asked in call[1]] for _, call in llm.calls)
+    assert first == again
+    assert len({*first, *second}) == 4
+
+
+def test_weights_handed_over_in_place_are_read_back_bit_for_bit() -> None:
+    made, llm = engine()
+    made.receive(WEIGHTS)
+    held = made.weights()
+    assert held.keys() == WEIGHTS.keys()
+    assert all(torch.equal(held[name], weight) for name, weight in WEIGHTS.items())
+    assert llm.names == ["apply_model", "reset_prefix_cache", "apply_model"]
+
+
+def test_many_weights_go_over_in_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_BUCKET_BYTES", 100)
+    made, llm = engine(is_parallel=True)
+    made.receive(WEIGHTS)
+    assert llm.model.num_loads == 5  # the embedding's 228 bytes alone, the others filled up to 100
+    assert all(torch.equal(made.weights()[name], weight) for name, weight in WEIGHTS.items())
+
+
+def test_a_shard_is_left_out_of_the_weights_read_back() -> None:
+    model = Stacked()
+    model.held["model.layers.0.self_attn.qkv_proj.weight"] = torch.zeros(4, 3)
+    model.held["model.layers.0.self_attn.o_proj.weight"] = torch.zeros(3, 2)
+    missing = WEIGHTS.keys() - read({name: tuple(each.shape) for name, each in WEIGHTS.items()}, model).keys()
+    assert missing == {f"model.layers.0.self_attn.{name}.weight" for name in (*QKV, "o_proj")}
+
+
+def test_sleep_drops_everything_and_the_cache_wakes_after_the_weights_came() -> None:
+    made, llm = engine(can_sleep=True)
+    made.sleep()
+    made.wake()
+    made.receive(WEIGHTS)
+    made.receive(WEIGHTS)
+    assert llm.calls == [
+        ("sleep", 2),
+        ("wake_up", ["weights"]),
+        ("apply_model", None),
+        ("wake_up", ["kv_cache"]),
+        ("reset_prefix_cache", None),
+        ("apply_model", None),
+        ("reset_prefix_cache", None),
+    ]
+
+
+def test_an_engine_without_sleep_mode_stays_awake() -> None:
+    made, llm = engine()
+    made.sleep()
+    made.wake()
+    assert llm.calls == []
+
+
+def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    (model / "model-00001-of-00002.safetensors").write_bytes(b"old")
+    llm = FakeLLM()
+    fake = ModuleType("vllm")
+    fake.LLM = lambda **given: llm.calls.append(("LLM", given)) or llm  # type: ignore[attr-defined]
+    fake.SamplingParams = params  # type: ignore[attr-defined]
+    inputs = ModuleType("vllm.inputs")
+    inputs.TokensPrompt = params  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    monkeypatch.setitem(sys.modules, "vllm.inputs", inputs)
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "0")
+    made = start(parse(["engine=vllm", f"path={model}", "weight_sync=reload"], devices=("cpu",)), task(), seed=0)
+    made.receive(WEIGHTS)
+    folder = Path(llm.calls[0][1]["model"])
+    assert sorted(each.name for each in folder.iterdir()) == ["config.json", "model.safetensors"]
+    written = dict(read_weights(folder))
+    assert all(torch.equal(written[name], weight) for name, weight in WEIGHTS.items())
+    assert llm.names == ["LLM", "reload_weights", "reset_prefix_cache"]
+    assert (model / "model-00001-of-00002.safetensors").read_bytes() == b"old"
+    del made
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_the_arguments_follow_the_configuration() -> None:
+    words = ["memory_fraction=0.3", "tensor_parallel=2", "sleep=true", "enforce_eager=true", "max_prompt_tokens=20"]
+    given = arguments(parse(words, devices=("cpu",)), task(), Path("somewhere"), seed=2**40 + 3)
+    assert given["max_model_len"] == 27
+    assert (given["gpu_memory_utilization"], given["tensor_parallel_size"], given["seed"]) == (0.3, 2, 3)
+    assert (given["enable_sleep_mode"], given["enforce_eager"], given["logprobs_mode"]) == (
+        True,
+        True,
+        "processed_logprobs",
+    )
+
+
+def test_a_missing_package_and_a_missing_folder_are_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadSetting, match="path=FOLDER"):
+        start(parse(["engine=vllm"], devices=("cpu",)), task(), seed=0)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(BadSetting, match="package vllm"):
+        start(parse(["engine=vllm", "path=somewhere"], devices=("cpu",)), task(), seed=0)
+
+
+# What of vLLM is used: file, class, and the parameters or fields of it. The first file that exists counts.
+USED = {
+    ("entrypoints/llm.py", "LLM.generate"): {"prompts", "sampling_params", "use_tqdm"},
+    ("entrypoints/llm.py", "LLM.apply_model"): {"func"},
+    ("entrypoints/llm.py", "LLM.collective_rpc"): {"method"},
+    ("entrypoints/llm.py", "LLM.sleep"): {"level"},
+    ("entrypoints/llm.py", "LLM.wake_up"): {"tags"},
+    ("entrypoints/llm.py", "LLM.reset_prefix_cache"): set(),
+    ("sampling_params.py", "SamplingParams"): set(),  # filled in below from what the engine passes
+    ("engine/arg_utils.py", "EngineArgs"): set(),
+    ("outputs.py", "CompletionOutput"): {"token_ids", "logprobs", "finish_reason"},
+    ("outputs.py", "RequestOutput.__init__"): {"outputs"},
+    ("inputs/llm.py inputs/data.py", "TokensPrompt"): {"prompt_token_ids"},
+    ("logprobs.py sequence.py", "Logprob"): {"logprob"},
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner.reload_weights"): set(),
+    ("v1/worker/worker_base.py worker/worker_base.py", "WorkerBase.apply_model"): {"fn"},
+}
+
+
+def names_of(tree: ast.Module, path: str) -> set[str] | None:
+    """Parameters of a function, or annotated fields of a class; None if there is no such thing."""
+    node: Any = tree
+    for part in path.split("."):
+        found = [each for each in node.body if getattr(each, "name", None) == part]
+        if not found:
+            return None
+        node = found[-1]
+    if isinstance(node, ast.ClassDef):
+        return {
+            each.target.id
+            for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        }
+    return {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+
+
+def unknown(package: Path) -> list[str]:
+    """What the engine uses and the package's sources do not have."""
+    made, llm = engine()
+    made.generate([(1,)], Sampling(1, 4, 0.7))
+    used = dict(USED)
+    used["sampling_params.py", "SamplingParams"] = set(llm.calls[0][1][1][0])
+    used["engine/arg_utils.py", "EngineArgs"] = set(arguments(parse([], devices=("cpu",)), task(), Path("x"), seed=0))
+    wrong = []
+    for (files, name), wanted in used.items():
+        trees = [
+            ast.parse((package / file).read_text(encoding="utf-8"))
+            for file in files.split()
+            if (package / file).exists()
+        ]
+        known = next((names for tree in trees if (names := names_of(tree, name)) is not None), None)
+        wrong += [name] if known is None else [f"{name}: {each}" for each in sorted(wanted - known)]
+    for file, text in (("config/model.py", "processed_logprobs"), ("envs.py", "VLLM_ENABLE_V1_MULTIPROCESSING")):
+        if f'"{text}"' not in (package / file).read_text(encoding="utf-8"):
+            wrong.append(f"{file}: {text}")
+    return wrong
+
+
+def installed(folder: Path, requirement: str) -> Path:
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run(
+        [
+            *command,
+            "--python-version",
+            "3.11",
+            "--python-platform",
+            "x86_64-manylinux_2_34",
+            "--target",
+            str(folder),
+            requirement,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"{requirement} cannot be had here: {done.stderr.strip()[-200:]}")
+    return folder
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("version", ["0.11.0", "0.18.0", "0.23.0"])
+def test_everything_that_is_used_stands_in_vllms_sources(tmp_path: Path, version: str) -> None:
+    assert unknown(installed(tmp_path, f"vllm=={version}") / "vllm") == []
+
+
+@pytest.mark.registry
+def test_vllm_ascend_wakes_only_without_its_own_weight_layout(tmp_path: Path) -> None:
+    package = installed(tmp_path, "vllm-ascend==0.23.0") / "vllm_ascend"
+    assert '"VLLM_ASCEND_ENABLE_NZ"' in (package / "envs.py").read_text(encoding="utf-8")
+    worker = ast.parse((package / "worker" / "worker.py").read_text(encoding="utf-8"))
+    assert names_of(worker, "NPUWorker.sleep") == {"self", "level"}
+    assert names_of(worker, "NPUWorker.wake_up") == {"self", "tags"}
+    assert names_of(worker, "NPUWorker.reload_weights") is None  # hence the way through its runner
+    (runner,) = [
+        each
+        for each in ast.parse((package / "worker" / "model_runner_v1.py").read_text(encoding="utf-8")).body
+        if getattr(each, "name", "") == "NPUModelRunner"
+    ]
+    assert "GPUModelRunner" in [ast.unparse(base) for base in runner.bases]  # type: ignore[attr-defined]

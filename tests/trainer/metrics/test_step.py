@@ -1,0 +1,196 @@
+"""The numbers of a step: verl's names and meanings, counted by hand; nothing invented."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from trainer_cases import CPU, END, PAD, TEXT, TINY, changed, group, rollout
+
+from trainer.algorithms.advantages import Advantages
+from trainer.algorithms.packing import pack
+from trainer.assembly import assemble
+from trainer.config import Config
+from trainer.learner import Known
+from trainer.metrics import meter, step
+from trainer.metrics.progress import Progress
+from trainer.tasks.base import prompt
+from trainer.types import Group, Prompt, Rollout, Stop
+
+# Names of ours that verl does not have; every other name must be one of verl's.
+OURS = {
+    "critic/score/std", "actor/ratio_mean", "actor/ratio_max", "training/rollout_logprobs_diff_mean",
+    "training/rollout_logprobs_diff_max", "training/rollout_kl", "groups_with_signal", "groups_drawn",
+    "generated_tokens", "trained_tokens", "wall_s", "perf/end_to_end_tokens_per_s", "perf/generated_tokens_per_s",
+    "perf/trained_tokens_per_s", "perf/memory_used_share", "perf/mfu/gen", "perf/mfu/step", "actor/loss",
+    "timing_s/update_weights", "timing_s/step",
+}  # fmt: skip
+
+
+def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
+    """A step record of a real turn."""
+    parts, progress = assemble(config, CPU, seed=0), Progress()
+    if with_meter:
+        config = changed(config, peak_tflops=0.5)
+        progress.meter = meter.start(parts.learner.model, config, CPU)
+    with progress.part("gen"):
+        groups, rewards_PG, num_drawn = parts.rollouts()
+    with progress.part("old_log_prob"):
+        batch = parts.pack(groups, rewards_PG)
+        known = parts.learner.look(batch)
+    judged = parts.learner.judge(batch, known)
+    with progress.part("update_actor"):
+        update = parts.learner.update(batch, known, judged)
+    turn = SimpleNamespace(
+        groups=groups, rewards_PG=rewards_PG, batch=batch, known=known, judged=judged, update=update,
+        num_drawn=num_drawn,
+    )  # fmt: skip
+    return step.describe_step(turn, config, 2.0, progress)  # type: ignore[arg-type]
+
+
+def two_groups() -> list[Group]:
+    """Prompts of 2 and 3 tokens; answers of 2, 3, 1 and 4, the last one cut off."""
+    groups = [group("1=", [5, END], [5, 6, END]), group("12=", [END], [1, 2, 3, 4])]
+    cut = Rollout((1, 2, 3, 4), (-1.0,) * 4, Stop.LENGTH)
+    return [groups[0], replace(groups[1], rollouts=(groups[1].rollouts[0], cut))]
+
+
+def test_lengths_count_each_prompt_with_each_of_its_answers_as_verl_does() -> None:
+    found = step.of_lengths(two_groups(), Config())
+    assert (found["response_length/mean"], found["response_length/max"], found["response_length/min"]) == (2.5, 4, 1)
+    assert found["response_length/clip_ratio"] == 0.25
+    assert (found["prompt_length/mean"], found["prompt_length/max"], found["prompt_length/min"]) == (2.5, 3, 2)
+    assert found["prompt_length/clip_ratio"] == 0.0
+    assert found["perf/total_num_tokens"] == found["global_seqlen/mean"] == 10 + 2 * 2 + 2 * 3
+    assert found["trained_tokens"] == 10 + 2 + 3
+    assert found["generated_tokens"] == 10
+    assert found["response/aborted_ratio"] == 0.0
+    assert "num_turns/mean" not in found
+
+
+def test_a_prompt_that_fills_its_limit_and_an_empty_answer_are_counted() -> None:
+    groups = [Group(two_groups()[1].prompt, (rollout([]), rollout([END])))]
+    found = step.of_lengths(groups, changed(Config(), max_prompt_tokens=3))
+    assert (found["prompt_length/clip_ratio"], found["response/aborted_ratio"]) == (1.0, 0.5)
+
+
+def test_an_episode_has_twice_as_many_turns_as_answers_and_only_its_actions_are_generated() -> None:
+    episode = replace(rollout([1, 2, 3, 4, 5]), is_action=(True, True, False, True, True))
+    found = step.of_lengths([Group(prompt("1=", "1", TEXT), (episode, rollout([7])))], Config())
+    assert (found["num_turns/max"], found["num_turns/min"], found["num_turns/mean"]) == (4, 2, 3.0)
+    assert found["generated_tokens"] == 4 + 1
+
+
+def test_rewards_of_a_penalised_run_are_not_said_to_be_its_scores() -> None:
+    rewards_PG = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    plain = step.of_rewards(rewards_PG)
+    assert (plain["critic/score/mean"], plain["critic/score/max"], plain["critic/score/min"]) == (0.5, 1.0, 0.0)
+    assert plain["critic/rewards/mean"] == 0.5
+    assert plain["groups_with_signal"] == 1
+    assert not [name for name in step.of_rewards(rewards_PG, is_penalised=True) if name.startswith("critic/rewards")]
+
+
+def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> None:
+    batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
+    numbers_BT = torch.full(batch.mask_BT.shape, math.nan)
+    numbers_BT[batch.mask_BT] = torch.arange(10.0)
+    values_BT = torch.where(batch.mask_BT, 4.5, math.nan)
+    found = step.of_advantages(batch, Known(None, None, None), Advantages(numbers_BT, None))
+    assert {name: found[f"critic/advantages/{name}"] for name in ("mean", "max", "min")} == {
+        "mean": 4.5, "max": 9.0, "min": 0.0,
+    }  # fmt: skip
+    assert found["critic/returns/max"] == 9.0
+    assert not [name for name in found if "values" in name or "vf" in name]
+    known = Known(None, None, torch.nan_to_num(values_BT))
+    with_critic = step.of_advantages(batch, known, Advantages(numbers_BT, torch.nan_to_num(numbers_BT)))
+    assert with_critic["critic/values/mean"] == 4.5
+    assert with_critic["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_probabilities_differ_by_what_the_logarithms_say() -> None:
+    batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
+    assert step.of_probabilities(batch, Known(None, None, None)) == {}
+    old_BT = torch.where(batch.mask_BT, math.log(0.5), math.nan)
+    found = step.of_probabilities(batch, Known(old_BT, None, None))
+    assert found["training/rollout_probs_diff_mean"] == pytest.approx(0.5 - math.exp(-1.0), abs=1e-6)
+    assert found["training/rollout_probs_diff_std"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_times_are_divided_by_the_tokens_that_verl_divides_by() -> None:
+    lengths = step.of_lengths(two_groups(), Config())
+    found = step.of_times({"gen": 2.0, "adv": 1.0, "update_actor": 4.0, "old_log_prob": 1.0}, lengths, 8.0)
+    assert found["timing_per_token_ms/gen"] == pytest.approx(2000 / 10)
+    assert found["timing_per_token_ms/adv"] == pytest.approx(1000 / 20)
+    assert found["timing_per_token_ms/update_actor"] == pytest.approx(4000 / 20)
+    assert "timing_per_token_ms/old_log_prob" not in found
+    assert (found["perf/throughput"], found["perf/time_per_step"]) == (20 / 8.0, 8.0)
+    assert found["perf/generated_tokens_per_s"] == 5.0
+    assert found["perf/trained_tokens_per_s"] == 15 / 4.0
+    assert found["perf/end_to_end_tokens_per_s"] == 10 / 8.0
+    assert "perf/generated_tokens_per_s" not in step.of_times({}, lengths, 8.0)
+
+
+def test_validation_is_told_by_data_source_and_by_the_task_where_there_is_none() -> None:
+    prompts = [Prompt("a", (1,), "1", {"data_source": "openai/gsm8k"}), Prompt("b", (1,), "1"), Prompt("c", (1,), "1")]
+    assert step.of_validation(prompts, [1, 1, 0], task="successor") == {
+        "val-core/openai/gsm8k/acc/mean@1": 1.0,
+        "val-core/successor/acc/mean@1": 0.5,
+    }
+
+
+def test_a_number_that_nobody_measures_has_no_name() -> None:
+    plain = described(changed(TINY, mini_batches=1))
+    assert not [name for name in plain if "values" in name or "vf_" in name or "mfu" in name or "rollout_probs" in name]
+    assert plain["actor/kl_coef"] == 0.001
+    assert "actor/kl_coef" not in described(changed(TINY, kl_coef=0.0))
+    in_reward = described(changed(TINY, kl_in="reward"))
+    assert in_reward["actor/reward_kl_penalty_coeff"] == 0.001
+    assert "critic/rewards/mean" not in in_reward
+    with_critic = described(changed(TINY, estimator="gae"))
+    assert {"critic/values/mean", "critic/vf_explained_var", "critic/vf_loss"} <= set(with_critic)
+
+
+def test_utilisation_is_of_each_phase_over_its_time_and_of_the_step_over_all_of_it() -> None:
+    found = described(changed(TINY, mini_batches=2), with_meter=True)
+    phases = {"gen": "gen", "actor_infer": "old_log_prob", "actor": "update_actor"}
+    done = sum(found[f"perf/mfu/{name}"] * found[f"timing_s/{phase}"] for name, phase in phases.items())
+    assert found["perf/mfu/step"] == pytest.approx(done / 2.0)
+    assert 0 < found["perf/memory_used_share"] < 1
+    assert 0.02 < found["perf/cpu_memory_used_gb"] < 100
+
+
+def test_every_name_is_one_of_verls_or_known_to_be_ours() -> None:
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs verl's sources")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    files = ["trainer/ppo/metric_utils.py", "trainer/ppo/ray_trainer.py", "trainer/ppo/core_algos.py"]
+    files += ["workers/actor/dp_actor.py", "workers/critic/dp_critic.py", "workers/fsdp_workers.py"]
+    files += ["utils/debug/metrics.py", "utils/seqlen_balancing.py"]
+    text = "\n".join((root / file).read_text(encoding="utf-8") for file in files)
+    config = changed(TINY, mini_batches=2, estimator="gae")
+
+    def is_verls(name: str) -> bool:
+        group_of, _, rest = name.partition("/")
+        if group_of in ("timing_s", "timing_per_token_ms"):
+            return f'"{rest}"' in text
+        return f'"{name}"' in text if group_of != "global_seqlen" else f"{{prefix}}/{rest}" in text
+
+    unknown = [name for name in described(config, with_meter=True) if name not in OURS and not is_verls(name)]
+    assert unknown == []
+
+
+def test_ranks_add_tokens_average_rates_of_a_card_and_keep_what_only_one_measured() -> None:
+    one = {"perf/throughput": 10.0, "generated_tokens": 5, "global_seqlen/min": 7, "global_seqlen/max": 7}
+    two = {"perf/throughput": 20.0, "generated_tokens": 6, "global_seqlen/min": 9, "global_seqlen/max": 9, "x": 3.0}
+    merged = step.over_ranks([one, two])
+    assert merged["perf/throughput"] == 15.0
+    assert merged["generated_tokens"] == 11
+    assert (merged["global_seqlen/min"], merged["global_seqlen/max"], merged["global_seqlen/minmax_diff"]) == (7, 9, 2)
+    assert merged["x"] == 3.0

@@ -1,0 +1,252 @@
+"""verl's command lines: the published ones are understood whole, and nothing is guessed."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from trainer.config import BadSetting, Config, Given, read
+from trainer.overrides import values as spelling
+from trainer.overrides import verl, verl_keys
+
+# The overrides of verl's quick start for Ascend (GRPO, Qwen2.5-0.5B-Instruct, GSM8K, 8 cards), verl 0.4.1 to 0.9.1.
+QUICK_START = shlex.split("""
+algorithm.adv_estimator=grpo algorithm.kl_ctrl.kl_coef=0.001
+data.train_files=/data/gsm8k/train.parquet data.val_files=/data/gsm8k/test.parquet data.train_batch_size=128
+data.max_prompt_length=512 data.max_response_length=128 data.filter_overlong_prompts=True data.truncation='error'
+actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct actor_rollout_ref.model.use_remove_padding=False
+actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.optim.lr=5e-7 actor_rollout_ref.actor.entropy_coeff=0.001
+actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=20
+actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001
+actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.actor.fsdp_config.param_offload=False
+actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=5
+actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+actor_rollout_ref.rollout.enable_chunked_prefill=False
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=40
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40 actor_rollout_ref.ref.fsdp_config.param_offload=True
+trainer.critic_warmup=0 trainer.logger=console trainer.project_name=verl_grpo_example_gsm8k
+trainer.experiment_name=qwen2_7b_function_rm trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=-1
+trainer.test_freq=5 trainer.total_epochs=1
+""")
+
+# The guide to adaptive noise (Qwen2.5 on 8 x 910C), its base column, with the file names of verl's own converter.
+NOISE_GUIDE = shlex.split("""
+algorithm.adv_estimator=grpo algorithm.use_kl_in_reward=False
+data.train_files=/data/gsm8k/train.parquet data.val_files=/data/gsm8k/test.parquet data.train_batch_size=64
+data.max_prompt_length=512 data.max_response_length=2048 data.filter_overlong_prompts=True data.truncation=error
+actor_rollout_ref.model.path=/models/Qwen2.5-1.5B-Instruct
+actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.optim.lr=5e-7 actor_rollout_ref.actor.ppo_mini_batch_size=16
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.actor.use_kl_loss=True
+actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.rollout.name=vllm
+actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.4
+actor_rollout_ref.rollout.enforce_eager=true actor_rollout_ref.rollout.n=4
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2
+custom_reward_function.path=/opt/verl/verl/utils/reward_score/gsm8k.py custom_reward_function.name=compute_score
+trainer.critic_warmup=0 trainer.logger=['console'] trainer.n_gpus_per_node=8 trainer.nnodes=1
+trainer.save_freq=-1 trainer.test_freq=20 trainer.total_epochs=2 trainer.val_before_train=True
++trainer.noise_injection.enabled=true +trainer.noise_injection.sigma_start=0.05
++trainer.noise_injection.sigma_end=0.0005 ++trainer.noise_injection.num_stages=10
+""")
+
+
+def understood(*words: str) -> Given:
+    return read(words, devices=("auto", "cpu"))
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(BadSetting) as caught:
+        understood(*words)
+    return str(caught.value)
+
+
+def values(given: Given, *names: str) -> dict[str, object]:
+    flat = given.config.flat()
+    return {name: flat[name] for name in names}
+
+
+def test_the_38_words_of_the_quick_start_all_have_a_meaning_or_a_reason() -> None:
+    given = understood(*QUICK_START)
+    assert len(QUICK_START) == 38
+    expected = {
+        "estimator": "grpo",
+        "task": "gsm8k",
+        "train_files": "/data/gsm8k/train.parquet",
+        "val_files": "/data/gsm8k/test.parquet",
+        "prompts_per_step": 128,
+        "mini_batches": 2,
+        "micro_batch_rows": 20,
+        "max_prompt_tokens": 512,
+        "max_new_tokens": 128,
+        "filter_overlong_prompts": True,
+        "path": "Qwen/Qwen2.5-0.5B-Instruct",
+        "gradient_checkpointing": True,
+        "lr": 5e-7,
+        "entropy_coef": 0.001,
+        "kl_coef": 0.001,
+        "kl_in": "loss",
+        "kl": "low_var",
+        "engine": "vllm",
+        "rollouts_per_prompt": 5,
+        "tensor_parallel": 2,
+        "memory_fraction": 0.6,
+        "loggers": "",
+        "save_every": 0,
+        "validate_every": 5,
+        "epochs": 1,
+        "lr_schedule": "constant",
+        "weight_decay": 0.01,
+    }
+    assert values(given, *expected) == expected
+    told = {*given.translated, *given.ignored}
+    assert [word for word in QUICK_START if word not in told] == []
+    assert {word.partition("=")[0].rpartition(".")[2] for word in given.ignored} == {
+        "kl_coef", "truncation", "use_remove_padding", "param_offload", "optimizer_offload", "enable_chunked_prefill",
+        "log_prob_micro_batch_size_per_gpu", "critic_warmup", "project_name", "experiment_name", "n_gpus_per_node",
+        "nnodes",
+    }  # fmt: skip
+    assert given.translated["actor_rollout_ref.actor.ppo_mini_batch_size=64"] == "mini_batches=2 (128 / 64)"
+    assert given.translated["(lr_schedule)"] == "lr_schedule=constant, verl's default"
+
+
+def test_the_words_of_the_noise_guide_too_with_hydras_plus_before_them() -> None:
+    given = understood(*NOISE_GUIDE)
+    assert len(NOISE_GUIDE) == 37
+    expected = {
+        "noise_start": 0.05,
+        "noise_end": 0.0005,
+        "noise_stages": 10,
+        "noise_targets": "",
+        "mini_batches": 4,
+        "enforce_eager": True,
+        "reward_function": "",
+        "task": "gsm8k",
+        "epochs": 2,
+        "entropy_coef": 0.0,
+        "kl_coef": 0.001,
+    }
+    assert values(given, *expected) == expected
+    told = {*given.translated, *given.ignored}
+    assert [word for word in NOISE_GUIDE if word.lstrip("+") not in told] == []
+    why = given.ignored["custom_reward_function.path=/opt/verl/verl/utils/reward_score/gsm8k.py"]
+    assert why == "the task gsm8k scores by the same rule"
+
+
+def test_lists_of_layers_become_ours() -> None:
+    noise = "trainer.noise_injection."
+    words = [f"{noise}enabled=True", f"{noise}target_modules=[post_attention_layernorm]"]
+    given = understood(*words, f"{noise}exclude_patterns=[\"input_layernorm\", 'router']")
+    assert given.config.noise.noise_targets == "post_attention_layernorm"
+    assert given.config.noise.noise_excludes == "input_layernorm,router"
+    assert given.config.noise.noise_stages == 10  # the branch's default
+    off = understood(f"{noise}enabled=False", f"{noise}num_stages=10")
+    assert (off.config.noise.noise_stages, list(off.ignored)) == (0, [f"{noise}num_stages=10"])
+
+
+def test_the_divergence_counts_where_verl_would_count_it() -> None:
+    actor, names = "actor_rollout_ref.actor.", ("kl_in", "kl_coef", "kl")
+    assert values(understood(f"{actor}grad_clip=1"), "kl_coef") == {"kl_coef": 0.0}
+    assert values(understood(f"{actor}use_kl_loss=True"), *names) == {"kl_in": "loss", "kl_coef": 1e-3, "kl": "low_var"}
+    given = understood("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.2", "algorithm.kl_penalty=kl")
+    assert values(given, *names) == {"kl_in": "reward", "kl_coef": 0.2, "kl": "k1"}
+    assert "counts in one place only" in refused(f"{actor}use_kl_loss=True", "algorithm.use_kl_in_reward=True")
+    assert "Accepted: kl, k1, mse" in refused(f"{actor}use_kl_loss=True", f"{actor}kl_loss_type=full")
+
+
+def test_one_bound_of_the_clip_may_differ_from_the_other() -> None:
+    actor, names = "actor_rollout_ref.actor.", ("clip_low", "clip_high")
+    assert values(understood(f"{actor}clip_ratio=0.3"), *names) == {"clip_low": 0.3, "clip_high": 0.3}
+    given = understood(f"{actor}clip_ratio=0.3", f"{actor}clip_ratio_high=0.4")
+    assert values(given, *names) == {"clip_low": 0.3, "clip_high": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["actor_rollout_ref.rollout.nn=5"], "Did you mean actor_rollout_ref.rollout.n?"),
+        (["actor_rollout_ref.actor.optim.learning_rate=5"], "There is no setting"),
+        (["trainer.total_epoch=5"], "Did you mean trainer.total_epochs?"),
+        (["+trainer.noise_injection.sigma_begin=1"], "Did you mean trainer.noise_injection.sigma_"),
+        (["~trainer.logger=console"], "There is no setting '~trainer.logger'"),
+        (
+            ["data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size=64"],
+            "must divide the 100 prompts",
+        ),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=64"], "says nothing without data.train_batch_size"),
+        (["data.train_batch_size=0"], "Accepted: a whole number from 1 on"),
+        (["data.train_batch_size=True"], "Accepted: a whole number from 1 on"),
+        (["lr=1e-3", "actor_rollout_ref.actor.optim.lr=5e-7"], "lr=1e-3 contradicts actor_rollout_ref.actor.optim.lr"),
+        (["actor_rollout_ref.actor.optim.lr=50"], "actor_rollout_ref.actor.optim.lr=50: lr=50 is not accepted"),
+        (["actor_rollout_ref.actor.optim.lr=null"], "lr= is not accepted. Accepted: a number from 0 to 10"),
+        (["actor_rollout_ref.rollout.name=sglang"], "is not accepted. Accepted: vllm, hf"),
+        (["algorithm.adv_estimator=remax"], "is not accepted. Accepted: grpo, rloo"),
+        (["data.truncation=left"], "never cut. Accepted: error"),
+        (["actor_rollout_ref.actor.ppo_epochs=2"], "learnt once. Accepted: 1"),
+        (["actor_rollout_ref.actor.ppo_epochs=True"], "learnt once. Accepted: 1"),
+        (["trainer.logger=[console,mlflow]"], "mlflow is not accepted. Accepted: tensorboard"),
+        (["data.train_files=[a.parquet"], "data.train_files: '[a.parquet' has a [ that is not closed"),
+        (["data.train_files=mine.parquet"], "does not tell what is asked: add task=gsm8k, math, code or file"),
+        (["data.max_prompt_length=${data.max_response_length}"], "refers to another key"),
+        (["actor_rollout_ref.actor.use_kl_loss=perhaps"], "Accepted: true, false"),
+        (
+            [f"actor_rollout_ref.actor.optim.{word}" for word in ("warmup_style=cosine", "lr_scheduler_type=constant")],
+            "contradict each other: both set lr_schedule",
+        ),
+    ],
+)  # fmt: skip
+def test_a_word_that_cannot_be_had_is_an_error_that_says_what_can(words: list[str], says: str) -> None:
+    assert says in refused(*words)
+
+
+def test_the_same_said_twice_is_no_contradiction_and_the_last_of_one_key_counts() -> None:
+    given = understood("lr=0.001", "actor_rollout_ref.actor.optim.lr=1e-3", "data.seed=1", "data.seed=2")
+    assert (given.config.optim.lr, given.config.run.seed) == (0.001, 2)
+
+
+def test_our_words_stand_where_verls_are_silent() -> None:
+    given = understood("actor_rollout_ref.actor.optim.lr=1e-3", "entropy_coef=0.1", "prompts_per_step=8")
+    assert values(given, "entropy_coef", "prompts_per_step", "mini_batches") == {
+        "entropy_coef": 0.1, "prompts_per_step": 8, "mini_batches": 1,
+    }  # fmt: skip
+    assert understood("actor_rollout_ref.rollout.n=4").config.algorithm.entropy_coef == Config().algorithm.entropy_coef
+    assert (
+        understood("prompts_per_step=8", "actor_rollout_ref.actor.ppo_mini_batch_size=2").config.optim.mini_batches == 4
+    )
+
+
+def test_every_key_is_in_one_table_and_every_setting_that_it_names_exists() -> None:
+    tables = (verl_keys.SAME, verl_keys.WORDS, verl_keys.EVERY, verl_keys.TOGETHER, verl_keys.ONLY, verl_keys.IGNORED)
+    keys = [key for table in tables for key in table]
+    assert len(keys) == len(set(keys))
+    ours = {*verl_keys.SAME.values(), *verl_keys.EVERY.values(), *(name for name, _ in verl_keys.WORDS.values())}
+    assert ours <= set(Config().flat())
+    assert verl.knows("ray_kwargs.ray_init.num_cpus")
+    assert not verl.knows("ray_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("True", True), ("false", False), ("null", None), ("", ""), ("5e-7", 5e-7), ("1_000", 1000), ("-1", -1),
+        (".5", 0.5), ("1.", 1.0), ("'5'", "5"), ('"a \\" b"', 'a " b'), ("[]", []),
+        ("[1, 'b, c', [x]]", [1, "b, c", ["x"]]),
+        ("a,b", "a,b"), ("~/x", "~/x"), ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"), (" x ", "x"),
+        ("9" * 400, "9" * 400), ("__import__('os')", "__import__('os')"),
+    ],
+)  # fmt: skip
+def test_values_are_read_as_hydra_reads_them(text: str, value: object) -> None:
+    found = spelling.read(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1", "['a]", "'a", "[1] x", "[1,,2]", "[1,]", "{a: 1}", "[${x}]", "[" * 50 + "]" * 50]
+)
+def test_values_that_are_no_values_are_refused(text: str) -> None:
+    with pytest.raises(BadSetting):
+        spelling.read(text)

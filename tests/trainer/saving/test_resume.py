@@ -1,0 +1,247 @@
+"""Going on from a checkpoint: the same bits as without a stop, from any step, and no setting changed on the way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trainer_cases import CPU, TINY, changed, only, read
+
+from trainer import __main__ as entry
+from trainer.assembly import Parts, assemble
+from trainer.config import BadSetting, Config
+from trainer.interrupt import SIGNALS, Interrupt, Left
+from trainer.loop import train
+from trainer.metrics.progress import Progress
+from trainer.metrics.records import FILE, Records
+from trainer.saving import manifest, resume
+from trainer.saving.checkpoint import difference, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.distributed import World
+
+STEPS = 4
+# What a clock or the size of a process decides.
+TIMED = ("timing_", "perf/", "wall_s")
+KINDS = {
+    "mini batches": {"mini_batches": 3, "lr_schedule": "cosine", "warmup_steps": 3},
+    "adaptive KL": {"kl_in": "reward", "kl_controller": "adaptive", "kl_horizon": 20, "kl_coef": 0.05, "kl": "k1"},
+    "noise": {"noise_stages": 3, "noise_start": 0.2, "noise_end": 0.05, "validate_every": 2},
+    "dynamic sampling": {"dynamic_sampling": True, "max_generations": 3, "reward": "exact", "rollouts_per_prompt": 2},
+    "a critic": {"estimator": "gae", "lam": 0.9},
+    "adapters": {"lora_rank": 2, "correction": "token"},
+    "bfloat16": {"dtype": "bfloat16", "micro_batch_rows": 5},
+    "episodes": {"task": "frozen_lake", "map_size": 2, "max_turns": 2},
+}
+
+
+@dataclass(slots=True)
+class After(Interrupt):
+    """An interrupt in the middle of a step."""
+
+    step: int = 0
+    count: int = field(default=0)
+
+    def asked(self, world: World) -> str | None:
+        self.count += 1
+        return "SIGTERM" if self.count == self.step else None
+
+
+def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) -> Parts:
+    """A run, or the rest of one; stopped after so many steps of its own."""
+    parts, num_validated = assemble(config, CPU, seed=config.run.seed), None
+    if is_resumed:
+        step = parts.restore(load(out / resume.FOLDER, CPU))
+        num_validated = resume.continue_records(out, step).num_validated
+    with Records(out, append=is_resumed) as records:
+        try:
+            train(
+                parts,
+                config,
+                out=out,
+                records=records,
+                progress=Progress(),
+                interrupt=After(step=stop) if stop else None,
+                num_validated=num_validated,
+            )
+        except Left as left:
+            assert left.step == parts.learner.steps_done
+    return parts
+
+
+def told(out: Path) -> list[dict[str, Any]]:
+    """Steps and evaluations, without what a clock says."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(TIMED)}
+        for record in read(out)
+        if record["kind"] in ("step", "eval")
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_stopped_twice_ends_with_the_bits_and_numbers_of_one_that_is_not(
+    tmp_path: Path, kind: str
+) -> None:
+    config = changed(TINY, steps=STEPS, **KINDS[kind])
+    whole = go(tmp_path / "whole", config)
+    first = 1 + list(KINDS).index(kind) % 2
+    go(tmp_path / "parts", config, stop=first)
+    go(tmp_path / "parts", config, stop=1, is_resumed=True)
+    last = go(tmp_path / "parts", config, is_resumed=True)
+    assert difference(whole.state(STEPS), last.state(STEPS)) is None
+    assert told(tmp_path / "parts") == told(tmp_path / "whole")
+    assert len([each for each in told(tmp_path / "parts") if each["kind"] == "step"]) == STEPS
+    assert only(read(tmp_path / "parts"), kind="stage", name="validation")["passed"] is True
+    assert only(read(tmp_path / "parts"), kind="stage", name="checkpoint")["passed"] is True
+
+
+def test_every_step_is_a_place_to_go_on_from(tmp_path: Path) -> None:
+    config = changed(TINY, steps=4, mini_batches=2)
+    whole = go(tmp_path / "whole", config)
+    for stop in (1, 2, 3, 4):
+        out = tmp_path / str(stop)
+        assert go(out, config, stop=stop).learner.steps_done == stop
+        last = go(out, config, is_resumed=True)
+        assert difference(whole.state(4), last.state(4)) is None, stop
+        assert told(out) == told(tmp_path / "whole"), stop
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """A run in this process takes over its signals."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+TINY_WORDS = ["layers=1", "hidden=16", "intermediate=24", "prompts_per_step=2", "rollouts_per_prompt=2"]
+WORDS = [*TINY_WORDS, "device=cpu", "steps=4", "save_every=1", "mini_batches=1"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_killed_process_goes_on_behind_its_last_checkpoint_and_drops_what_it_wrote_later(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert entry.main(["--out", str(whole), *WORDS]) == 0
+    assert entry.main(["--out", str(out), *WORDS, "steps=2"]) == 0
+    lines = (out / FILE).read_bytes().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if b'"when": "after"' in line)
+    # As a process leaves it that was killed in its third step, while it wrote.
+    (out / FILE).write_bytes(b"".join([*lines[:at], b'{"kind": "step", "step": 3}\n', b'{"kind": "st']))
+    assert entry.main(["--out", str(out), *WORDS, "resume=true", "validate_every=0"]) == 0
+    # The rate falls over the whole run, so the first two steps were those of a shorter one.
+    assert [each["step"] for each in told(out) if each["kind"] == "step"] == [1, 2, 3, 4]
+    record = only(read(out), kind="resumed")
+    assert (record["step"], record["dropped_records"], record["ended"]) == (2, 2, None)
+    assert record["changed"] == {"steps": [2, 4]}
+    assert read(out)[0]["kind"] == "header"
+    assert only(read(out), kind="end")["status"] == "completed"
+
+
+@pytest.mark.usefixtures("signals")
+def test_settings_that_must_stay_are_refused_by_name_and_nothing_is_touched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert entry.main(["--out", str(out), *WORDS]) == 0
+    before = (out / FILE).read_bytes()
+    assert entry.main(["--out", str(out), *WORDS, "resume=true", "lr=0.5", "seed=3", "steps=9"]) == 2
+    assert capsys.readouterr().err == (
+        "trainer: resume=true: a run goes on with the settings that it began with, "
+        "not lr=0.5 (was 0.0012), seed=3 (was 0)\n"
+    )
+    assert entry.main(["--out", str(out), *WORDS, "resume=true", "steps=2"]) == 2
+    assert "4 steps are done, steps=2 is less" in capsys.readouterr().err
+    assert entry.main(["sft", "--out", str(out), *WORDS, "resume=true", "train_files=x.jsonl"]) == 2
+    assert "holds the checkpoint of another kind of run" in capsys.readouterr().err
+    assert (out / FILE).read_bytes() == before
+
+
+def test_without_a_checkpoint_true_is_an_error_and_auto_a_start(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="holds no checkpoint of a run"):
+        resume.find(tmp_path, changed(Config(), resume="true"))
+    assert resume.find(tmp_path, changed(Config(), resume="auto")) is None
+    assert resume.find(tmp_path, Config()) is None
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_damaged_checkpoint_is_named_and_nothing_else_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert entry.main(["--out", str(out), *WORDS]) == 0
+    saved = manifest.read(out / resume.FOLDER)
+    assert saved is not None and saved.step == 4
+    path = out / resume.FOLDER / saved.file
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    assert entry.main(["--out", str(out), *WORDS, "resume=auto", "steps=9"]) == 2
+    said = capsys.readouterr().err
+    assert f"{saved.file} has the digest" in said
+    assert saved.sha256[:16] in said
+    assert said.count("\n") == 1
+    (out / resume.FOLDER / manifest.MANIFEST).write_text("{")
+    assert entry.main(["--out", str(out), *WORDS, "resume=auto"]) == 2
+    assert "is no manifest of a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_new_run_in_an_old_folder_cannot_be_taken_for_the_old_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert entry.main(["--out", str(out), *WORDS]) == 0
+    resume.set_aside(out)
+    assert resume.saved_step(out) is None
+    with pytest.raises(BadSetting, match="holds no checkpoint"):
+        resume.find(out, changed(Config(), resume="auto"))
+
+
+def test_records_are_cut_behind_the_step_and_its_evaluation(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"kind": "header"},
+        {"kind": "eval", "when": "before", "step": 0, "num_prompts": 7},
+        {"kind": "step", "step": 1},
+        {"kind": "eval", "when": "during", "step": 1},
+        {"kind": "step", "step": 2},
+        {"kind": "end", "status": "interrupted", "reason": "SIGINT"},
+    ]
+    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = resume.continue_records(tmp_path, 1)
+    assert (found.num_dropped, found.num_validated) == (2, 7)
+    assert found.ended == {"status": "interrupted", "reason": "SIGINT"}
+    assert read(tmp_path) == lines[:4]
+    assert resume.continue_records(tmp_path / "nowhere", 1).num_dropped == 0
+
+
+def test_the_last_evaluation_is_made_again_by_whoever_goes_on(tmp_path: Path) -> None:
+    """As a process leaves it that was killed while it saved for the last time."""
+    lines = [{"kind": "step", "step": 2}, {"kind": "eval", "when": "after", "step": 0}, {"kind": "stage", "name": "x"}]
+    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert resume.continue_records(tmp_path, 2).num_dropped == 2
+    assert read(tmp_path) == lines[:1]
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_with_the_same_bits(tmp_path: Path) -> None:
+    words = ["device=cpu", "ranks=2", "steps=4", "prompts_per_step=4", "rollouts_per_prompt=2", "save_every=1"]
+
+    def start(name: str, *more: str) -> None:
+        command = [sys.executable, "-m", "trainer", "--out", str(tmp_path / name), *words, *more]
+        subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[3])
+
+    start("whole", "lr_schedule=constant")
+    start("parts", "lr_schedule=constant", "steps=2")
+    start("parts", "lr_schedule=constant", "resume=true")
+    whole, parts = (load(tmp_path / name / resume.FOLDER, CPU) for name in ("whole", "parts"))
+    assert difference(whole, parts) is None
+    steps = [[each for each in told(tmp_path / name) if each["kind"] == "step"] for name in ("whole", "parts")]
+    assert steps[0] == steps[1]
+    assert set(whole["sampler_random"]) == {"0", "1"}

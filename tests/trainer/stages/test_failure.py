@@ -1,0 +1,145 @@
+"""An error becomes the stage it belongs to, and a reward that breaks names its line."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from trainer_cases import END, group
+
+from trainer.saving import checkpoint
+from trainer.stages.failure import of_error
+from trainer.stages.stage import StageFailed
+from trainer.tasks import limit
+from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.successor import successor
+from trainer.tasks.worker import Hung
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GROUPS = [group("14=", (5, END), (6, END))]
+
+
+def caught(action: Callable[[], Any]) -> BaseException:
+    try:
+        action()
+    except Exception as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+def score(reward: Callable[..., float], limit_s: float | None = 5.0) -> list[list[float]]:
+    return limit.score(GROUPS, replace(successor(1), reward=reward), limit_s=limit_s)
+
+
+def test_rewards_are_given_and_the_environments_come_first() -> None:
+    assert score(lambda prompt, rollout: 0.25) == [[0.25, 0.25]]
+    paid = [replace(GROUPS[0], rollouts=(replace(GROUPS[0].rollouts[0], reward=2.0), GROUPS[0].rollouts[1]))]
+    assert limit.score(paid, replace(successor(1), reward=lambda prompt, rollout: 0.5), limit_s=None) == [[2.0, 0.5]]
+
+
+def test_a_reward_that_raises_is_named_with_its_line() -> None:
+    def raises(prompt: object, rollout: object) -> float:
+        raise ValueError("no such key")
+
+    error = caught(lambda: score(raises))
+    assert type(error) is RewardBroken
+    line = raises.__code__.co_firstlineno + 1
+    assert str(error) == f"the reward raised ValueError at test_failure.py:{line} raises: no such key"
+    found = of_error(error)
+    assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-raises")
+
+
+def test_a_reward_that_hangs_is_stopped_and_named_even_where_it_catches_everything() -> None:
+    def hangs(prompt: object, rollout: object) -> float:
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:  # noqa: PERF203 - what such a function does is the point
+                continue
+
+    began = time.monotonic()
+    error = caught(lambda: score(hangs, 0.2))
+    assert 0.2 <= time.monotonic() - began < 3
+    assert "did not come back within 0.2 s: it was at test_failure.py:" in str(error)
+    assert str(error).endswith(" hangs")
+    found = of_error(error)
+    assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-hangs")
+
+
+def test_the_alarm_is_off_afterwards_and_is_not_set_outside_the_main_thread() -> None:
+    import signal
+
+    before = signal.getsignal(signal.SIGALRM)
+    assert score(lambda prompt, rollout: 1.0, 0.05) == [[1.0, 1.0]]
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+    assert signal.getsignal(signal.SIGALRM) == before
+    found: list[list[list[float]]] = []
+    thread = threading.Thread(target=lambda: found.append(score(lambda prompt, rollout: 1.0)))
+    thread.start()
+    thread.join()
+    assert found == [[[1.0, 1.0]]]
+
+
+def test_a_worker_that_hung_is_told_from_one_that_raised() -> None:
+    error = RewardBroken("reward_function=r.py:f did not answer")
+    error.__cause__ = Hung("did not answer")
+    found = of_error(error)
+    assert found is not None and found["cause"] == "reward-hangs"
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "cause"),
+    [
+        (MemoryError(), "memory", "out-of-memory"),
+        (RuntimeError("NPU out of memory. Tried to allocate"), "memory", "out-of-memory"),
+        (ImportError("libhccl.so"), "import", "import-failed"),
+    ],
+)
+def test_errors_that_speak_for_themselves(error: Exception, name: str, cause: str) -> None:
+    found = of_error(error)
+    assert found is not None
+    assert (found["name"], found["cause"], found["passed"]) == (name, cause, False)
+    assert found["reason"]
+
+
+def test_a_stage_that_was_recorded_is_not_recorded_twice_and_what_is_unknown_has_no_stage() -> None:
+    assert of_error(StageFailed("matmul", "wrong")) is None
+    assert of_error(ValueError("nobody knows")) is None
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch, error: Exception, free: int) -> None:
+    def save(state: object, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise error
+
+    monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": free}))
+
+
+@pytest.mark.parametrize(
+    ("error", "free", "number", "cause"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 1 << 40, errno.ENOSPC, "full-disk"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), 1 << 40, errno.EDQUOT, "full-disk"),
+        (RuntimeError("file write failed"), 100, errno.ENOSPC, "full-disk"),
+        (RuntimeError("file write failed"), 1 << 40, errno.EIO, "cannot-save"),
+        (OSError(errno.EROFS, "Read-only file system"), 1 << 40, errno.EROFS, "cannot-save"),
+    ],
+)
+def test_a_save_that_fails_says_why_and_leaves_room_to_say_it(
+    error: Exception, free: int, number: int, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unwritable(monkeypatch, error, free)
+    raised = caught(lambda: checkpoint.save({"w": torch.ones(1)}, tmp_path))
+    assert isinstance(raised, OSError) and raised.errno == number
+    found = of_error(raised)
+    assert found is not None and (found["name"], found["cause"]) == ("checkpoint", cause)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,155 @@
+"""Several ranks learn what one would, and the one that ends a run is named."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_cases import only, read
+
+from trainer.distributed import Agreement, World, checksum
+from trainer.launch import Ended, run_ranks
+from trainer.metrics.step import over_ranks
+
+ROOT = Path(__file__).parent.parent.parent
+
+# A rank's part of a check that needs two processes: gradients of two ranks against those of one.
+SCRIPT = """
+import os, sys, torch
+from trainer.distributed import join, leave
+world = join("gloo")
+weight = torch.nn.Parameter(torch.zeros(3))
+other = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+weight.grad = torch.tensor([1.0, 2.0, 3.0]) * (world.rank + 1)
+other.grad = torch.full((2,), 0.5, dtype=torch.float64)
+world.add_gradients([weight, other])
+assert weight.grad.tolist() == [3.0, 6.0, 9.0], weight.grad
+assert other.grad.tolist() == [1.0, 1.0], other.grad
+assert world.add(torch.tensor([world.rank + 1.0])).item() == 3.0
+assert world.largest(torch.tensor([world.rank * 5.0])).item() == 5.0
+assert world.gather({"rank": world.rank}) == [{"rank": 0}, {"rank": 1}]
+assert world.share([0, 1, 2, 3, 4, 5]) == [world.rank, world.rank + 2, world.rank + 4]
+world.wait()
+leave(world)
+"""
+
+
+def test_one_process_is_a_world_whose_collectives_change_nothing() -> None:
+    world = World.alone()
+    assert world.add(torch.tensor([2.0])).item() == 2.0
+    assert world.gather("x") == ["x"]
+    assert world.share([1, 2]) == [1, 2]
+    assert world.is_first
+
+
+def test_two_ranks_add_gradients_and_values(tmp_path: Path) -> None:
+    place = tmp_path / "rendezvous"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            cwd=ROOT,
+            env={**_environ(), "RANK": str(rank), "WORLD_SIZE": "2", "TRAINER_RENDEZVOUS": str(place)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], said
+
+
+def _environ() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+
+def test_two_ranks_give_the_update_of_one_when_they_see_its_rows(tmp_path: Path) -> None:
+    """With scripted answers the rollouts do not depend on who draws them: the weights after two steps agree."""
+    script = tmp_path / "answers.jsonl"
+    script.write_text('["1", "2"]\n')
+    losses = []
+    for ranks in (1, 2):
+        out = tmp_path / str(ranks)
+        words = [
+            "steps=2", "distractors=0", "prompts_per_step=10", "rollouts_per_prompt=2", "mini_batches=1",
+            "engine=scripted",
+            f"script={script}", f"ranks={ranks}", "device=cpu", "lr=0.01", "reward=exact", "dtype=float64",
+        ]  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer", "--out", str(out), *words],
+            cwd=ROOT, env=_environ(), capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        steps = [record for record in read(out) if record["kind"] == "step"]
+        losses.append([(step["actor/loss"], step["actor/grad_norm"], step["critic/score/mean"]) for step in steps])
+    for one, two in zip(losses[0], losses[1], strict=True):
+        assert two == pytest.approx(one, abs=1e-9)
+
+
+def test_a_checksum_sees_one_bit_and_an_exchange_of_two_values() -> None:
+    weights = {"a": torch.tensor([1.0, 2.0, 3.0]), "b": torch.tensor([0.5], dtype=torch.bfloat16)}
+    again = {name: weight.clone() for name, weight in weights.items()}
+    assert checksum(weights) == checksum(again)
+    again["a"].view(torch.int32)[1] ^= 1
+    assert checksum(weights) != checksum(again)
+    swapped = {**weights, "a": torch.tensor([2.0, 1.0, 3.0])}
+    assert checksum(weights) != checksum(swapped)
+
+
+def test_ranks_with_other_weights_are_told_with_the_step_where_it_began() -> None:
+    check = Agreement()
+    check.add(1, [5, 5, 5])
+    check.add(2, [5, 6, 5])
+    check.add(3, [7, 6, 8])
+    assert check.result() == {"passed": False, "steps": 3, "unequal": 2, "first_step": 2, "ranks": [1]}
+    assert Agreement().result()["passed"] is False
+
+
+def test_the_rank_that_ended_a_run_is_named() -> None:
+    assert str(Ended(1, -signal.SIGKILL)) == "rank 1 was killed by SIGKILL"
+    assert str(Ended(0, 1)) == "rank 0 ended with 1"
+
+
+def test_a_killed_rank_is_named_and_the_others_do_not_hang(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "--out", str(out), "ranks=2", "steps=50", "fault=rank-dies", "device=cpu"],
+        cwd=ROOT, env=_environ(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    found = only(read(out), kind="ranks")
+    assert (found["rank"], found["code"], found["reason"]) == (1, -9, "rank 1 was killed by SIGKILL")
+
+
+def test_a_rank_with_other_weights_is_found_in_the_step_where_it_differs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "--out", str(out), "ranks=2", "steps=6", "fault=rank-differs", "device=cpu"],
+        cwd=ROOT, env=_environ(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = only(read(out), kind="stage", name="ranks-agree")
+    assert (found["passed"], found["first_step"], found["ranks"]) == (False, 2, [1])
+
+
+def test_numbers_of_several_ranks_are_added_averaged_or_the_worst_by_their_name() -> None:
+    one = {"critic/score/mean": 1.0, "response_length/max": 3, "response_length/min": 2, "generated_tokens": 5}
+    two = {"critic/score/mean": 0.0, "response_length/max": 4, "response_length/min": 1, "generated_tokens": 6}
+    assert over_ranks([one, two]) == {
+        "critic/score/mean": 0.5,
+        "response_length/max": 4,
+        "response_length/min": 1,
+        "generated_tokens": 11,
+    }
+    assert over_ranks([one]) == one
+
+
+def test_ranks_that_cannot_write_their_logs_are_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        run_ranks(["--out", "x"], 2, tmp_path / "file" / "logs")

@@ -1,0 +1,148 @@
+"""The ranks of a run: several processes that each make a share of the rollouts and learn one gradient together.
+
+`World.alone()` is a run of one process, whose every collective is the identity, so that nothing else asks how many
+ranks there are. `join` makes the world of a process that was started with `RANK`, `WORLD_SIZE` and `LOCAL_RANK` in its
+environment (by `trainer.launch`, torchrun or Ray).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer import launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+# A rank that waits this long for the others gives up. Compiling operators for the first time takes minutes on an NPU.
+TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among its ranks. Every method is a collective: all ranks call it, in the same order."""
+
+    rank: int
+    size: int
+
+    @classmethod
+    def alone(cls) -> World:
+        return cls(0, 1)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes records and checkpoints."""
+        return self.rank == 0
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        """The maximum over the ranks, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+        return tensor
+
+    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sums the gradients over the ranks: each has divided its own by the counts of all, so no mean is taken.
+
+        One message for all tensors of a dtype. A parameter without a gradient on one rank must have none on any.
+        """
+        if self.size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in parameters:
+            if parameter.grad is not None:
+                by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+        for gradients in by_dtype.values():
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            torch.distributed.all_reduce(flat)
+            for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank gave, in the order of the ranks; anything that can be pickled."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(gathered, value)
+        return gathered
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.size > 1:
+            torch.distributed.barrier()
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """This rank's part of what all ranks hold: every `size`-th, from its own number on. No collective."""
+        return list(items[self.rank :: self.size])
+
+
+def join(backend: str) -> World:
+    """Meets the other ranks. Raises RuntimeError when they do not come."""
+    if not launch.is_rank():
+        return World.alone()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    place = os.environ.get(launch.RENDEZVOUS)
+    method = f"file://{place}" if place else "env://"
+    torch.distributed.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
+    return World(rank, size)
+
+
+def leave(world: World) -> None:
+    """Ends the collectives of this process."""
+    if world.size > 1:
+        torch.distributed.destroy_process_group()
+
+
+def checksum(weights: Mapping[str, Tensor]) -> int:
+    """A number that weights with one bit changed do not share: the sum of their bits as whole numbers, by position.
+
+    Not against intent, only against accident. Example: two ranks whose weights agree have the same.
+    """
+    total = 0
+    for number, weight in enumerate(weights.values(), start=1):
+        whole = weight.detach().contiguous().reshape(-1).view(_INTEGERS[weight.element_size()]).to(torch.int64)
+        places = torch.arange(1, whole.numel() + 1, device=whole.device, dtype=torch.int64)
+        total = (total + number * int((whole * (2 * places + 1)).sum())) & (2**63 - 1)
+    return total
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Whether all ranks hold the same weights after each step, by a checksum."""
+
+    steps: int = 0
+    unequal: int = 0
+    first_step: int | None = None  # the first unequal step; None: there is none
+    ranks: tuple[int, ...] = ()  # that differed from rank 0 there
+
+    def add(self, step: int, checksums: Sequence[int]) -> None:
+        self.steps += 1
+        others = tuple(rank for rank, value in enumerate(checksums) if value != checksums[0])
+        if others:
+            self.unequal += 1
+            if self.first_step is None:
+                self.first_step, self.ranks = step, others
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "passed": self.steps > 0 and self.unequal == 0,
+            "steps": self.steps,
+            "unequal": self.unequal,
+            "first_step": self.first_step,
+            "ranks": list(self.ranks),
+        }

@@ -1,0 +1,148 @@
+"""Sampling with `generate` of any causal model of the package transformers.
+
+The tokens are drawn here, by a logits processor that leaves `generate` no choice: `generate` itself draws from torch's
+global generator, which no checkpoint can hold apart, and gives log-probabilities only together with the logits of the
+whole vocabulary for every token (20 GB for 128 answers of 256 tokens and 152 k words). Prompts stand to the right,
+padding before them, as `generate` wants it; a prompt is computed once for its group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.config import BadSetting
+from trainer.types import Rollout, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from trainer.config import Config
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.tasks.base import Task
+
+
+class Chooser:
+    """A logits processor: draws each row's token, notes its log-probability, and forbids all others."""
+
+    def __init__(self, sampling: Sampling, generator: torch.Generator) -> None:
+        self._sampling = sampling
+        self._generator = generator
+        self.logprobs: list[Tensor] = []  # [B] for each step
+
+    def __call__(self, tokens_BT: Tensor, logits_BV: Tensor) -> Tensor:
+        logprobs_BV = torch.log_softmax(logits_BV.float() / self._sampling.temperature, dim=-1)
+        if self._sampling.is_greedy:
+            chosen_B = logprobs_BV.argmax(dim=1)
+        else:
+            chosen_B = torch.multinomial(logprobs_BV.exp(), 1, generator=self._generator).squeeze(1)
+        self.logprobs.append(logprobs_BV.gather(1, chosen_B[:, None]).squeeze(1))
+        return torch.full_like(logits_BV, -torch.inf).scatter(1, chosen_B[:, None], 0.0)
+
+
+class Generator:
+    """A model of its own, and the random numbers that decide its draws."""
+
+    def __init__(self, model: Any, *, end: int | None, pad: int, seed: int) -> None:
+        from transformers import GenerationConfig
+
+        self._model = model.eval().requires_grad_(False)
+        # A model's folder may ask for a repetition penalty or the like: its answers would then be another policy's.
+        self._model.generation_config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=pad)
+        self._end, self._pad = end, pad
+        self._device = next(model.parameters()).device
+        self._generator = torch.Generator(device=self._device).manual_seed(seed)
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
+        size, longest = sampling.rollouts_per_prompt, max(len(prompt) for prompt in prompts)
+        padded = [[*[self._pad] * (longest - len(prompt)), *prompt] for prompt in prompts]
+        places = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        tokens_PS = torch.tensor(padded, dtype=torch.int64, device=self._device)
+        mask_PS = torch.tensor(places, dtype=torch.int64, device=self._device)
+        chooser = Chooser(sampling, self._generator)
+        whole_BT = self._model.generate(
+            tokens_PS.repeat_interleave(size, dim=0),
+            attention_mask=mask_PS.repeat_interleave(size, dim=0),
+            past_key_values=self._computed(tokens_PS, mask_PS, size),
+            max_new_tokens=sampling.max_new_tokens,
+            logits_processor=[chooser],
+        )
+        said, logprobs = whole_BT[:, longest:].tolist(), torch.stack(chooser.logprobs, dim=1).tolist()
+        rollouts = [_until_end(row, values, self._end) for row, values in zip(said, logprobs, strict=True)]
+        return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
+
+    def _computed(self, tokens_PS: Tensor, mask_PS: Tensor, size: int) -> Any:
+        """The cache of all of the prompts but their last token, `size` copies of each; None if there is no more.
+
+        `generate` feeds the last token itself, to get the first logits.
+        """
+        if size == 1 or tokens_PS.shape[1] == 1:
+            return None
+        positions_PS = (mask_PS.cumsum(dim=1) - 1).clamp(min=0)
+        cache = self._model(
+            tokens_PS[:, :-1], attention_mask=mask_PS[:, :-1], position_ids=positions_PS[:, :-1], use_cache=True
+        ).past_key_values
+        cache.batch_repeat_interleave(size)
+        return cache
+
+    @torch.no_grad()
+    def receive(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies by name; names that the model does not have (a second name of a tied weight) are left out."""
+        own = dict(self._model.named_parameters())
+        missing = own.keys() - weights.keys()
+        if missing:
+            raise ValueError(f"the new weights lack {', '.join(sorted(missing))}")
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return dict(self._model.named_parameters())
+
+    def sleep(self) -> None:
+        """Nothing: the weights share the learner's process, and caches live only within `generate`."""
+
+    def wake(self) -> None:
+        """Nothing: `sleep` gave nothing up."""
+
+    def random_state(self) -> Tensor:
+        return self._generator.get_state()
+
+    def restore_random_state(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+
+
+def _until_end(tokens: list[int], logprobs: list[float], end: int | None) -> Rollout:
+    if end is None or end not in tokens:
+        return Rollout(tuple(tokens), tuple(logprobs), Stop.LENGTH)
+    length = tokens.index(end) + 1
+    return Rollout(tuple(tokens[:length]), tuple(logprobs[:length]), Stop.END)
+
+
+def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Generator:
+    """The engine of the model in the folder `path`. Raises BadSetting where the folder or the package is missing."""
+    if not config.model.path:
+        raise BadSetting(
+            "engine=transformers needs path=FOLDER: the built-in decoder has an engine of its own, builtin"
+        )
+    model = load(config.model.path, getattr(torch, config.run.dtype)).to(device)
+    return Generator(model, end=task.tokenizer.end, pad=task.tokenizer.pad, seed=seed)
+
+
+def load(path: str | Path, dtype: torch.dtype) -> nn.Module:
+    """The causal model of a local folder. Nothing is downloaded, and no code of the folder is run."""
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise BadSetting(f"engine=transformers needs the package transformers: {error}") from error
+    try:
+        made: Any = AutoModelForCausalLM
+        model: nn.Module = made.from_pretrained(str(path), local_files_only=True, torch_dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise BadSetting(f"path={path} holds no causal model that transformers can read: {said}") from error
+    return model

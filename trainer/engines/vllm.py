@@ -1,0 +1,276 @@
+"""Sampling with vLLM, on CUDA or, through vllm-ascend, on NPUs.
+
+Names and arguments are those that vllm 0.11.0, 0.18.0 and 0.23.0 and vllm-ascend 0.23.0 have in common. vLLM is
+imported when an engine starts, never before. Each request carries a seed of its own, drawn from a generator whose
+state a checkpoint can hold; the engine's own seed would tie the draws to the number of requests since its start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.config import BadSetting
+from trainer.types import Rollout, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from trainer.config import Config
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.tasks.base import Task
+
+_BUCKET_BYTES = 1 << 28  # of weights handed over at once; with tensor parallelism each bucket is copied to every worker
+_LARGEST_SEED = 2**31 - 1
+
+# What vLLM makes one parameter of, and which of the learner's, in this order.
+_STACKED = {
+    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "k_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "v_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+    "up_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+}
+# Set before vllm is imported, unless the user has set them. Without multiprocessing the weights are handed over by
+# reference. vllm-ascend keeps weights in the NZ layout otherwise: new ones cannot be loaded into it, and waking fails.
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_ENABLE_NZ": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """The parts of vllm that are used; a test puts others in their place."""
+
+    LLM: Any
+    SamplingParams: Any
+    TokensPrompt: Any
+
+
+class Vllm:
+    """An `LLM`, the shapes of the weights it was last given, and the random numbers that seed its requests."""
+
+    def __init__(
+        self,
+        llm: Any,
+        package: Package,
+        *,
+        end: int | None,
+        seed: int,
+        folder: Path | None = None,
+        can_sleep: bool = False,
+        is_parallel: bool = False,
+    ) -> None:
+        self._llm = llm
+        self._package = package
+        self._end = end
+        self._folder = folder  # weights go through this one, which is the engine's own; None: in place
+        if folder is not None:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._can_sleep = can_sleep
+        self._is_parallel = is_parallel  # over processes, which a tensor of one card cannot be sent to
+        self._generator = torch.Generator().manual_seed(seed)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._is_cache_asleep = False
+
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
+        """Log-probabilities are vLLM's processed ones, after the temperature; of greedy answers those at 1."""
+        seeds = torch.randint(_LARGEST_SEED, (len(prompts),), generator=self._generator).tolist()
+        results = self._llm.generate(
+            [self._package.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
+            [self._params(sampling, seed) for seed in seeds],
+            use_tqdm=False,
+        )
+        return [tuple(_rollout(output) for output in result.outputs) for result in results]
+
+    def _params(self, sampling: Sampling, seed: int) -> Any:
+        # Every end token but ours is ignored: a model's folder may name more of them than the tokenizer has.
+        return self._package.SamplingParams(
+            n=sampling.rollouts_per_prompt,
+            temperature=0.0 if sampling.is_greedy else sampling.temperature,
+            max_tokens=sampling.max_new_tokens,
+            logprobs=0,  # the drawn token's alone
+            ignore_eos=True,
+            stop_token_ids=[] if self._end is None else [self._end],
+            seed=seed,
+            detokenize=False,
+        )
+
+    def receive(self, weights: Mapping[str, Tensor]) -> None:
+        """Hands the weights over, in place or through the folder; what was cached with the old ones is forgotten."""
+        if self._folder is not None:
+            _write(self._folder, weights)
+            self._llm.collective_rpc(reload)
+        else:
+            for bucket in _buckets(weights):
+                sent = [(name, weight.cpu()) for name, weight in bucket] if self._is_parallel else bucket
+                self._llm.apply_model(partial(load, sent))
+        self._shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if self._is_cache_asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+            self._is_cache_asleep = False
+        self._llm.reset_prefix_cache()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights read back from the first worker, on the CPU: those that it holds whole."""
+        held: dict[str, Tensor] = self._llm.apply_model(partial(read, self._shapes))[0]
+        return held
+
+    def sleep(self) -> None:
+        """Level 2: weights and cache are dropped, since new weights come after `wake`."""
+        if self._can_sleep:
+            self._llm.sleep(level=2)
+
+    def wake(self) -> None:
+        """Room for the weights only; that for the cache is taken when they have come, so both never peak together."""
+        if self._can_sleep:
+            self._llm.wake_up(tags=["weights"])
+            self._is_cache_asleep = True
+
+    def random_state(self) -> Tensor:
+        return self._generator.get_state()
+
+    def restore_random_state(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+
+
+def _rollout(output: Any) -> Rollout:
+    tokens = tuple(output.token_ids)
+    logprobs = tuple(float(each[token].logprob) for each, token in zip(output.logprobs, tokens, strict=True))
+    return Rollout(tokens, logprobs, Stop.END if output.finish_reason == "stop" else Stop.LENGTH)
+
+
+def _buckets(weights: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]]:
+    bucket: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, weight in weights.items():
+        num_bytes = weight.numel() * weight.element_size()
+        if bucket and size + num_bytes > _BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, weight.detach()))
+        size += num_bytes
+    if bucket:
+        yield bucket
+
+
+# The next three run in vLLM's worker processes, hence no closures.
+
+
+def load(weights: Sequence[tuple[str, Tensor]], model: nn.Module) -> None:
+    """Copies weights under transformers' names into vLLM's model, which stacks and shards them itself."""
+    loader: Callable[[Sequence[tuple[str, Tensor]]], object] = model.load_weights  # type: ignore[assignment]
+    loader(weights)
+
+
+def reload(worker: Any) -> None:
+    """Reads the model's folder again. Through the runner: vllm-ascend's worker has no method of its own for it."""
+    worker.model_runner.reload_weights()
+
+
+def read(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> dict[str, Tensor]:
+    """The weights of those names that are held whole, cut out of what they were stacked or padded into."""
+    own = dict(model.named_parameters())
+    found = {name: _cut_out(name, shapes, own) for name in shapes}
+    return {name: weight.cpu().clone() for name, weight in found.items() if weight is not None}
+
+
+def _cut_out(name: str, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, Tensor]) -> Tensor | None:
+    shape, offset, home = shapes[name], 0, name
+    total = shape[0]
+    part = next((part for part in name.split(".") if part in _STACKED), None)
+    if name not in own and part is not None:
+        stack, members = _STACKED[part]
+        heights = {member: shapes[name.replace(part, member)][0] for member in members}
+        home, total = name.replace(part, stack), sum(heights.values())
+        offset = sum(heights[member] for member in members[: members.index(part)])
+    held = own.get(home)
+    # A vocabulary is padded below; fewer rows than expected, or other columns, are a shard.
+    if held is None or held.shape[0] < total or held.shape[1:] != torch.Size(shape[1:]):
+        return None
+    return held.detach()[offset : offset + shape[0]]
+
+
+def start(config: Config, task: Task, *, seed: int) -> Vllm:
+    """The engine of the model in the folder `path`. Raises BadSetting where the folder or the package is missing.
+
+    The weights are read from the folder; the first `receive` replaces them.
+    """
+    if not config.model.path:
+        raise BadSetting("engine=vllm needs path=FOLDER: it cannot run the built-in decoder from a random start")
+    source, folder = Path(config.model.path), None
+    if config.rollout.weight_sync == "reload":
+        folder = source = _linked(source)
+    package = _package()
+    llm = package.LLM(**arguments(config, task, source, seed=seed))
+    return Vllm(
+        llm,
+        package,
+        end=task.tokenizer.end,
+        seed=seed,
+        folder=folder,
+        can_sleep=config.rollout.sleep,
+        is_parallel=config.rollout.tensor_parallel > 1,
+    )
+
+
+def arguments(config: Config, task: Task, folder: Path, *, seed: int) -> dict[str, Any]:
+    """What `LLM` is started with."""
+    rollout = config.rollout
+    chosen: dict[str, Any] = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,  # tokens go in and come out
+        "generation_config": "vllm",  # not the folder's: a repetition penalty there would make another policy
+        "dtype": config.run.dtype,
+        "seed": seed % 2**32,
+        "load_format": "auto",
+        "enforce_eager": rollout.enforce_eager,
+        "gpu_memory_utilization": rollout.memory_fraction,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "enable_sleep_mode": rollout.sleep,
+        "logprobs_mode": "processed_logprobs",
+    }
+    if task.environment is None:
+        chosen["max_model_len"] = config.task.max_prompt_tokens + task.max_new_tokens
+    return chosen
+
+
+def _package() -> Package:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import vllm
+        from vllm.inputs import TokensPrompt
+    except ImportError as error:
+        raise BadSetting(f"engine=vllm needs the package vllm (on NPUs vllm-ascend too): {error}") from error
+    return Package(vllm.LLM, vllm.SamplingParams, TokensPrompt)
+
+
+def _linked(source: Path) -> Path:
+    """A new folder with links to the model's files.
+
+    Every version of vLLM can read its own folder again; only later ones another.
+    """
+    if not source.is_dir():
+        raise BadSetting(f"path={source} is no folder")
+    folder = Path(tempfile.mkdtemp(prefix="trainer-weights-"))
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    return folder
+
+
+def _write(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Replaces the links to the model's weights by one file."""
+    from trainer.models.files import write_weights
+
+    for old in [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json"), *folder.glob("*.bin")]:
+        old.unlink()
+    write_weights(folder / "model.safetensors", weights)

@@ -1,0 +1,112 @@
+"""Starts the ranks of a run on this machine, and says which one ended it.
+
+The process that starts them computes nothing and imports no torch: it lives when a rank is killed, and names it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The file where ranks on one machine find each other; without it MASTER_ADDR and MASTER_PORT say where.
+RENDEZVOUS = "TRAINER_RENDEZVOUS"
+# How long the other ranks may take to end by themselves after one has failed: they write what they know.
+_GRACE_S = 5.0
+# A rank's death is seen by the others before it is seen here.
+_SETTLE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the ranks ended: the first that failed, or rank 0 when none did."""
+
+    rank: int
+    code: int  # negative: the signal that ended it
+
+    def __str__(self) -> str:
+        how = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with {self.code}"
+        return f"rank {self.rank} {how}"
+
+
+def is_rank() -> bool:
+    """Whether this process was started as one of several, here or by another launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def rank() -> int:
+    """This process's number among its ranks, from 0."""
+    return int(os.environ.get("RANK", "0")) if is_rank() else 0
+
+
+def run_ranks(argv: Sequence[str], size: int, logs: Path) -> Ended:
+    """`python -m trainer` with these arguments once per rank; waits for all.
+
+    Rank 0 has this process's stderr; the others write to `rank-N.log` in the folder. When one fails, the others get
+    a few seconds and are then stopped. An interrupt of this process reaches every rank, and they are waited for.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainer-"))
+        ranks: list[subprocess.Popen[bytes]] = []
+        for rank in range(size):
+            log = None if rank == 0 else stack.enter_context((logs / f"rank-{rank}.log").open("wb"))
+            environ = {
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                RENDEZVOUS: str(Path(folder) / "rendezvous"),
+            }
+            if sys.platform == "linux":
+                environ.setdefault(
+                    "GLOO_SOCKET_IFNAME", "lo"
+                )  # all ranks are here: no need of a host name that resolves
+            ranks.append(subprocess.Popen([sys.executable, "-m", "trainer", *argv], env=environ, stderr=log))
+        try:
+            return _wait(ranks)
+        except KeyboardInterrupt:
+            for process in ranks:
+                process.send_signal(signal.SIGINT)
+            try:
+                _wait(ranks)  # all finish the step at hand; the first saves
+            except KeyboardInterrupt:
+                _end(ranks)
+            raise
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
+    while True:
+        codes = [process.poll() for process in ranks]
+        if any(codes):
+            time.sleep(_SETTLE_S)
+            codes = [process.poll() for process in ranks]
+            _end(ranks)
+            # A rank that lost another one fails too, with an exit code: one that a signal ended was there first.
+            rank = min(
+                (rank for rank, code in enumerate(codes) if code), key=lambda rank: ((codes[rank] or 0) > 0, rank)
+            )
+            return Ended(rank, codes[rank] or 0)
+        if all(code == 0 for code in codes):
+            return Ended(0, 0)
+        time.sleep(0.01)
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Waits a while for the ranks, then stops those that are left."""
+    deadline = time.monotonic() + _GRACE_S
+    for process in ranks:
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+        process.wait()

@@ -1,0 +1,148 @@
+"""What the numbers of a run advise for the next one: micro batch, memory fraction, length of answers, engine.
+
+An advice is data: an id, and arguments for a sentence that whoever shows it has. The thresholds are experience, not
+measurements of this machine; where a rule looks at memory it needs the run's peak, so a short run may ask for more than
+a long one can give. Source of the order of the levers and of the values: the memory tuning of verl's NPU guides for
+Qwen2.5 on 8 cards of 64 GiB, where 45 % of the memory used became 84 % with larger micro batches and a memory fraction
+of 0.8 instead of 0.4, and tokens a second rose by 43 %. The 60 and 92 % are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+LOW_USE, FULL_USE = 0.60, 0.92  # shares of a device's memory
+MOST_FRACTION = 0.8  # beside a learner and a reference on the same card
+CLIPPED = 0.10  # share of answers cut off at their limit
+UNUSED = 0.5  # of the limit, the longest answer
+SLOW_GENERATION = 0.7  # share of the steps' time
+# In these the limit is what a right answer takes, or the environment ends the episode: a longer one helps nobody.
+_OWN_LENGTH = ("successor", "addition", "copy", "frozen_lake", "sokoban")
+_LEVERS = ("micro_batch_rows", "memory_fraction", "max_new_tokens")
+
+
+@dataclass(slots=True)
+class Seen:
+    """A run in a few numbers."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    memory_share: float | None = None  # the largest; None: never measured
+    gen_s: float = 0.0
+    step_s: float = 0.0
+    longest: int = 0
+    clip_ratios: list[float] = field(default_factory=list)
+
+    def add(self, step: Mapping[str, Any]) -> None:
+        share = step.get("perf/memory_used_share")
+        if isinstance(share, (int, float)):
+            self.memory_share = max(self.memory_share or 0.0, share)
+        self.gen_s += _number(step.get("timing_s/gen"))
+        self.step_s += _number(step.get("timing_s/step"))
+        self.longest = max(self.longest, int(_number(step.get("response_length/max"))))
+        self.clip_ratios.append(_number(step.get("response_length/clip_ratio")))
+
+    @property
+    def late_clip_ratio(self) -> float:
+        """The mean over the last quarter of the steps: early answers are long because nothing is learnt yet."""
+        late = self.clip_ratios[-max(len(self.clip_ratios) // 4, 1) :]
+        return sum(late) / max(len(late), 1)
+
+    @property
+    def mini_batch_rows(self) -> int:
+        """Rows of one optimizer step on one rank; 0 where the settings do not say."""
+        rows = int(_number(self.settings.get("prompts_per_step")) * _number(self.settings.get("rollouts_per_prompt")))
+        parts = _number(self.settings.get("mini_batches")) * max(_number(self.settings.get("ranks")), 1)
+        return int(rows / parts) if parts else 0
+
+
+Advice = tuple[str, dict[str, Any]]
+
+
+class Advisor:
+    """Gathers a run's numbers; a follower of records that speaks at the end."""
+
+    def __init__(self) -> None:
+        self._seen = Seen()
+
+    def read(self, record: Mapping[str, Any]) -> tuple[()]:
+        """Never has anything to say in between."""
+        if record.get("kind") == "header":
+            self._seen.settings, self._seen.device = record.get("settings") or {}, str(record.get("device", "cpu"))
+        elif record.get("kind") == "step":
+            self._seen.add(record)
+        return ()
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """One record for each advice; none of a run without steps."""
+        for name, args in advise(self._seen):
+            yield {"kind": "advice", "id": name, "args": args}
+
+
+def advise(seen: Seen) -> list[Advice]:
+    """All that the rules have to say, in their order."""
+    if not seen.clip_ratios:
+        return []
+    return [found for rule in RULES if (found := rule(seen)) is not None]
+
+
+def _full(seen: Seen) -> Advice | None:
+    """Close to running out: the levers in the order that costs least."""
+    if seen.memory_share is None or seen.memory_share <= FULL_USE:
+        return None
+    is_vllm = seen.settings.get("engine") == "vllm"
+    levers = [name for name in _LEVERS if name != "memory_fraction" or is_vllm]
+    return "memory-full", {"used": _percent(seen.memory_share), "device": seen.device, "settings": ", ".join(levers)}
+
+
+def _low(seen: Seen) -> Advice | None:
+    """Room on a card: first larger micro batches, doubled; then more of it for the sampler."""
+    if seen.memory_share is None or seen.memory_share >= LOW_USE or seen.device == "cpu":
+        return None
+    used = {"used": _percent(seen.memory_share), "device": seen.device}
+    now, whole = int(_number(seen.settings.get("micro_batch_rows"))), seen.mini_batch_rows
+    if 0 < now < whole:
+        return "micro-batch", {**used, "now": now, "value": min(now * 2, whole)}
+    fraction = _number(seen.settings.get("memory_fraction"))
+    if seen.settings.get("engine") == "vllm" and 0 < fraction < MOST_FRACTION:
+        return "memory-fraction", {**used, "now": fraction, "value": round(min(fraction + 0.1, MOST_FRACTION), 2)}
+    return None
+
+
+def _cut_off(seen: Seen) -> Advice | None:
+    """Many answers end at the limit and are judged unfinished."""
+    if seen.late_clip_ratio <= CLIPPED or seen.settings.get("task") in _OWN_LENGTH:
+        return None
+    return "length-clipped", {"share": _percent(seen.late_clip_ratio), "limit": seen.longest, "value": seen.longest * 2}
+
+
+def _too_long(seen: Seen) -> Advice | None:
+    """The limit is far above every answer: it sizes caches and, on an NPU, shapes."""
+    limit = int(_number(seen.settings.get("max_new_tokens")))
+    if seen.settings.get("task") in _OWN_LENGTH or not 0 < seen.longest <= limit * UNUSED:
+        return None
+    return "length-unused", {"longest": seen.longest, "limit": limit, "value": -(-seen.longest * 5 // 4)}
+
+
+def _slow_generation(seen: Seen) -> Advice | None:
+    """Generation takes most of the time on a card, with an engine made for small models."""
+    share, engine = (seen.gen_s / seen.step_s if seen.step_s else 0.0), seen.settings.get("engine")
+    if share <= SLOW_GENERATION or seen.device == "cpu" or engine not in ("builtin", "transformers"):
+        return None
+    return "generation-slow", {"share": _percent(share), "engine": engine}
+
+
+RULES: tuple[Callable[[Seen], Advice | None], ...] = (_full, _low, _cut_off, _too_long, _slow_generation)
+
+
+def _percent(share: float) -> int:
+    return round(share * 100)
+
+
+def _number(value: object) -> float:
+    """0 for what is no number, a text for one that JSON cannot hold among them."""
+    return float(value) if isinstance(value, (int, float)) else 0.0

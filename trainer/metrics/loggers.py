@@ -1,0 +1,151 @@
+"""The numbers of a run in TensorBoard, wandb or swanlab, beside the record file; the last two without a network.
+
+`Loggers` follows the records. A logger whose package is missing or that breaks is left out from then on and a `note`
+record says so: training goes on, the record file being complete without any of them. Nothing is imported unless the
+header's `loggers` setting names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+_PROJECT = "npuenv"
+
+
+class Logger(Protocol):
+    """Where numbers go; any of its methods may raise anything."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes the finite numbers of one step."""
+
+    def close(self) -> None:
+        """Puts everything on disk."""
+
+
+class TensorBoard:
+    """Event files in FOLDER/tensorboard."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        del settings  # the record file has them; as hyper-parameters TensorBoard shows only those of finished runs
+        module = importlib.import_module("torch.utils.tensorboard")
+        self._writer = module.SummaryWriter(log_dir=str(folder / "tensorboard"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """An offline run in FOLDER/wandb, for `wandb sync`. Prints nothing and reads no other process's output."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        wandb = importlib.import_module("wandb")
+        quiet = wandb.Settings(silent=True, console="off")
+        self._run = wandb.init(mode="offline", project=_PROJECT, dir=str(folder), config=dict(settings), settings=quiet)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Swanlab:
+    """An offline run in FOLDER/swanlog, for `swanlab sync`."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._swanlab = importlib.import_module("swanlab")
+        (folder / "swanlog").mkdir(exist_ok=True)  # swanlab refuses a folder that does not exist
+        self._swanlab.init(project=_PROJECT, mode="offline", logdir=str(folder / "swanlog"), config=dict(settings))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._swanlab.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._swanlab.finish()
+
+
+MAKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Logger]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "swanlab": Swanlab,
+}
+
+
+def names(setting: str) -> list[str]:
+    """The words of the `loggers` setting. Example: `tensorboard, wandb` -> tensorboard and wandb."""
+    return [word.strip() for word in setting.split(",") if word.strip()]
+
+
+class Loggers:
+    """All loggers that the header names; a follower of records."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, Logger] = {}
+        self._step = 0
+
+    def read(self, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Starts loggers at the header, hands on the numbers of steps and evaluations; notes of what broke."""
+        kind = record.get("kind")
+        if kind == "header":
+            settings = record.get("settings") or {}
+            for name in names(str(settings.get("loggers", ""))):
+                yield from self._guard(name, partial(self._start, name, settings))
+        elif kind in ("step", "eval") and self._open:
+            # The evaluation after training says no step; wandb ignores what comes for one that is past.
+            self._step = max(self._step, int(record.get("step") or 0))
+            values = numbers(record)
+            for name, logger in list(self._open.items()):
+                yield from self._guard(name, partial(logger.log, self._step, values))
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """Closes what is open."""
+        for name, logger in list(self._open.items()):
+            yield from self._guard(name, logger.close)
+        self._open.clear()
+
+    def _start(self, name: str, settings: Mapping[str, Any]) -> None:
+        if name not in MAKERS:
+            raise ValueError(f"there is no such logger; there are {', '.join(MAKERS)}")
+        self._open[name] = MAKERS[name](self._folder, settings)
+
+    def _guard(self, name: str, act: Callable[[], None]) -> Iterator[dict[str, Any]]:
+        try:
+            # They greet and say farewell; the trainer's stdout is empty and its stderr one line at most.
+            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                act()
+        except Exception as error:  # another project's package: whatever it raises must not end a training
+            self._open.pop(name, None)
+            yield {"kind": "note", "what": "logger", "logger": name, "reason": _reason(error)}
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record under their names; those of an evaluation without a group of names get `eval/`.
+
+    One that is not finite stands in a record as text, and is left out.
+    """
+    is_step = record.get("kind") == "step"
+    found = {
+        name if is_step or "/" in name else f"eval/{name}": value
+        for name, value in record.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step"
+    }
+    return {**found, "training/global_step": int(record["step"])} if is_step else found
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {str(error.name).partition('.')[0]} is not installed"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,247 @@
+"""The numbers of a step, under the names that verl's users look for and with verl's meaning of each.
+
+A number that a run does not measure has no name in its records: no critic, no `critic/values`. Means, maxima and minima
+are over the tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1,
+trainer/ppo/metric_utils.py, trainer/ppo/ray_trainer.py, workers/actor/dp_actor.py, utils/seqlen_balancing.py,
+utils/debug/metrics.py. Start from `describe_step` and `over_ranks`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.algorithms.value import explained_variance
+from trainer.metrics.progress import peak_rss_mib
+from trainer.types import Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.algorithms.advantages import Advantages
+    from trainer.config import Config
+    from trainer.learner import Known, Update
+    from trainer.metrics.progress import Progress
+    from trainer.turn import Turn
+    from trainer.types import Batch, Group, Prompt, Rollout
+
+# verl's name of each number of an update.
+NAMES: Mapping[str, str] = {
+    "loss": "actor/loss",
+    "policy_loss": "actor/pg_loss",
+    "kl": "actor/kl_loss",
+    "entropy": "actor/entropy",
+    "clip_fraction": "actor/pg_clipfrac",
+    "ratio_mean": "actor/ratio_mean",
+    "ratio_max": "actor/ratio_max",
+    "grad_norm": "actor/grad_norm",
+    "lr": "actor/lr",
+    "logprob_diff_mean": "training/rollout_logprobs_diff_mean",
+    "logprob_diff_max": "training/rollout_logprobs_diff_max",
+    "sampler_kl": "training/rollout_kl",
+}
+# verl divides these phases' times by the answers' tokens, or by those of prompts and answers.
+_PER_ANSWER_TOKEN = ("gen",)
+_PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
+
+
+def of_update(update: Update, config: Config) -> dict[str, float]:
+    """The learner's numbers."""
+    found = {name: getattr(update, field) for field, name in NAMES.items()}
+    algorithm = config.algorithm
+    if algorithm.kl_coef > 0:
+        name = "actor/kl_coef" if algorithm.kl_in == "loss" else "actor/reward_kl_penalty_coeff"
+        found[name] = update.kl_coef
+    if algorithm.estimator == "gae":
+        found["critic/vf_loss"] = update.value_loss
+    if algorithm.correction != "none":
+        found["rollout_corr/k3_kl"] = update.sampler_kl
+    return found
+
+
+def of_rewards(rewards_PG: Tensor, *, is_penalised: bool = False) -> dict[str, float]:
+    """Rewards over all answers, and how many groups can teach something.
+
+    `score` is what the task paid. `rewards` is that less the divergence from the reference where it is taken from the
+    reward (`is_penalised`): then it is left out, the loop not keeping it.
+    """
+    wide_PG = rewards_PG.double()
+    low, high = wide_PG.aminmax()
+    numbers = torch.stack((wide_PG.mean(), high, low, wide_PG.std(correction=0))).tolist()
+    found = {f"critic/score/{name}": each for name, each in zip(("mean", "max", "min", "std"), numbers, strict=True)}
+    if not is_penalised:
+        found |= {f"critic/rewards/{name}": found[f"critic/score/{name}"] for name in ("mean", "max", "min")}
+    with_signal = int((wide_PG.amax(dim=1) > wide_PG.amin(dim=1)).sum())
+    return {**found, "groups_with_signal": with_signal}
+
+
+def of_advantages(batch: Batch, known: Known, judged: Advantages) -> dict[str, float]:
+    """Advantages and returns of the tokens that the model said; values where there is a critic.
+
+    Estimators without returns of their own have the advantages as theirs, as in verl.
+    """
+    mask_BT = batch.mask_BT
+    returns_BT = judged.advantages_BT if judged.returns_BT is None else judged.returns_BT
+    found = {
+        **_spread("critic/advantages", judged.advantages_BT[mask_BT]),
+        **_spread("critic/returns", returns_BT[mask_BT]),
+    }
+    if known.values_BT is not None:
+        found |= _spread("critic/values", known.values_BT[mask_BT])
+        found["critic/vf_explained_var"] = float(explained_variance(known.values_BT, returns_BT, mask_BT))
+    return found
+
+
+def of_probabilities(batch: Batch, known: Known) -> dict[str, float]:
+    """How far the sampler's probabilities of its own tokens are from the learner's; nothing where they are not known.
+
+    Unlike the differences of log-probabilities these do not grow with how unlikely a token was.
+    """
+    if known.old_BT is None or not bool(batch.mask_BT.any()):
+        return {}
+    theirs, ours = (each[batch.mask_BT].double().exp() for each in (batch.sampler_logprobs_BT, known.old_BT))
+    apart = (theirs - ours).abs()
+    numbers = torch.stack((apart.max(), apart.mean(), apart.std(correction=0))).tolist()
+    names = ("max", "mean", "std")
+    return {f"training/rollout_probs_diff_{name}": each for name, each in zip(names, numbers, strict=True)}
+
+
+def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
+    """Lengths in tokens; `clip_ratio` is the share of answers cut off at their limit, of prompts that fill theirs."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    answers = [len(rollout.tokens) for rollout in rollouts]
+    prompts = [len(group.prompt.tokens) for group in groups for _ in group.rollouts]
+    total = sum(prompts) + sum(answers)
+    found = {
+        **_lengths("response_length", answers, [each.stop is Stop.LENGTH for each in rollouts]),
+        **_lengths("prompt_length", prompts, [each >= config.task.max_prompt_tokens for each in prompts]),
+        "response/aborted_ratio": answers.count(0) / len(answers),
+        "generated_tokens": sum(sum(each.is_action) if each.is_action else len(each.tokens) for each in rollouts),
+        # Each prompt once: it is computed once.
+        "trained_tokens": sum(answers) + sum(len(group.prompt.tokens) for group in groups),
+        "perf/total_num_tokens": total,  # each prompt with each of its answers, as verl counts
+        **{f"global_seqlen/{name}": total for name in ("min", "max", "mean")},
+    }
+    if any(each.is_action for each in rollouts):
+        found |= _range("num_turns", [_turns(each) for each in rollouts])
+    return found
+
+
+def _turns(rollout: Rollout) -> int:
+    """verl's number of an episode's turns: the first question, each answer, each word of the environment."""
+    said = rollout.is_action
+    answers = sum(now and not before for before, now in zip((False, *said), said, strict=False)) if said else 1
+    return 2 * answers
+
+
+def _lengths(name: str, values: Sequence[int], is_cut: Sequence[bool]) -> dict[str, float]:
+    return {**_range(name, values), f"{name}/clip_ratio": sum(is_cut) / len(is_cut)}
+
+
+def _range(name: str, values: Sequence[int]) -> dict[str, float]:
+    return {f"{name}/mean": sum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}
+
+
+def _spread(name: str, values_N: Tensor) -> dict[str, float]:
+    """Mean, maximum and minimum, in one transfer from the device; nothing of no values."""
+    if not values_N.numel():
+        return {}
+    low, high = values_N.aminmax()
+    numbers = torch.stack((values_N.mean(), high, low)).tolist()
+    return {f"{name}/{part}": each for part, each in zip(("mean", "max", "min"), numbers, strict=True)}
+
+
+def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: float) -> dict[str, float]:
+    """Seconds by phase and per token, and tokens a second.
+
+    `perf/throughput` is verl's: all tokens of prompts and answers over the step, per card. Ours beside it: what the
+    sampler said in its own time, what the learner learnt from in its own, and what was said over the whole step.
+    """
+    answers, total = lengths["response_length/mean"], lengths["response_length/mean"] + lengths["prompt_length/mean"]
+    rows = lengths["perf/total_num_tokens"] / total if total else 0.0
+    per_token = dict.fromkeys(_PER_ANSWER_TOKEN, answers * rows) | dict.fromkeys(_PER_TOKEN, total * rows)
+    found = {
+        **{f"timing_s/{name}": spent for name, spent in parts.items()},
+        "timing_s/step": seconds,
+        **{f"timing_per_token_ms/{n}": parts[n] * 1000 / each for n, each in per_token.items() if n in parts and each},
+        "perf/time_per_step": seconds,
+        "perf/throughput": lengths["perf/total_num_tokens"] / seconds,
+        "perf/end_to_end_tokens_per_s": lengths["generated_tokens"] / seconds,
+    }
+    for name, phase, tokens in (
+        ("generated", "gen", "generated_tokens"),
+        ("trained", "update_actor", "trained_tokens"),
+    ):
+        if parts.get(phase, 0.0) > 0:
+            found[f"perf/{name}_tokens_per_s"] = lengths[tokens] / parts[phase]
+    return found
+
+
+def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: str) -> dict[str, float]:
+    """Greedy accuracy by where the questions come from: `val-core/openai/gsm8k/acc/mean@1`.
+
+    A prompt without a data source belongs to the task's name. One answer a question, hence mean@1.
+    """
+    by_source: dict[str, list[int]] = {}
+    for prompt, is_right in zip(prompts, correct, strict=True):
+        by_source.setdefault(str(prompt.extra.get("data_source") or task), []).append(is_right)
+    return {f"val-core/{source}/acc/mean@1": sum(each) / len(each) for source, each in by_source.items()}
+
+
+def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress) -> dict[str, Any]:
+    """The values of a `step` record."""
+    lengths, parts = of_lengths(turn.groups, config), progress.since_last_step()
+    algorithm = config.algorithm
+    found = {
+        **of_rewards(turn.rewards_PG, is_penalised=algorithm.kl_in == "reward" and algorithm.kl_coef > 0),
+        **of_advantages(turn.batch, turn.known, turn.judged),
+        **of_update(turn.update, config),
+        **of_probabilities(turn.batch, turn.known),
+        **lengths,
+        "groups_drawn": turn.num_drawn,
+        **of_times(parts, lengths, seconds),
+    }
+    if progress.meter is None:
+        found["perf/cpu_memory_used_gb"] = peak_rss_mib() / 1024
+    else:
+        found |= progress.meter.mfu(turn.groups, turn.num_drawn, config, parts, seconds)
+        found |= progress.meter.memory()
+    return {**found, "wall_s": progress.elapsed_s()}
+
+
+# Of several ranks these add up, these are the slowest rank's or the largest; every other number is averaged.
+_ADDED = (
+    "groups_with_signal",
+    "groups_drawn",
+    "generated_tokens",
+    "trained_tokens",
+    "perf/total_num_tokens",
+    "perf/generated_tokens_per_s",
+    "perf/trained_tokens_per_s",
+    "perf/end_to_end_tokens_per_s",
+)
+_LARGEST = ("/max", "_max", "wall_s", "_used_share", "_gb", "perf/time_per_step")
+
+
+def over_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of one step from those of each rank; a number that some ranks lack is that of the others."""
+    if len(records) == 1:
+        return dict(records[0])
+    names = dict.fromkeys(name for record in records for name in record)
+    found = {name: _merged(name, [record[name] for record in records if name in record]) for name in names}
+    if "global_seqlen/max" in found:
+        found["global_seqlen/minmax_diff"] = found["global_seqlen/max"] - found["global_seqlen/min"]
+    return found
+
+
+def _merged(name: str, values: Sequence[float]) -> float:
+    if name in _ADDED:
+        return sum(values)
+    if name.endswith(_LARGEST) or name.startswith("timing_s/"):
+        return max(values)
+    if name.endswith("/min"):
+        return min(values)
+    return sum(values) / len(values)

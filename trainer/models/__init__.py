@@ -1,0 +1,105 @@
+"""The policies. Start from `build`; `decoder.Decoder` is the built-in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.config import BadSetting
+from trainer.models import files, lora
+from trainer.models.decoder import Decoder, Shape
+
+if TYPE_CHECKING:
+    from trainer.config import Config, Model
+    from trainer.models.pretrained import Pretrained
+
+_START_DEVIATION = 0.02
+
+
+def build(
+    config: Config, vocabulary_size: int, *, seed: int, device: torch.device, is_adapted: bool = True
+) -> Decoder | Pretrained:
+    """The configured policy: from its folder, or from a random start; with LoRA's layers where a rank is set.
+
+    Random weights are normal of deviation 0.02, biases 0, norms 1, drawn on the CPU in the order of the parameters, so
+    that a seed means the same weights on every device. `is_adapted` false: without LoRA whatever the rank, as an engine
+    samples with it. Raises BadSetting for a folder that cannot be used.
+    """
+    settings, dtype = config.model, getattr(torch, config.run.dtype)
+    model: Decoder | Pretrained
+    if settings.path:
+        model = from_folder(settings, vocabulary_size, dtype)
+    else:
+        model = from_random(settings, vocabulary_size, dtype, seed)
+    if settings.lora_rank and is_adapted:
+        targets = [name.strip() for name in settings.lora_targets.split(",")]
+        lora.attach(model, rank=settings.lora_rank, alpha=settings.lora_alpha, targets=targets, seed=seed)
+    return model.to(device)
+
+
+def from_random(settings: Model, vocabulary_size: int, dtype: torch.dtype, seed: int) -> Decoder:
+    """The built-in decoder of the configured size, on the CPU."""
+    shape = Shape(
+        vocabulary=vocabulary_size,
+        hidden=settings.hidden,
+        layers=settings.layers,
+        heads=settings.heads,
+        kv_heads=settings.kv_heads,
+        head_size=settings.hidden // settings.heads,
+        intermediate=settings.intermediate,
+    )
+    # Not built on the meta device: that imports torch's compiler for its random start, 2.7 s (torch 2.13).
+    decoder = Decoder(shape, gradient_checkpointing=settings.gradient_checkpointing).to(dtype)
+    fill(decoder, seed=seed)
+    return decoder
+
+
+@torch.no_grad()
+def fill(decoder: Decoder, *, seed: int) -> None:
+    """Draws every weight anew."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in decoder.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            parameter.normal_(0.0, _START_DEVIATION, generator=generator)
+
+
+def from_folder(settings: Model, vocabulary_size: int, dtype: torch.dtype) -> Decoder | Pretrained:
+    """The folder's model, on the CPU: the built-in decoder where it can be that. Raises BadSetting."""
+    folder = Path(settings.path)
+    shape = files.read_shape(files.read_config(folder))
+    if shape is None:
+        from trainer.models import pretrained
+
+        return pretrained.load(folder, dtype=dtype, gradient_checkpointing=settings.gradient_checkpointing)
+    if shape.vocabulary < vocabulary_size:
+        raise BadSetting(f"path={folder} knows {shape.vocabulary} tokens, the task's tokenizer {vocabulary_size}")
+    decoder = Decoder(shape, gradient_checkpointing=settings.gradient_checkpointing).to(dtype)
+    load(decoder, folder)
+    return decoder
+
+
+@torch.no_grad()
+def load(decoder: Decoder, folder: Path) -> None:
+    """Takes over the folder's weights. Raises BadSetting where one is missing, unknown or of another shape."""
+    missing = dict(decoder.named_parameters())
+    for name, tensor in files.read_weights(folder):
+        if name == "lm_head.weight" and decoder.lm_head is None:
+            continue  # a copy of the embedding, which some writers keep
+        own = missing.pop(name, None)
+        if own is None or own.shape != tensor.shape:
+            raise BadSetting(f"path={folder} holds {name} of shape {list(tensor.shape)}, which has no place")
+        own.copy_(tensor)
+    if missing:
+        raise BadSetting(f"path={folder} lacks {next(iter(missing))} and {len(missing) - 1} more")
+
+
+def save(decoder: Decoder, folder: Path) -> None:
+    """A folder in transformers' layout, LoRA's changes merged in. Raises OSError."""
+    weights = lora.merged(decoder)
+    files.write(folder, weights, files.config_of(decoder.shape, next(iter(weights.values())).dtype))

@@ -1,0 +1,30 @@
+"""What a model is to the trainer: a module that scores answers. `Scored` is what it gives, `Model` what it offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """How likely the policy holds each answer token, with gradient; float32 at least, 0 where the mask is off."""
+
+    logprobs_BT: Tensor  # of the token itself, at the temperature asked for
+    entropy_BT: Tensor  # of the distribution that the token was drawn from, in nats; all 0 unless it was asked for
+
+
+class Model(nn.Module, ABC):
+    """A policy. Its parameters carry transformers' names."""
+
+    @abstractmethod
+    def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
+        """The log-probability of each masked token of the answers; a prompt is computed once for all its answers."""

@@ -1,0 +1,123 @@
+"""The critic of PPO: a decoder's body with one number per place instead of logits, and what trains it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer import models
+from trainer.algorithms.adamw import AdamW
+from trainer.algorithms.aggregation import masked_sum
+from trainer.algorithms.packing import select
+from trainer.algorithms.value import value_loss
+from trainer.config import BadSetting
+from trainer.models.decoder import Decoder
+from trainer.models.layout import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer.config import Config
+    from trainer.types import Batch
+
+
+class ValueModel(nn.Module):
+    """A decoder whose output layer is not used; the value head starts at 0."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        weight = decoder.output_weight
+        decoder.lm_head = None
+        self.decoder = decoder
+        self.score = nn.Parameter(torch.zeros(decoder.shape.hidden, dtype=weight.dtype, device=weight.device))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The value [B, T] of the state in which each masked token was said; 0 elsewhere, float32 at least."""
+        layout = lay_out(batch)
+        hidden_MH = self.decoder.hidden(layout)
+        if layout.source_M is not None:
+            hidden_MH = hidden_MH[layout.source_M]
+        values_M = (hidden_MH @ self.score).to(torch.promote_types(hidden_MH.dtype, torch.float32))
+        empty = values_M.new_zeros(batch.mask_BT.numel())
+        return empty.index_copy(0, layout.place_C, values_M[layout.source_C]).view_as(batch.mask_BT)
+
+
+class Critic:
+    """A value model with its optimizer; one optimizer step per batch, at a learning rate that stays."""
+
+    def __init__(self, model: ValueModel, config: Config) -> None:
+        self._model, self._optim = model, config.optim
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = AdamW.start(self._parameters, weight_decay=config.optim.weight_decay)
+        self.updates = 0
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Tensor:
+        """Values [B, T] before each masked token; 0 elsewhere."""
+        made_BT = torch.zeros_like(batch.mask_BT, dtype=torch.promote_types(self._model.score.dtype, torch.float32))
+        for rows in self._parts(batch):
+            part_BT = self._model(select(batch, rows))
+            made_BT[rows, : part_BT.shape[1]] = part_BT
+        return made_BT
+
+    def update(self, batch: Batch, old_BT: Tensor, returns_BT: Tensor) -> float:
+        """One optimizer step towards the returns; gives back the loss before it, the mean over the masked tokens."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        num_tokens = batch.mask_BT.sum().clamp(min=1)
+        losses = [self._backward(batch, rows, old_BT, returns_BT, num_tokens) for rows in self._parts(batch)]
+        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._optim.grad_clip)
+        self.updates += 1
+        # A gradient that is not finite would make every weight NaN; the policy's norm tells of it.
+        if bool(norm.isfinite()):
+            self._optimizer.step(self._parameters, lr=self._optim.critic_lr, number=self.updates)
+        return float(torch.stack(losses).sum())
+
+    def _backward(self, batch: Batch, rows: Tensor, old_BT: Tensor, returns_BT: Tensor, num_tokens: Tensor) -> Tensor:
+        part = select(batch, rows)
+        values_BT, width = self._model(part), part.tokens_BT.shape[1]
+        losses = value_loss(
+            values_BT, returns_BT[rows, :width], old_BT[rows, :width], part.mask_BT, clip=self._optim.value_clip
+        )
+        loss = masked_sum(losses.losses_BT, part.mask_BT) / num_tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _parts(self, batch: Batch) -> tuple[Tensor, ...]:
+        rows = torch.arange(len(batch.tokens_BT), device=batch.tokens_BT.device)
+        return torch.split(rows, self._optim.micro_batch_rows or len(rows))
+
+    def state(self) -> dict[str, Any]:
+        """All that the next update depends on, by reference."""
+        return {
+            "weights": {name: parameter.detach() for name, parameter in self._parameters.items()},
+            "first": dict(self._optimizer.first),
+            "second": dict(self._optimizer.second),
+            "master": dict(self._optimizer.master),
+            "updates": self.updates,
+        }
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that `state` gave; copies the values."""
+        own = self.state()
+        for part in ("weights", "first", "second", "master"):
+            for name, tensor in own[part].items():
+                tensor.copy_(state[part][name])
+        self.updates = state["updates"]
+
+
+def build(config: Config, vocabulary_size: int, *, seed: int, device: torch.device) -> Critic:
+    """A critic with a body like the policy's, from the same folder or the same random start; all of it learns.
+
+    Raises BadSetting for a folder that the built-in decoder cannot read.
+    """
+    settings, dtype = config.model, getattr(torch, config.run.dtype)
+    if not settings.path:
+        return Critic(ValueModel(models.from_random(settings, vocabulary_size, dtype, seed)).to(device), config)
+    decoder = models.from_folder(settings, vocabulary_size, dtype)
+    if not isinstance(decoder, Decoder):
+        raise BadSetting(f"estimator=gae needs a qwen2 or qwen3 model, which path={settings.path} is not")
+    return Critic(ValueModel(decoder).to(device), config)

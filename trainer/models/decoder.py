@@ -1,0 +1,230 @@
+"""The built-in decoder: Qwen2's and Qwen3's layout and parameter names, at any size.
+
+RMSNorm before each half, rotary positions, grouped key-value heads, SwiGLU. Qwen2 has biases on q, k and v; Qwen3 has
+none, and a norm on each head's query and key instead. Source: transformers, models/qwen2/modeling_qwen2.py and
+models/qwen3/modeling_qwen3.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models import attention, mixing, ops
+from trainer.models.base import Model, Scored
+from trainer.models.layout import Layout, lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer.types import Batch
+
+Turn = tuple[Tensor, Tensor]  # cosine and sine [N, 1, D] of each token's place
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a decoder, and which of the two layouts it has."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    rope_base: float = 10_000.0
+    norm_epsilon: float = 1e-6
+    is_tied: bool = True  # the output's weights are the input embedding
+    is_qwen3: bool = False
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.norm(x, self.weight, self.epsilon)
+
+
+def angles(num_positions: int, shape: Shape, like: Tensor) -> Turn:
+    """Of the first so many places, computed in float32 at least."""
+    wide = torch.promote_types(like.dtype, torch.float32)
+    exponents = torch.arange(0, shape.head_size, 2, dtype=wide, device=like.device) / shape.head_size
+    places = torch.arange(num_positions, dtype=wide, device=like.device)
+    angles_L1D = torch.outer(places, shape.rope_base**-exponents).repeat(1, 2)[:, None]
+    return angles_L1D.cos().to(like.dtype), angles_L1D.sin().to(like.dtype)
+
+
+def together(x_NH: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+    """The outputs of several linear layers next to each other; one product, unless one of them is adapted."""
+    if any(type(each) is not nn.Linear for each in layers):
+        return torch.cat([each(x_NH) for each in layers], dim=-1)
+    linears = cast("Sequence[nn.Linear]", layers)
+    biases = [each.bias for each in linears if each.bias is not None]
+    return ops.linears(x_NH, [each.weight for each in linears], biases)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = shape.heads, shape.kv_heads, shape.head_size
+        self.repeats = shape.heads // shape.kv_heads
+        has_bias = not shape.is_qwen3
+        self.q_proj = nn.Linear(shape.hidden, self.heads * self.size, bias=has_bias)
+        self.k_proj = nn.Linear(shape.hidden, self.kv_heads * self.size, bias=has_bias)
+        self.v_proj = nn.Linear(shape.hidden, self.kv_heads * self.size, bias=has_bias)
+        self.o_proj = nn.Linear(self.heads * self.size, shape.hidden, bias=False)
+        self.q_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
+        self.k_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
+
+    def parts(self, x_NH: Tensor) -> Tensor:
+        """The heads of queries, keys and values [N, heads + 2 K, D], not turned yet."""
+        parts = together(x_NH, (self.q_proj, self.k_proj, self.v_proj))
+        parts = parts.view(len(x_NH), self.heads + 2 * self.kv_heads, self.size)
+        if self.q_norm is None or self.k_norm is None:
+            return parts
+        queries, keys, values = torch.split(parts, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        return torch.cat((self.q_norm(queries), self.k_norm(keys), values), dim=1)
+
+    def project(self, x_NH: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [N, K, R, D]; keys and values [N, K, D]."""
+        turned, values = torch.split(self.parts(x_NH), [self.heads + self.kv_heads, self.kv_heads], dim=1)
+        queries, keys = torch.split(ops.rotate(turned, *turn), [self.heads, self.kv_heads], dim=1)
+        return queries.view(len(x_NH), self.kv_heads, self.repeats, self.size), keys, values
+
+    def forward(self, x_NH: Tensor, turn: Turn, layout: Layout, *, is_last: bool) -> Tensor:
+        """Mixed values [N, heads * D]; in the last layer of each prompt's last token and the answers alone."""
+        if mixing.is_small(layout, self.heads):
+            return mixing.mix(self.parts(x_NH), turn, layout, self.kv_heads, is_last=is_last)
+        queries, keys, values = self.project(x_NH, turn)
+        cut = layout.num_prompt_tokens
+        prompt = tuple(layout.prompts.spread(each[:cut]).transpose(1, 2).contiguous() for each in (keys, values))
+        if is_last:
+            parts = [attention.of_last(queries[layout.last_P], prompt[0], prompt[1], layout.is_pad_PS).flatten(1)]
+        else:
+            mixed = attention.of_prompts(layout.prompts.spread(queries[:cut]), prompt[0], prompt[1])
+            parts = [layout.prompts.collect(mixed).flatten(1)]
+        if layout.answers.shape[-1]:
+            own_queries, own_keys, own_values = (layout.answers.spread(each[cut:]) for each in (queries, keys, values))
+            mixed = attention.of_answers(own_queries, (own_keys, own_values), (prompt[0], prompt[1]), layout.is_pad_PS)
+            parts.append(layout.answers.collect(mixed).flatten(1))
+        return torch.cat(parts)
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x_NH: Tensor) -> Tensor:
+        if all(type(each) is nn.Linear for each in (self.gate_proj, self.up_proj, self.down_proj)):
+            return ops.mlp(x_NH, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        return self.down_proj(nn.functional.silu(self.gate_proj(x_NH)) * self.up_proj(x_NH))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(shape.hidden, shape.norm_epsilon)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_epsilon)
+
+    def forward(self, x_NH: Tensor, turn: Turn, layout: Layout, is_last: bool) -> Tensor:
+        """[N, H] -> the same; from the last layer [P + A, H]."""
+        mixed = self.self_attn(self.input_layernorm(x_NH), turn, layout, is_last=is_last)
+        if is_last:
+            x_NH = torch.cat((x_NH[layout.last_P], x_NH[layout.num_prompt_tokens :]))
+        return self.finish(x_NH, mixed)
+
+    def finish(self, x_NH: Tensor, mixed_NH: Tensor) -> Tensor:
+        """What follows attention."""
+        x_NH = x_NH + self.self_attn.o_proj(mixed_NH)
+        return x_NH + self.mlp(self.post_attention_layernorm(x_NH))  # type: ignore[no-any-return]
+
+
+class Body(nn.Module):
+    """Everything below the output: the part that transformers calls `model`."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden, shape.norm_epsilon)
+
+    def stack(self) -> list[Layer]:
+        """The layers, from the input to the output."""
+        return cast("list[Layer]", list(self.layers))
+
+
+class Decoder(Model):
+    """A policy whose `score` computes each prompt once for all its answers."""
+
+    def __init__(self, shape: Shape, *, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.shape, self.gradient_checkpointing = shape, gradient_checkpointing
+        self.model = Body(shape)
+        self.lm_head = None if shape.is_tied else nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        self._angles: Turn | None = None  # of the places seen so far
+
+    def angles(self, num_positions: int) -> Turn:
+        """Cosine and sine [L, 1, D] of at least so many places, in the weights' dtype; kept for the next call."""
+        like, known = self.model.embed_tokens.weight, self._angles
+        if (
+            known is None
+            or len(known[0]) < num_positions
+            or (known[0].dtype, known[0].device)
+            != (
+                like.dtype,
+                like.device,
+            )
+        ):
+            self._angles = known = angles(max(64, 1 << (num_positions - 1).bit_length()), self.shape, like)
+        return known
+
+    @property
+    def output_weight(self) -> Tensor:
+        """[V, H]"""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden(self, layout: Layout) -> Tensor:
+        """Normed hidden states [P + A, H] of each prompt's last token, then of the answers' tokens but their last."""
+        x_NH = self.model.embed_tokens(layout.tokens_N)
+        cos, sin = self.angles(layout.num_positions)
+        turn = cos[layout.positions_N], sin[layout.positions_N]
+        for number, layer in enumerate(self.model.stack(), start=1):
+            x_NH = self._through(layer, x_NH, turn, layout, number == self.shape.layers)
+        return self.model.norm(x_NH)  # type: ignore[no-any-return]
+
+    def _through(self, layer: nn.Module, x_NH: Tensor, turn: Turn, layout: Layout, is_last: bool) -> Tensor:
+        if not (self.gradient_checkpointing and torch.is_grad_enabled()):
+            return layer(x_NH, turn, layout, is_last)  # type: ignore[no-any-return]
+        return ops.again(lambda x_NH: layer(x_NH, turn, layout, is_last), x_NH, layer.parameters())
+
+    def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
+        """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
+        layout = lay_out(batch)
+        hidden_MH = self.hidden(layout)
+        if layout.source_M is not None:
+            hidden_MH = hidden_MH[layout.source_M]
+        logprobs_C, entropy_C = ops.chances(
+            hidden_MH,
+            self.output_weight,
+            source_C=layout.source_C,
+            target_C=layout.target_C,
+            temperature=temperature,
+            with_entropy=with_entropy,
+        )
+        empty = logprobs_C.new_zeros(batch.mask_BT.numel())
+        logprobs_BT = empty.index_copy(0, layout.place_C, logprobs_C).view_as(batch.mask_BT)
+        if not with_entropy:
+            return Scored(logprobs_BT, empty.view_as(batch.mask_BT))
+        return Scored(logprobs_BT, empty.index_copy(0, layout.place_C, entropy_C).view_as(batch.mask_BT))

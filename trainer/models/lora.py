@@ -1,0 +1,132 @@
+"""LoRA: linear layers whose weight stays and whose change is the product of two thin matrices.
+
+`attach` adapts a model of any kind, `merged` gives the weights as a model without adapters has them, `save` and `load`
+speak PEFT's folder format. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"; peft,
+tuners/lora/layer.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.config import BadSetting
+from trainer.models import files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+_PREFIX = "base_model.model."  # peft's, before every name
+
+
+class Factor(nn.Module):
+    """One of the two thin matrices."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+class Adapted(nn.Module):
+    """x -> W x + b + alpha / rank * B A x; W and b do not learn. A starts random, B at 0: at first nothing changes."""
+
+    def __init__(self, linear: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.rank, self.alpha = rank, alpha
+        limit = linear.in_features**-0.5
+        start = (torch.rand(rank, linear.in_features, generator=generator) * 2 - 1) * limit
+        self.lora_A = Factor(start.to(linear.weight))
+        self.lora_B = Factor(linear.weight.new_zeros(linear.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        thin = functional.linear(functional.linear(x, self.lora_A.weight), self.lora_B.weight)
+        return functional.linear(x, self.weight, self.bias).add(thin, alpha=self.alpha / self.rank)
+
+    def merged(self) -> Tensor:
+        """The one weight that does the same; computed in float32 at least."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        change = self.lora_B.weight.to(wide) @ self.lora_A.weight.to(wide)
+        return self.weight.to(wide).add(change, alpha=self.alpha / self.rank).to(self.weight.dtype)
+
+
+def attach(model: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> list[str]:
+    """Adapts every linear layer whose name ends in one of the targets, freezes all else; gives back their names.
+
+    Raises BadSetting when a target names none.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model.requires_grad_(False)
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
+    ]
+    missing = set(targets) - {name.rpartition(".")[2] for name, _ in found}
+    if missing:
+        raise BadSetting(f"lora_targets={','.join(sorted(missing))} names no linear layer of this model")
+    for name, module in found:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, Adapted(module, rank, alpha, generator))
+    return [name for name, _ in found]
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, Adapted]]:
+    """The adapted layers with their names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, Adapted))
+
+
+@torch.no_grad()
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """The weights under the names, and with the values, of the model without adapters; what an engine is to receive."""
+    layers = dict(adapted(model))
+    weights = {name: weight for name, weight in model.named_parameters() if ".lora_" not in name}
+    return weights | {f"{name}.weight": layer.merged() for name, layer in layers.items()}
+
+
+def save(model: nn.Module, folder: Path, *, base: str) -> None:
+    """The adapter alone, as peft reads it; `base` names the model that it adapts. Raises OSError."""
+    layers = dict(adapted(model))
+    first = next(iter(layers.values()))
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).weight
+        for name, layer in layers.items()
+        for part in ("lora_A", "lora_B")
+    }
+    files.write_weights(folder / "adapter_model.safetensors", tensors)
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": first.rank,
+        "lora_alpha": first.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def load(model: nn.Module, folder: Path) -> None:
+    """Takes over a saved adapter's values. Raises BadSetting where its layers or sizes are not those of the model."""
+    wanted: Mapping[str, Tensor] = {
+        f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).weight
+        for name, layer in adapted(model)
+        for part in ("lora_A", "lora_B")
+    }
+    found = dict(files.read_tensors(folder / "adapter_model.safetensors"))
+    differing = sorted(wanted.keys() ^ found.keys())
+    differing += sorted(name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape)
+    if differing:
+        raise BadSetting(f"{folder} holds another adapter: {differing[0]} and {len(differing) - 1} more do not match")
+    for name, own in wanted.items():
+        own.copy_(found[name])

@@ -1,0 +1,309 @@
+"""The decoder's building blocks with their gradients written out: fewer passes over memory than autograd would take.
+
+Each keeps for the way back only what it cannot make again cheaply. `fused` lets several weights be one matrix.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils.weak import WeakTensorKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, MutableMapping, Sequence
+
+# Logits held at once, as numbers: rows of the output layer are taken in parts of about this size.
+_LOGITS_AT_ONCE = 1 << 22
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _scales(x_NH: Tensor, epsilon: float) -> Tensor:
+    """[N, 1]: one over the root of each row's mean square, in float32 at least; one pass over the rows."""
+    kind = torch.promote_types(x_NH.dtype, torch.float32)
+    lengths: Tensor = torch.linalg.vector_norm(x_NH, dim=-1, keepdim=True, dtype=kind)
+    return lengths.square_().div_(x_NH.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def _normed(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return (x * scale).to(x.dtype).mul_(weight)
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        scale = _scales(x, epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return _normed(x, weight, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor | None, None]:
+        x, weight, scale = ctx.saved_tensors
+        size = x.shape[-1]
+        x_wide, gradient, weight_wide = wide(x).reshape(-1, size), wide(gradients[0]).reshape(-1, size), wide(weight)
+        scale_N = scale.view(-1)
+        inner = gradient * x_wide
+        to_weight = torch.mv(inner.t(), scale_N).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        share_N1 = torch.mv(inner, weight_wide).mul_(scale_N.pow(3)).div_(size).unsqueeze(1)
+        to_x = (
+            torch.mul(gradient, weight_wide, out=inner).mul_(scale_N.unsqueeze(1)).addcmul_(x_wide, share_N1, value=-1)
+        )
+        return to_x.to(x.dtype).view(x.shape), to_weight, None
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm over the last axis; the mean square in float32 at least."""
+    if not torch.is_grad_enabled():
+        return _normed(x, weight, _scales(x, epsilon))
+    return _Norm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
+    half = x.shape[-1] // 2
+    turned = torch.mul(x, cos, out=out)
+    turned[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return turned
+
+
+class _Rotate(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return turned(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return turned(gradients[0], cos, -sin), None, None
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The vectors turned by their position's angles; the two halves of the last axis are each plane's coordinates."""
+    if not torch.is_grad_enabled():
+        return turned(x, cos, sin)
+    return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# Where the members of each fused matrix lay, and that matrix, by its first member.
+_together: MutableMapping[Tensor, tuple[list[int], Tensor]] = WeakTensorKeyDictionary()
+
+
+@torch.no_grad()
+def fused(parameters: Sequence[Tensor]) -> Tensor:
+    """The parameters' rows as one tensor that shares their memory; moves them next to each other where they are not.
+
+    The parameters stay what they are to everyone else. Whatever gives them new memory (`to`, a copy of the module)
+    parts them, and the next call moves them together again.
+    """
+    known = _together.get(parameters[0])
+    places = [each.data_ptr() for each in parameters]
+    if known is not None and known[0] == places:
+        return known[1]
+    whole = torch.cat([each.detach() for each in parameters])
+    for each, part in zip(parameters, torch.split(whole, [each.shape[0] for each in parameters]), strict=True):
+        each.data = part
+    _together[parameters[0]] = [each.data_ptr() for each in parameters], whole
+    return whole
+
+
+class _Linears(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_weights: int, *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[:num_weights], parameters[num_weights:]
+        ctx.num_weights, ctx.sizes = num_weights, [each.shape[0] for each in weights]
+        ctx.save_for_backward(x, *weights)
+        whole = fused(weights)
+        return torch.nn.functional.linear(x, whole, fused(biases) if biases else None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        to_x = gradient @ fused(weights) if ctx.needs_input_grad[0] else None
+        to_weights: tuple[Tensor | None, ...] = (None,) * len(weights)
+        if ctx.needs_input_grad[2]:
+            to_weights = torch.split(gradient.t() @ x, ctx.sizes)
+        num_biases = len(ctx.needs_input_grad) - 2 - len(weights)
+        to_biases: tuple[Tensor | None, ...] = (None,) * num_biases
+        if num_biases and ctx.needs_input_grad[-1]:
+            to_biases = torch.split(gradient.sum(0), ctx.sizes)
+        return (to_x, None, *to_weights, *to_biases)
+
+
+def linears(x_NH: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
+    """Several linear layers of one input as one: [N, H] -> their outputs next to each other."""
+    if not torch.is_grad_enabled():
+        return torch.nn.functional.linear(x_NH, fused(weights), fused(biases) if biases else None)
+    return _Linears.apply(x_NH, len(weights), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _opened(x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, fused((gate_weight, up_weight)))
+
+
+def _closed(both: Tensor, down_weight: Tensor) -> Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    return torch.nn.functional.linear(torch.nn.functional.silu(gate).mul_(up), down_weight)
+
+
+class _Mlp(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+        both = _opened(x, gate_weight, up_weight)
+        ctx.save_for_backward(x, both, gate_weight, up_weight, down_weight)
+        return _closed(both, down_weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, both, gate_weight, up_weight, down_weight = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        (gate, up), to_both = both.chunk(2, dim=-1), torch.empty_like(both)
+        to_gate, to_up = to_both.chunk(2, dim=-1)
+        opened, to_middle = torch.nn.functional.silu(gate), gradient @ down_weight
+        torch.mul(to_middle, opened, out=to_up)
+        to_down = gradient.t() @ opened.mul_(up) if ctx.needs_input_grad[3] else None
+        torch.ops.aten.silu_backward.grad_input(to_middle.mul_(up), gate, grad_input=to_gate)
+        to_x = to_both @ fused((gate_weight, up_weight))
+        if not ctx.needs_input_grad[1]:
+            return to_x, None, None, to_down
+        to_gate_weight, to_up_weight = (to_both.t() @ x).chunk(2)
+        return to_x, to_gate_weight, to_up_weight, to_down
+
+
+def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    """down(silu(gate(x)) * up(x))"""
+    if not torch.is_grad_enabled():
+        return _closed(_opened(x_NH, gate_weight, up_weight), down_weight)
+    return _Mlp.apply(x_NH, gate_weight, up_weight, down_weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Again(Function):
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x, *parameters)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            start = x.detach().requires_grad_(ctx.needs_input_grad[1])
+            made = ctx.run(start)
+            # Handing the gradient over as `grad_outputs` would import sympy (torch 2.13); this sum has the same effect.
+            share = (made * gradients[0]).sum()
+        inputs = [each for each in (start, *parameters) if each.requires_grad]
+        found = iter(torch.autograd.grad(share, inputs, allow_unused=True))
+        return (None, *(next(found) if each.requires_grad else None for each in (start, *parameters)))
+
+
+def again(run: Callable[[Tensor], Tensor], x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """`run(x)`, of which nothing but x is kept: it is computed again on the way back.
+
+    `parameters` are all the weights that `run` uses. torch's own checkpointing imports its compiler (2.7 s).
+    """
+    return _Again.apply(run, x, *parameters)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Chances(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        source: Tensor,
+        target: Tensor,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropies = _each_chance(hidden, weight, source, target, temperature, with_entropy)
+        ctx.save_for_backward(hidden, weight, source, target, entropies)
+        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        return logprobs, entropies[source] if with_entropy else entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, source, target, entropy = ctx.saved_tensors
+        to_own, to_entropy = gradients
+        sums = to_own.new_zeros(len(hidden)).index_add_(0, source, to_own)
+        if ctx.with_entropy:
+            to_entropies = torch.zeros_like(sums).index_add_(0, source, to_entropy)
+            # -p (sum + bend (log p + H)), as one factor per row and one per log p
+            sums.addcmul_(to_entropies, entropy)
+        to_hidden, to_weight = None, None
+        for rows, picks in _parts(hidden, weight, source):
+            logs = torch.log_softmax(_logits(hidden[rows], weight, ctx.temperature), dim=-1)
+            factor = -sums[rows, None]
+            if ctx.with_entropy:
+                factor = torch.addcmul(factor, logs, to_entropies[rows, None], value=-1)
+            to_logits = logs.exp_().mul_(factor)
+            to_logits.index_put_((source[picks] - rows.start, target[picks]), to_own[picks], accumulate=True)
+            narrow = (to_logits if ctx.temperature == 1.0 else to_logits.div_(ctx.temperature)).to(weight.dtype)
+            if len(narrow) == len(hidden):
+                to_hidden = narrow @ weight
+            else:
+                to_hidden = torch.empty_like(hidden) if to_hidden is None else to_hidden
+                to_hidden[rows] = narrow @ weight
+            if ctx.needs_input_grad[1]:
+                share = narrow.t() @ hidden[rows]
+                to_weight = share if to_weight is None else to_weight.add_(share)
+        return to_hidden, to_weight, None, None, None, None
+
+
+def _each_chance(
+    hidden: Tensor, weight: Tensor, source: Tensor, target: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [C], and the rows' entropies [M]; without entropy zeros [C]."""
+    own, entropies = [], []
+    for rows, picks in _parts(hidden, weight, source):
+        logs = torch.log_softmax(_logits(hidden[rows], weight, temperature), dim=-1)
+        own.append(logs[source[picks] - rows.start, target[picks]])
+        if with_entropy:
+            entropies.append(torch.exp(logs).mul_(logs).sum(-1).neg_())
+    logprobs = own[0] if len(own) == 1 else torch.cat(own)
+    return logprobs, torch.cat(entropies) if with_entropy else torch.zeros_like(logprobs)
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """A new tensor, in float32 at least."""
+    logits = wide(hidden @ weight.t())
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _parts(hidden: Tensor, weight: Tensor, source: Tensor) -> list[tuple[slice, slice]]:
+    """Rows of the hidden states, and the targets that they predict."""
+    size = max(1, _LOGITS_AT_ONCE // len(weight))
+    bounds = [*range(0, len(hidden), size), len(hidden)]
+    if len(bounds) == 2:
+        return [(slice(0, len(hidden)), slice(0, len(source)))]
+    places = torch.searchsorted(source, torch.tensor(bounds, device=source.device)).tolist()
+    return [(slice(bounds[at], bounds[at + 1]), slice(places[at], places[at + 1])) for at in range(len(bounds) - 1)]
+
+
+def chances(
+    hidden_MH: Tensor,
+    weight_VH: Tensor,
+    *,
+    source_C: Tensor,
+    target_C: Tensor,
+    temperature: float,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target under the output layer's row `source_C` (rising), and that row's entropy [C].
+
+    Never holds more logits than a few million: they are made again on the way back. Without entropy that is all 0.
+    """
+    if not torch.is_grad_enabled():
+        logprobs_C, entropies = _each_chance(hidden_MH, weight_VH, source_C, target_C, temperature, with_entropy)
+        return logprobs_C, entropies[source_C] if with_entropy else entropies
+    return _Chances.apply(  # type: ignore[no-any-return, no-untyped-call]
+        hidden_MH, weight_VH, source_C, target_C, temperature, with_entropy
+    )

@@ -1,0 +1,163 @@
+"""Adaptive noise on the weights that the sampler draws with (AQN), never on those that are trained.
+
+Start from `start`, which reads a configuration and a model. `Injection.apply` gives a mapping for `Engine.receive`;
+validation hands over the learner's own weights instead, which are the same bits as before.
+Source: QeRL, trl_trainer/noise_scheduler.py and grpo_trainer.py; layer choice as in verl's AQN branch,
+verl/utils/noise_injection.py. Both report gains in some settings and losses in others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from trainer.config import Config
+
+# Words among the targets that choose layers by their class; all others are parts of names.
+CLASSES = ("rmsnorm", "linear")
+# In a mixture of experts the norm before the attention also feeds, through the residual, every router.
+_MOE_TARGETS = ("post_attention_layernorm",)
+_MOE_EXCLUDES = ("input_layernorm",)
+
+
+class NoMatch(ValueError):
+    """No parameter answers to the patterns: the run would train without noise and not say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The noise's deviation over a run: a staircase of `stages` equal parts, the first of them silent.
+
+    Part j >= 1 has value j-1 of `stages - 1` values from `start` to `end`. Two stages: silence, then `start`. One
+    stage: `start` from the first step to the last (QeRL's code gives silence there, and its division fails at two).
+    Example, 0.05 to 0.0005 in 10: 0, 0.05, 0.0281, 0.0158, 0.00889, 0.005, 0.00281, 0.00158, 0.000889, 0.0005.
+    """
+
+    start: float
+    end: float
+    stages: int
+    shape: str = "geometric"  # or linear: equal differences instead of equal ratios
+
+    def values(self) -> list[float]:
+        """The deviation of each stage."""
+        if self.stages <= 1:
+            return [self.start] * self.stages
+        steps = max(1, self.stages - 2)
+        return [0.0, *(self._between(index / steps) for index in range(self.stages - 1))]
+
+    def _between(self, share: float) -> float:
+        if self.shape == "linear":
+            return self.start + (self.end - self.start) * share
+        return self.start * (self.end / self.start) ** share if self.start else 0.0
+
+    def sigma(self, step: int, total: int) -> float:
+        """The deviation after `step` of `total` steps; from `total` on the last one. A run of no steps is its first."""
+        values = self.values()
+        if not values:
+            return 0.0
+        part = step * self.stages // total if total > 0 else 0
+        return values[min(part, self.stages - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """Which parameters get noise, how much when, and from which seed. Changes no tensor that it is given."""
+
+    schedule: Schedule
+    names: tuple[str, ...]  # as the learner calls them
+    total: int  # steps of the run
+    seed: int
+
+    def sigma(self, step: int) -> float:
+        return self.schedule.sigma(step, self.total)
+
+    def apply(self, weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """The weights for the sampler after `step` steps; see `noisy`."""
+        return noisy(weights, self.names, self.sigma(step), seed=self.seed, step=step)
+
+    def describe(self, step: int) -> dict[str, object]:
+        """What a record says of it: the deviation and the parameters that get it (none while it is 0)."""
+        sigma = self.sigma(step)
+        return {"noise_sigma": sigma, "noise_parameters": list(self.names) if sigma else []}
+
+
+def start(config: Config, model: nn.Module) -> Injection | None:
+    """The injection that a configuration asks for; None for 0 stages. Raises NoMatch."""
+    setting = config.noise
+    if setting.noise_stages == 0:
+        return None
+    names = touched(model, targets=_words(setting.noise_targets), excludes=_words(setting.noise_excludes))
+    schedule = Schedule(setting.noise_start, setting.noise_end, setting.noise_stages, setting.noise_shape)
+    return Injection(schedule, names, config.run.steps, config.run.seed)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def touched(model: nn.Module, *, targets: Sequence[str] = (), excludes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names of the `weight` parameters that the patterns choose, in the model's order.
+
+    A module counts when its class name holds `rmsnorm` in any case, or whichever of `CLASSES` stand among the
+    targets; when its name holds no exclude; and, if there are targets that are parts of names, when it holds one of
+    them. With neither targets nor excludes: every RMSNorm of a dense model, and of a mixture of experts only the one
+    after the attention. Raises NoMatch with what there is to choose from.
+    """
+    if not targets and not excludes and has_experts(model):
+        targets, excludes = _MOE_TARGETS, _MOE_EXCLUDES
+    classes = [word.lower() for word in targets if word.lower() in CLASSES] or ["rmsnorm"]
+    parts = [word for word in targets if word.lower() not in CLASSES]
+    of_class = [
+        f"{name}.weight" if name else "weight"
+        for name, module in model.named_modules()
+        if any(word in type(module).__name__.lower() for word in classes)
+        and "weight" in dict(module.named_parameters(recurse=False))
+    ]
+    names = [name for name in of_class if not _holds(name, excludes) and (not parts or _holds(name, parts))]
+    if not names:
+        raise NoMatch(
+            f"no {' or '.join(classes)} parameter matches the noise targets [{', '.join(parts)}] without the excludes "
+            f"[{', '.join(excludes)}]. There are: {', '.join(of_class) or 'none of that class'}"
+        )
+    return tuple(names)
+
+
+def _holds(name: str, words: Iterable[str]) -> bool:
+    return any(word in name for word in words)
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Whether the model is a mixture of experts, by the names of its modules."""
+    return any("experts" in name.split(".") for name, _ in model.named_modules())
+
+
+def noisy(
+    weights: Mapping[str, Tensor], names: Sequence[str], sigma: float, *, seed: int, step: int
+) -> dict[str, Tensor]:
+    """The same mapping with new tensors under `names`: the weight plus N(0, sigma), drawn in float32 on the CPU.
+
+    Absolute, not relative to the weight's size, and cast to its dtype before it is added (QeRL). A draw depends on
+    seed, step and name alone: every rank and device gets the same. All other tensors, and all of them at sigma 0,
+    are the given ones. Raises NoMatch for a name that is not among the weights.
+    """
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise NoMatch(f"the weights for the sampler lack {', '.join(missing)}, which should get noise")
+    if sigma == 0:
+        return dict(weights)
+    return {**weights, **{name: _noisy(weights[name], sigma, f"{seed}/{step}/{name}") for name in names}}
+
+
+def _noisy(weight: Tensor, sigma: float, key: str) -> Tensor:
+    # 63 bits of a digest: neighbouring seeds and steps must not give shifted copies of one stream.
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
+    drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(number), dtype=torch.float32)
+    return weight.detach() + (drawn * sigma).to(weight.dtype).to(weight.device)

@@ -1,0 +1,1 @@
+"""Settings spelt as other frameworks spell them: `verl` for verl's dotted names, `device_mapping` for ROLL's cards."""

@@ -1,0 +1,335 @@
+"""verl's names for settings: `actor_rollout_ref.rollout.n=5` becomes `rollouts_per_prompt=5`.
+
+Three things happen to a key of verl's: it has one of ours in its place, it means nothing here (and the reason is told),
+or several of them together become one of ours, as the batch and the mini batch do. Whoever gives a key of the actor
+gets verl's defaults for what he leaves out (no bonus for entropy, a constant learning rate, ...), not those of the
+small task. Start from `translate`. Source: verl, trainer/config/ppo_trainer.yaml and the files it includes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trainer.overrides import values
+from trainer.overrides.verl_keys import (
+    ACTOR,
+    EVERY,
+    IGNORED,
+    IGNORED_BELOW,
+    KL,
+    NOISE,
+    ONLY,
+    OVERLONG,
+    REWARD,
+    SAME,
+    TOGETHER,
+    WORDS,
+)
+from trainer.settings import BadSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from trainer.overrides.values import Value
+
+
+_FILES = ("train_files", "val_files", "path")
+
+
+@dataclass(slots=True)
+class Translation:
+    """What verl's words came to. `settings`: ours, as words; `origin`: which of verl's words each came from."""
+
+    settings: dict[str, str] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)  # verl's word, and what it became
+    ignored: dict[str, str] = field(default_factory=dict)  # verl's word, and why it changes nothing
+
+    def put(self, name: str, value: str, origin: str, why: str = "") -> None:
+        """A setting of ours. Raises BadSetting where another word of verl's has made it something else."""
+        if self.settings.get(name, value) != value:
+            raise BadSetting(f"{origin} and {self.origin[name]} contradict each other: both set {name}")
+        self.settings[name], self.origin[name] = value, origin
+        self.said[origin] = ", ".join(filter(None, [self.said.get(origin), f"{name}={value}{why}"]))
+
+    def assume(self, name: str, value: str, own: Mapping[str, str]) -> None:
+        """What verl does where nothing is said; less than a word of either kind."""
+        if name not in self.settings and name not in own:
+            self.settings[name] = value
+            self.said[f"({name})"] = f"{name}={value}, verl's default"
+
+
+def names() -> Iterable[str]:
+    """Every key of verl's that is known, those with open ends left out."""
+    return (*SAME, *WORDS, *EVERY, *TOGETHER, *ONLY, *IGNORED)
+
+
+def knows(key: str) -> bool:
+    """Whether a key is one of verl's that means something, or is known to mean nothing."""
+    return key in names() or key.startswith(tuple(IGNORED_BELOW))
+
+
+def translate(given: Mapping[str, str], own: Mapping[str, str]) -> Translation:
+    """Our settings for verl's words; `own` are the words given under our names, which count where verl's are silent.
+
+    Raises BadSetting for a value that cannot be had here and for words that contradict each other.
+    Example: {"data.train_batch_size": "128", "actor_rollout_ref.actor.ppo_mini_batch_size": "64"}
+    -> prompts_per_step=128, mini_batches=2
+    """
+    made = Translation()
+    values = {key: _read(key, text) for key, text in given.items() if not _is_ignored(key)}
+    for key, text in given.items():
+        if _is_ignored(key):
+            made.ignored[f"{key}={text}"] = _reason(key)
+        else:
+            _alone(key, text, values[key], made)
+    for rule in _RULES:
+        rule(_Words(values, given), own, made)
+    if any(key.startswith(ACTOR) for key in given):
+        for name, value in _DEFAULTS.items():
+            made.assume(name, value, own)
+    return made
+
+
+def _is_ignored(key: str) -> bool:
+    return key in IGNORED or (key not in names() and key.startswith(tuple(IGNORED_BELOW)))
+
+
+def _reason(key: str) -> str:
+    return IGNORED.get(key) or next(why for start, why in IGNORED_BELOW.items() if key.startswith(start))
+
+
+def _read(key: str, text: str) -> Value:
+    try:
+        return values.read(text)
+    except BadSetting as error:
+        raise BadSetting(f"{key}: {error}") from None
+
+
+def _alone(key: str, text: str, value: Value, made: Translation) -> None:
+    word, spelt = f"{key}={text}", values.spell(value)
+    if key in SAME:
+        made.put(SAME[key], _at_home(spelt) if SAME[key] in _FILES else spelt, word)
+    elif key in EVERY:
+        made.put(EVERY[key], "0" if value == -1 else spelt, word)
+    elif key in WORDS:
+        name, words = WORDS[key]
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if spelt not in words and not is_number:
+            raise BadSetting(f"{word} is not accepted. Accepted: {', '.join(words)}")
+        made.put(name, words.get(spelt, spelt), word)
+    elif key in ONLY:
+        accepted, why = ONLY[key]
+        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in accepted):
+            raise BadSetting(f"{word} is not accepted: {why}. Accepted: {', '.join(map(values.spell, accepted))}")
+        made.ignored[word] = why
+
+
+def _at_home(files: str) -> str:
+    """Paths by comma, with `~` replaced: hydra's words are not the shell's, which leaves it after a `=`."""
+    return ",".join(os.path.expanduser(file) for file in files.split(","))
+
+
+class _Words:
+    """verl's words by key: the value, or the word as it was typed."""
+
+    def __init__(self, values: Mapping[str, Value], given: Mapping[str, str]) -> None:
+        self._values, self._given = values, given
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def word(self, key: str) -> str:
+        return f"{key}={self._given[key]}"
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self._values.get(key)
+        return default if value is None else values.spell(value)
+
+    def is_on(self, key: str) -> bool:
+        """Raises BadSetting for what is neither true nor false."""
+        value = self._values.get(key, False)
+        if not isinstance(value, bool):
+            raise BadSetting(f"{self.word(key)} is not accepted. Accepted: true, false")
+        return value
+
+    def count(self, key: str) -> int:
+        """Raises BadSetting for what is no whole number above 0."""
+        value = self._values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadSetting(f"{self.word(key)} is not accepted. Accepted: a whole number from 1 on")
+        return value
+
+
+def _batches(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """verl counts a mini batch in prompts, as the batch; here it is the number of mini batches that is set."""
+    whole, part = "data.train_batch_size", f"{ACTOR}ppo_mini_batch_size"
+    if whole in words:
+        made.put("prompts_per_step", str(words.count(whole)), words.word(whole))
+    if part not in words:
+        return
+    if whole not in words and "prompts_per_step" not in own:
+        raise BadSetting(f"{words.word(part)} says nothing without {whole}: how many prompts a step has")
+    total, size = words.count(whole) if whole in words else _whole(own["prompts_per_step"]), words.count(part)
+    if total % size:
+        raise BadSetting(f"{words.word(part)} must divide the {total} prompts of a step")
+    made.put("mini_batches", str(total // size), words.word(part), f" ({total} / {size})")
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise BadSetting(f"prompts_per_step={text} is not accepted. Accepted: a whole number from 1 to 4096")
+    return int(text)
+
+
+def _clip(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """`clip_ratio` is both bounds, where the one that it means is not given."""
+    for name, key in (("clip_low", f"{ACTOR}clip_ratio_low"), ("clip_high", f"{ACTOR}clip_ratio_high")):
+        used = key if key in words else f"{ACTOR}clip_ratio"
+        if used in words:
+            made.put(name, words.text(used), words.word(used))
+
+
+_KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "low_var", "k3": "low_var"}
+
+
+def _divergence(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """In the loss or in the reward, each with a coefficient and an estimator of its own; not in both."""
+    in_loss, in_reward = f"{ACTOR}use_kl_loss", "algorithm.use_kl_in_reward"
+    if words.is_on(in_loss) and words.is_on(in_reward):
+        raise BadSetting(f"{words.word(in_loss)} and {words.word(in_reward)}: the divergence counts in one place only")
+    at_loss = {f"{ACTOR}kl_loss_coef": "kl_coef", f"{ACTOR}kl_loss_type": "kl"}
+    at_reward = {f"{KL}kl_coef": "kl_coef", "algorithm.kl_penalty": "kl", f"{KL}type": "kl_controller"}
+    at_reward |= {f"{KL}target_kl": "kl_target", f"{KL}horizon": "kl_horizon"}
+    for switch, where, keys in ((in_loss, "loss", at_loss), (in_reward, "reward", at_reward)):
+        if words.is_on(switch):
+            made.put("kl_in", where, words.word(switch))
+        elif switch in words:
+            made.ignored.setdefault(words.word(switch), f"the divergence does not count in the {where}")
+        for key in keys:
+            if key in words and not words.is_on(switch):
+                made.ignored[words.word(key)] = f"it is read with {switch}=True only"
+            elif key in words:
+                made.put(keys[key], _kl_word(key, words), words.word(key))
+    if words.is_on(in_loss) or words.is_on(in_reward):
+        made.assume("kl_coef", "0.001", own)
+    elif in_loss in words or in_reward in words:
+        made.assume("kl_coef", "0", own)
+
+
+def _kl_word(key: str, words: _Words) -> str:
+    if not key.endswith(("kl_loss_type", "kl_penalty")):
+        return words.text(key)
+    if words.text(key) not in _KL_TYPES:
+        raise BadSetting(f"{words.word(key)} is not accepted. Accepted: {', '.join(_KL_TYPES)}")
+    return _KL_TYPES[words.text(key)]
+
+
+def _noise(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """The keys of the AQN branch; switched off they mean nothing."""
+    switch = f"{NOISE}enabled"
+    keys = {
+        f"{NOISE}sigma_start": "noise_start",
+        f"{NOISE}sigma_end": "noise_end",
+        f"{NOISE}num_stages": "noise_stages",
+        f"{NOISE}target_modules": "noise_targets",
+        f"{NOISE}exclude_patterns": "noise_excludes",
+    }
+    if switch in words and not words.is_on(switch):
+        made.put("noise_stages", "0", words.word(switch))
+    for key, name in keys.items():
+        if key in words and not words.is_on(switch):
+            made.ignored[words.word(key)] = f"it is read with {switch}=True only"
+        elif key in words:
+            made.put(name, words.text(key), words.word(key))
+    if words.is_on(switch):
+        made.said.setdefault(words.word(switch), "noise_stages above 0")
+        made.assume("noise_stages", "10", own)
+
+
+def _reward(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """A file and a name; verl's own file for GSM8K is what the task does anyway."""
+    path, name = f"{REWARD}path", f"{REWARD}name"
+    if not words.text(path):
+        for key in (path, name):
+            if key in words:
+                made.ignored[words.word(key)] = f"there is no {path}"
+        return
+    function = words.text(name, "compute_score")
+    if words.text(path).replace("\\", "/").endswith("utils/reward_score/gsm8k.py"):
+        for key in (path, name):
+            if key in words:
+                made.ignored[words.word(key)] = "the task gsm8k scores by the same rule"
+        return
+    made.put("reward_function", f"{words.text(path)}:{function}", words.word(path))
+    if name in words:
+        made.said[words.word(name)] = f"reward_function={words.text(path)}:{function}"
+
+
+def _overlong(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    switch, length = f"{OVERLONG}enable", f"{OVERLONG}len"
+    if words.is_on(switch) and length in words:
+        made.put("overlong_buffer", words.text(length), words.word(length))
+        made.said[words.word(switch)] = f"overlong_buffer={words.text(length)}"
+    elif switch in words or length in words:
+        for key in (switch, length):
+            if key in words:
+                made.ignored[words.word(key)] = f"it takes {switch}=True and {length}"
+
+
+_LOGGERS = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "console": "", "file": ""}
+
+
+def _length(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """Steps count more than epochs, as in verl; and what is written besides."""
+    steps, epochs, logger = "trainer.total_training_steps", "trainer.total_epochs", "trainer.logger"
+    if words.text(steps):
+        made.put("steps", str(words.count(steps)), words.word(steps))
+        if epochs in words:
+            made.ignored[words.word(epochs)] = f"{steps} counts"
+    elif epochs in words:
+        made.put("epochs", str(words.count(epochs)), words.word(epochs))
+    if logger in words:
+        given = [each.strip() for each in words.text(logger).split(",") if each.strip()]
+        unknown = [each for each in given if each not in _LOGGERS]
+        if unknown:
+            raise BadSetting(f"{words.word(logger)}: {unknown[0]} is not accepted. Accepted: {', '.join(_LOGGERS)}")
+        made.put("loggers", ",".join(filter(None, (_LOGGERS[each] for each in given))), words.word(logger))
+
+
+def _task(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """verl reads the rule from each row; here the task is chosen first, by the name of the files if it must be."""
+    files = "data.train_files"
+    if files not in words or "task" in own:
+        return
+    for name in ("gsm8k", "math"):
+        if name in words.text(files).lower():
+            made.settings["task"], made.said["(task)"] = name, f"task={name}, by the name of the files"
+            return
+    if "reward_function" in own or "reward_function" in made.settings:
+        made.settings["task"], made.said["(task)"] = "file", "task=file, judged by the function"
+        return
+    raise BadSetting(f"{words.word(files)} does not tell what is asked: add task=gsm8k, math, code or file")
+
+
+_RULES: tuple[Callable[[_Words, Mapping[str, str], Translation], None], ...] = (
+    _batches,
+    _clip,
+    _divergence,
+    _noise,
+    _reward,
+    _overlong,
+    _length,
+    _task,
+)
+# What verl does with an actor where nothing is said. The learner's sizes stay those of this trainer.
+_DEFAULTS: Mapping[str, str] = {
+    "entropy_coef": "0",
+    "lr": "1e-6",
+    "lr_schedule": "constant",
+    "weight_decay": "0.01",
+    "kl_coef": "0",
+    "mini_batches": "1",
+}

@@ -1,0 +1,182 @@
+"""The table of verl's keys: which setting of ours each is, or why it changes nothing here.
+
+Source: verl, trainer/config/ppo_trainer.yaml and the files it includes; the noise keys are those of its AQN branch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer.overrides.values import Value
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+NOISE, REWARD, KL = "trainer.noise_injection.", "custom_reward_function.", "algorithm.kl_ctrl."
+OVERLONG = "reward_model.overlong_buffer."
+
+# One of ours in its place, with the same meaning.
+SAME: Mapping[str, str] = {
+    "data.train_files": "train_files",
+    "data.val_files": "val_files",
+    "data.max_prompt_length": "max_prompt_tokens",
+    "data.max_response_length": "max_new_tokens",
+    "data.filter_overlong_prompts": "filter_overlong_prompts",
+    "data.seed": "seed",
+    f"{MODEL}path": "path",
+    f"{MODEL}enable_gradient_checkpointing": "gradient_checkpointing",
+    f"{MODEL}lora_rank": "lora_rank",
+    f"{MODEL}lora_alpha": "lora_alpha",
+    f"{MODEL}target_modules": "lora_targets",
+    f"{ACTOR}optim.lr": "lr",
+    f"{ACTOR}optim.weight_decay": "weight_decay",
+    f"{ACTOR}grad_clip": "grad_clip",
+    f"{ACTOR}entropy_coeff": "entropy_coef",
+    f"{ACTOR}clip_ratio_c": "dual_clip",
+    f"{ACTOR}loss_agg_mode": "aggregation",
+    f"{ACTOR}ppo_micro_batch_size_per_gpu": "micro_batch_rows",
+    f"{ROLLOUT}n": "rollouts_per_prompt",
+    f"{ROLLOUT}temperature": "temperature",
+    f"{ROLLOUT}tensor_model_parallel_size": "tensor_parallel",
+    f"{ROLLOUT}gpu_memory_utilization": "memory_fraction",
+    f"{ROLLOUT}enforce_eager": "enforce_eager",
+    f"{ROLLOUT}free_cache_engine": "sleep",
+    "algorithm.gamma": "gamma",
+    "algorithm.lam": "lam",
+    "algorithm.norm_adv_by_std_in_grpo": "scale_by_std",
+    "algorithm.filter_groups.enable": "dynamic_sampling",
+    "critic.optim.lr": "critic_lr",
+    "critic.cliprange_value": "value_clip",
+    "trainer.device": "device",
+    f"{OVERLONG}penalty_factor": "overlong_factor",
+}
+# One of ours, where another word or number says the same.
+WORDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "algorithm.adv_estimator": (
+        "estimator",
+        {name: name for name in ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gae")},
+    ),
+    f"{ACTOR}policy_loss.loss_mode": ("loss", {"vanilla": "clip", "gspo": "gspo", "cispo": "cispo"}),
+    f"{ACTOR}optim.lr_scheduler_type": ("lr_schedule", {"constant": "constant", "cosine": "cosine"}),
+    f"{ACTOR}optim.warmup_style": ("lr_schedule", {"constant": "constant", "cosine": "cosine"}),
+    f"{ROLLOUT}name": ("engine", {"vllm": "vllm", "hf": "transformers"}),
+    "trainer.resume_mode": ("resume", {"disable": "false", "auto": "auto"}),
+    "algorithm.filter_groups.max_num_gen_batches": ("max_generations", {"0": "10000"}),
+}
+# One of ours, where -1 stands for never.
+EVERY: Mapping[str, str] = {
+    "trainer.save_freq": "save_every",
+    "trainer.test_freq": "validate_every",
+    f"{ACTOR}optim.lr_warmup_steps": "warmup_steps",
+}
+# What is read together with others, below.
+TOGETHER = (
+    "data.train_batch_size",
+    f"{ACTOR}ppo_mini_batch_size",
+    f"{ACTOR}clip_ratio",
+    f"{ACTOR}clip_ratio_low",
+    f"{ACTOR}clip_ratio_high",
+    f"{ACTOR}use_kl_loss",
+    f"{ACTOR}kl_loss_coef",
+    f"{ACTOR}kl_loss_type",
+    "algorithm.use_kl_in_reward",
+    "algorithm.kl_penalty",
+    *(f"{KL}{name}" for name in ("type", "kl_coef", "target_kl", "horizon")),
+    *(
+        f"{NOISE}{name}"
+        for name in ("enabled", "sigma_start", "sigma_end", "num_stages", "target_modules", "exclude_patterns")
+    ),
+    f"{REWARD}path",
+    f"{REWARD}name",
+    f"{OVERLONG}enable",
+    f"{OVERLONG}len",
+    "trainer.logger",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+)
+_PACKED = "tokens are packed without padding wherever the model allows it"
+_ROWS = "ppo_micro_batch_size_per_gpu sets the rows of every forward pass of the learner"
+_MEMORY = "weights and optimizer stay on the device"
+_HOME = "--out names the folder of a run"
+_RANKS = "ranks=N starts the processes"
+_ENGINE = "the engine is left to decide"
+# Accepted whatever the value, with the reason why it changes nothing.
+IGNORED: Mapping[str, str] = {
+    f"{MODEL}use_remove_padding": _PACKED,
+    f"{MODEL}use_shm": _MEMORY,
+    f"{MODEL}trust_remote_code": "code of a model's folder is never run",
+    f"{ACTOR}strategy": "one process per device holds the whole model",
+    f"{ACTOR}use_torch_compile": "nothing is compiled",
+    f"{ACTOR}ulysses_sequence_parallel_size": _RANKS,
+    f"{ACTOR}ppo_max_token_len_per_gpu": _ROWS,
+    f"{ACTOR}shuffle": "mini batches are always drawn anew",
+    f"{ROLLOUT}enable_chunked_prefill": _ENGINE,
+    f"{ROLLOUT}max_num_batched_tokens": _ENGINE,
+    f"{ROLLOUT}max_num_seqs": _ENGINE,
+    f"{ROLLOUT}max_model_len": "it follows from the lengths of prompt and answer",
+    f"{ROLLOUT}mode": _ENGINE,
+    f"{ROLLOUT}load_format": "the engine gets the learner's weights before it samples",
+    f"{ROLLOUT}dtype": "dtype is that of the learner",
+    f"{ROLLOUT}disable_log_stats": _ENGINE,
+    f"{ROLLOUT}log_prob_micro_batch_size_per_gpu": _ROWS,
+    f"{ROLLOUT}log_prob_use_dynamic_bsz": _ROWS,
+    f"{ROLLOUT}val_kwargs.do_sample": "validation is greedy",
+    f"{ROLLOUT}val_kwargs.n": "validation is greedy: one answer each",
+    f"{ROLLOUT}val_kwargs.temperature": "validation is greedy",
+    f"{ROLLOUT}val_kwargs.top_p": "validation is greedy",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _ROWS,
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": _ROWS,
+    "actor_rollout_ref.ref.strategy": "one process per device holds the whole model",
+    **{
+        f"actor_rollout_ref.{role}.fsdp_config.{name}": _MEMORY
+        for role in ("actor", "ref")
+        for name in (
+            "param_offload",
+            "optimizer_offload",
+            "fsdp_size",
+            "forward_prefetch",
+            "reshard_after_forward",
+            "offload_policy",
+            "model_dtype",
+        )
+    },
+    "actor_rollout_ref.hybrid_engine": "learner and sampler always share their devices",
+    "data.shuffle": "prompts are always drawn at random",
+    "data.prompt_key": "the columns are those of verl's preprocessing",
+    "data.reward_fn_key": "the columns are those of verl's preprocessing",
+    "data.return_raw_chat": "the prompt is kept",
+    "data.dataloader_num_workers": "the questions are held in memory",
+    "data.filter_overlong_prompts_workers": "the questions are read by one process",
+    "data.val_batch_size": "all held-out questions are answered at once",
+    "reward_model.enable": "rewards come from the task or a function",
+    "reward_model.reward_manager": "rewards come from the task or a function",
+    "algorithm.filter_groups.metric": "groups are judged by their rewards",
+    "trainer.project_name": _HOME,
+    "trainer.experiment_name": _HOME,
+    "trainer.default_local_dir": _HOME,
+    "trainer.n_gpus_per_node": _RANKS,
+    "trainer.nnodes": f"{_RANKS} on this machine",
+    "trainer.val_before_train": "every run is validated before its first step",
+    "trainer.balance_batch": "a rank's share is whole groups",
+    "trainer.log_val_generations": "each evaluation keeps a few answers",
+    "trainer.max_actor_ckpt_to_keep": "the last whole checkpoint is kept",
+    "trainer.max_critic_ckpt_to_keep": "the last whole checkpoint is kept",
+}
+IGNORED_BELOW: Mapping[str, str] = {
+    "ray_kwargs.": "the trainer starts no Ray",
+    "ray_init.": "the trainer starts no Ray",
+    f"{ACTOR}megatron.": "one process per device holds the whole model",
+    "actor_rollout_ref.ref.megatron.": "one process per device holds the whole model",
+    f"{ROLLOUT}engine_kwargs.": _ENGINE,
+}
+# Accepted at these values, where nothing is to be done; at any other they would be broken silently.
+ONLY: Mapping[str, tuple[tuple[Value, ...], str]] = {
+    "data.truncation": (("error",), "an overlong prompt is left out or an error, and never cut"),
+    f"{ACTOR}ppo_epochs": ((1,), "a batch is learnt once"),
+    f"{ACTOR}use_dynamic_bsz": ((False,), "rows per forward pass are fixed"),
+    f"{ROLLOUT}top_p": ((1,), "answers are drawn from the whole distribution"),
+    f"{ROLLOUT}top_k": ((-1, 0), "answers are drawn from the whole distribution"),
+    f"{ROLLOUT}do_sample": ((True,), "answers are drawn"),
+    "trainer.critic_warmup": ((0,), "policy and critic learn from the first step on"),
+}

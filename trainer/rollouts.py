@@ -1,0 +1,125 @@
+"""Groups of rollouts from an engine: one answer each, or whole episodes with an environment that answers back.
+
+Start from `collect`; `demonstrate` makes the rollout of prepared answers, to learn from before any was sampled. An
+episode's tokens are what was sampled, with the environment's words appended as tokens: nothing is decoded and encoded
+again, so that the learner sees exactly the tokens that the sampler's log-probabilities belong to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from trainer.config import BadSetting
+from trainer.types import Group, Prompt, Rollout, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer.engines.base import Engine, Sampling
+    from trainer.tasks.base import Environment, Task, Tokenizer
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode so far. Only `hear` adds to it; `stop` is None as long as the model has another turn."""
+
+    prompt: Prompt
+    environment: Environment
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    is_action: list[bool] = field(default_factory=list)
+    reward: float = 0.0
+    num_turns: int = 0
+    stop: Stop | None = None
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What the model reads before its next turn."""
+        return (*self.prompt.tokens, *self.tokens)
+
+    def hear(self, turn: Rollout, task: Task) -> None:
+        """Appends the model's turn and, if the episode goes on, the environment's words."""
+        said = self.environment.step(task.tokenizer.decode(turn.tokens))
+        self._append(turn.tokens, turn.logprobs, is_action=True)
+        self.reward += said.reward
+        self.num_turns += 1
+        if said.is_done:
+            self.stop = Stop.DONE
+        elif self.num_turns == task.max_turns:
+            self.stop = Stop.LENGTH
+        else:
+            between = reply(task.tokenizer, said.text, is_closed=turn.stop is Stop.END)
+            self._append(between, (0.0,) * len(between), is_action=False)
+
+    def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, is_action: bool) -> None:
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.is_action += [is_action] * len(tokens)
+
+    def rollout(self) -> Rollout:
+        """The whole episode as one rollout. `stop` is LENGTH when the turns ran out."""
+        stop = self.stop or Stop.LENGTH
+        return Rollout(tuple(self.tokens), tuple(self.logprobs), stop, tuple(self.is_action), self.reward)
+
+
+def collect(engine: Engine, prompts: Sequence[Prompt], task: Task, sampling: Sampling) -> list[Group]:
+    """A group for each prompt, in order.
+
+    With an environment each rollout is an episode of at most `task.max_turns` turns of `sampling.max_new_tokens`
+    tokens; its reward is the sum of what the environment paid. The first turn is one call for whole groups, each
+    later one a call with the contexts, of different lengths, of all episodes that still live.
+    """
+    if task.environment is None:
+        answers = engine.generate([prompt.tokens for prompt in prompts], sampling)
+        return [Group(prompt, rollouts) for prompt, rollouts in zip(prompts, answers, strict=True)]
+    size = sampling.rollouts_per_prompt
+    episodes = [Episode(prompt, task.environment(prompt)) for prompt in prompts for _ in range(size)]
+    first = engine.generate([prompt.tokens for prompt in prompts], sampling)
+    for episode, turn in zip(episodes, (turn for turns in first for turn in turns), strict=True):
+        episode.hear(turn, task)
+    alone = replace(sampling, rollouts_per_prompt=1)
+    while live := [episode for episode in episodes if episode.stop is None]:
+        for episode, (turn,) in zip(live, engine.generate([each.context for each in live], alone), strict=True):
+            episode.hear(turn, task)
+    made = [episode.rollout() for episode in episodes]
+    return [Group(prompt, tuple(made[at * size : (at + 1) * size])) for at, prompt in enumerate(prompts)]
+
+
+def reply(tokenizer: Tokenizer, text: str, *, is_closed: bool) -> tuple[int, ...]:
+    """The environment's words as the tokens that follow a turn of the model, up to where its next words begin.
+
+    They are what a conversation grows by, from where the assistant speaks to the user's next words: with chat marks
+    where the tokenizer has such. `is_closed`: the model has said the end token, which is then not said again.
+    Raises BadSetting for a chat template that rewrites what came before.
+    """
+    user, assistant = {"role": "user", "content": ""}, {"role": "assistant", "content": ""}
+    before = tokenizer.chat([user])
+    whole = tokenizer.chat([user, assistant, {"role": "user", "content": text}])
+    if whole[: len(before)] != before:
+        raise BadSetting("the tokenizer's chat template changes earlier turns when one is added: no episode fits it")
+    added = whole[len(before) :]
+    return added[1:] if is_closed and added[:1] == (tokenizer.end,) else added
+
+
+def demonstrate(prompt: Prompt, task: Task) -> Rollout:
+    """The right answers to a prompt as a rollout: log-probabilities 0, tokens and marks as `collect` makes them.
+
+    The answers are `prompt.extra["answers"]`, one for each turn, else the one `prompt.expected`. Each is closed with
+    the end token where the tokenizer has one. Raises ValueError when the answers end before the episode does.
+    """
+    end = () if task.tokenizer.end is None else (task.tokenizer.end,)
+    turns = [
+        Rollout(tokens, (0.0,) * len(tokens), Stop.END)
+        for answer in prompt.extra.get("answers", (prompt.expected,))
+        for tokens in ((*task.tokenizer.encode(answer), *end),)
+    ]
+    if task.environment is None:
+        return turns[0]
+    episode = Episode(prompt, task.environment(prompt))
+    for turn in turns:
+        if episode.stop is None:
+            episode.hear(turn, task)
+    if episode.stop is None:
+        raise ValueError(f"the prepared answers to {prompt.text!r} end before the episode does")
+    return episode.rollout()

@@ -1,0 +1,157 @@
+"""A state on disk: one file of tensors, and a manifest that names it with its digest.
+
+At every moment the manifest names a whole state file, however the process or the machine ends: a state is on the disk
+before the manifest that names it takes the older one's place, and the older state goes only after that. What a killed
+save leaves behind is removed by the next one. Start from `save` and `load`; `manifest` says what lies
+there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainer.metrics.checks import same_bits
+from trainer.saving.manifest import MANIFEST, CorruptCheckpoint, Saved, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+State = dict[str, Any]
+__all__ = ["MANIFEST", "CorruptCheckpoint", "Saved", "State", "difference", "flatten", "load", "save"]
+# A disk with less room than this is full: file systems keep some blocks back.
+_FULL = 1 << 20
+
+
+def save(state: State, folder: Path) -> Saved:
+    """Writes the state, and then removes the one that stood there before. Raises OSError where that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / "state.unfinished"
+    try:
+        torch.save(state, unfinished)
+    except (RuntimeError, OSError) as error:
+        raise _cannot_save(error, unfinished) from error
+    digest, size = _digest(unfinished), unfinished.stat().st_size
+    saved = Saved(
+        f"state-{digest[:16]}.pt",
+        digest,
+        size,
+        sum(isinstance(v, Tensor) for v in flatten(state).values()),
+        state.get("step"),
+        dict(state.get("settings", {})),
+    )
+    _put(unfinished, folder / saved.file)
+    written = folder / "manifest.unfinished"
+    try:
+        written.write_text(json.dumps(asdict(saved)) + "\n", encoding="utf-8")
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+    _put(written, folder / MANIFEST)
+    for old in folder.glob("state-*.pt"):
+        if old.name != saved.file:
+            old.unlink()
+    return saved
+
+
+def _put(unfinished: Path, place: Path) -> None:
+    """Gives a file its name once its bytes are on the disk; then the name is there too, whatever happens."""
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(unfinished, place)
+    folder = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems whose folders cannot be synchronised
+            raise
+    finally:
+        os.close(folder)
+
+
+def _cannot_save(error: Exception, unfinished: Path) -> OSError:
+    """What is wrong with the disk, said with its number; what was written of the state is removed.
+
+    torch's writer makes a RuntimeError without a number of every failed write.
+    """
+    written = unfinished.stat().st_size if unfinished.exists() else 0
+    is_full = shutil.disk_usage(unfinished.parent).free < _FULL
+    unfinished.unlink(missing_ok=True)  # else there is no room to say so either
+    if isinstance(error, OSError):
+        return error
+    number = errno.ENOSPC if is_full else errno.EFBIG if written >= _file_limit() else errno.EIO
+    return OSError(number, f"{os.strerror(number)} ({error})", str(unfinished))
+
+
+def _file_limit() -> float:
+    """The largest file that this process may write, less a block."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return float("inf") if limit == resource.RLIM_INFINITY else limit - 4096
+
+
+def load(folder: Path, device: torch.device) -> State:
+    """The saved state. Raises CorruptCheckpoint when the file is not the one that the manifest describes.
+
+    Nothing else is loaded in its place: an older state beside it is named, and the choice is the reader's.
+    """
+    saved = read(folder)
+    if saved is None:
+        raise CorruptCheckpoint(f"{folder / MANIFEST} is missing{_others(folder, None)}")
+    path = folder / saved.file
+    if not path.is_file():
+        raise CorruptCheckpoint(f"{path.name} is missing{_others(folder, saved)}")
+    found = _digest(path)
+    if found != saved.sha256:
+        raise CorruptCheckpoint(
+            f"{path.name} has the digest {found[:16]}, not {saved.sha256[:16]}{_others(folder, saved)}"
+        )
+    state: State = torch.load(path, map_location=device, weights_only=True)
+    return state
+
+
+def _others(folder: Path, saved: Saved | None) -> str:
+    """Which other states lie there; their names hold the start of their digest, so each can be checked."""
+    names = sorted(path.name for path in folder.glob("state-*.pt") if saved is None or path.name != saved.file)
+    whole = [name for name in names if name == f"state-{_digest(folder / name)[:16]}.pt"]
+    return f"; {', '.join(whole)} beside it is whole, and was not taken" if whole else "; there is no other state"
+
+
+def flatten(state: State, prefix: str = "") -> dict[str, Any]:
+    """Nested names joined by `/`. Example: {"a": {"b": 1}} -> {"a/b": 1}"""
+    flat: dict[str, Any] = {}
+    for name, value in state.items():
+        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def difference(left: State, right: State) -> str | None:
+    """The first entry that differs in a bit (tensors) or in value (the rest); None when all agree."""
+    one, other = flatten(left), flatten(right)
+    for name in [*one, *(extra for extra in other if extra not in one)]:
+        if name not in one or name not in other or not _same(one[name], other[name]):
+            return name
+    return None
+
+
+def _same(left: object, right: object) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return same_bits(left, right)
+    return type(left) is type(right) and left == right
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

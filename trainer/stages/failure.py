@@ -1,0 +1,59 @@
+"""The stage that an error belongs to, so that a run that broke still says where and why. Imports no torch."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# A part of a file's path, and the stage that runs it; the innermost call that matches decides.
+_PLACES: Mapping[str, str] = {
+    "trainer/saving/checkpoint.py": "checkpoint",
+    "trainer/tasks/": "reward",
+    "trainer/engines/": "generation",
+    "trainer/rollouts.py": "generation",
+    "trainer/learner.py": "update",
+    "trainer/distributed.py": "collective",
+}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def of_error(error: BaseException) -> dict[str, Any] | None:
+    """The values of the `stage` record that an error is worth; None where its stage is recorded or cannot be told.
+
+    `cause` is a word for what went wrong: import-failed, reward-hangs, reward-raises, out-of-memory, full-disk,
+    cannot-save, or broken.
+    """
+    name, cause = _place(error)
+    if name is None:
+        return None
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return {"name": name, "seconds": None, "passed": False, "cause": cause, "reason": reason}
+
+
+def _place(error: BaseException) -> tuple[str | None, str]:
+    kind = type(error).__name__
+    if kind == "StageFailed":
+        return None, ""
+    if kind in ("RewardBroken", "RewardHung"):
+        is_late = kind == "RewardHung" or type(error.__cause__).__name__ == "Hung"
+        return "reward", "reward-hangs" if is_late else "reward-raises"
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in str(error).lower():
+        return "memory", "out-of-memory"
+    if isinstance(error, ImportError):
+        return "import", "import-failed"
+    stage = _innermost(error)
+    if stage == "checkpoint" and isinstance(error, OSError):
+        return stage, "full-disk" if error.errno in _NO_ROOM else "cannot-save"
+    return stage, "broken"
+
+
+def _innermost(error: BaseException) -> str | None:
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        for part, stage in _PLACES.items():
+            if part in frame.filename.replace("\\", "/"):
+                return stage
+    return None

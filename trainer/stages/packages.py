@@ -1,0 +1,77 @@
+"""Do Ray, tensordict and vllm work here? Asked only where they are installed, each in a process of its own.
+
+Such a package may hang or take the process with it, and what it starts must not stay: the child has a time limit and a
+process group. Start from `probe`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trainer import device as devices
+from trainer.stages.stage import Stage
+
+if TYPE_CHECKING:
+    import torch
+
+# Ray starts in 3 to 8 s on two cores; vllm's import takes up to a minute, its first token on a card several.
+LIMIT_S = 600.0
+
+
+def installed() -> list[str]:
+    """The packages that there is a question for."""
+    names = ("ray", "vllm")
+    return [name for name in names if importlib.util.find_spec(name) is not None]
+
+
+def probe(device: torch.device, *, limit_s: float = LIMIT_S) -> Stage:
+    """Ray passes a TensorDict through an actor; vllm is imported and, where there is a card, generates a token."""
+    names = installed()
+    if not names:
+        return Stage(None, "neither ray nor vllm is installed, and this run needs neither")
+    measured: dict[str, Any] = {}
+    problems = []
+    for name in names:
+        answer = ask(name, [device.type, str(devices.count(device))], limit_s=limit_s)
+        measured[name] = answer
+        if answer.get("problem"):
+            problems.append(f"{name}: {answer['problem']}")
+    return Stage(not problems, "; ".join(problems) or None, measured)
+
+
+def ask(package: str, words: list[str], *, limit_s: float) -> dict[str, Any]:
+    """What the child says: one JSON object, the last line of its output; a `problem` in it where there is none."""
+    # `-P` and the empty working folder are inherited through PYTHONSAFEPATH where npuenv set it.
+    argv = [sys.executable, "-m", f"trainer.stages.try_{package}", *words]
+    environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True
+    ) as child:
+        try:
+            out, err = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            return {"problem": f"no answer within {limit_s:g} s"}
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+    return _answer(out, err, child.returncode)
+
+
+def _answer(out: str, err: str, code: int) -> dict[str, Any]:
+    lines = out.strip().splitlines()
+    try:
+        answer = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    said = err.strip().splitlines()
+    return {"problem": f"ended with {code}: {said[-1] if said else 'it said nothing'}"}

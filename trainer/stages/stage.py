@@ -1,0 +1,50 @@
+"""What a stage came to, and how it becomes a record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trainer.metrics.records import Records
+
+
+class StageFailed(RuntimeError):
+    """A stage after which the run cannot go on; its record has been written. `name` is the stage's."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One answer of the machine or of the run."""
+
+    passed: bool | None  # None: it could not be told, or does not apply; the reason says which
+    reason: str | None = None  # None: nothing to say beyond what was measured
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run(name: str, probe: Callable[[], Stage], records: Records) -> Stage:
+    """Asks, times and records; whatever the probe raises is its answer: it did not pass."""
+    began = time.perf_counter()
+    try:
+        stage = probe()
+    except Exception as error:  # an operator that is missing or breaks is what a probe is to find out
+        stage = Stage(False, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    write(records, name, stage, time.perf_counter() - began)
+    return stage
+
+
+def write(records: Records, name: str, stage: Stage, seconds: float) -> None:
+    """One `stage` record."""
+    records.write("stage", name=name, seconds=seconds, passed=stage.passed, reason=stage.reason, **dict(stage.measured))
+
+
+def announce(records: Records, what: str, *, may_take_s: float) -> None:
+    """Says in a `note` that something long begins, and for how long silence is then no hang."""
+    records.write("note", what=what, may_take_s=may_take_s)

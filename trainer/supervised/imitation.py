@@ -1,0 +1,108 @@
+"""Supervised steps: the likelihood of given answers goes up. Shared by the warm start and by fine-tuning.
+
+Start from `Imitator`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from trainer.algorithms.adamw import AdamW
+from trainer.algorithms.aggregation import masked_sum
+from trainer.algorithms.packing import pack, select
+from trainer.distributed import World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.config import Optim
+    from trainer.models.base import Model
+    from trainer.types import Batch, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a step found, over all ranks."""
+
+    loss: float  # before the step: minus the log-probability, the mean over the tokens to be learnt
+    grad_norm: float  # before clipping
+    num_tokens: int  # that were to be learnt
+
+
+class Imitator:
+    """A model with an optimizer of its own; the adapters alone learn where there are some."""
+
+    def __init__(
+        self, model: Model, optim: Optim, *, pad: int, device: torch.device, world: World | None = None
+    ) -> None:
+        self.model, self._optim, self._pad, self._device = model, optim, pad, device
+        self._world = world or World.alone()
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._optimizer = AdamW.start(self._parameters, weight_decay=optim.weight_decay)
+        self.updates = 0
+
+    def step(self, groups: Sequence[Group], *, lr: float) -> Lesson:
+        """One optimizer step on this rank's answers.
+
+        Denominator: the tokens to be learnt of the whole step, over all ranks and micro batches.
+        """
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        batch = self._batch(groups)
+        num_tokens = self._world.add(batch.mask_BT.sum()).clamp(min=1)
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        for rows in self._parts(batch):
+            share = self._surprise(select(batch, rows)) / num_tokens
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += share.detach()
+        self._world.add_gradients(self._parameters.values())
+        norm = float(clip_grad_norm_(self._parameters.values(), self._optim.grad_clip))
+        self.updates += 1
+        # A gradient that is not finite would make every weight NaN: the step is left out, and its norm tells.
+        if math.isfinite(norm):
+            self._optimizer.step(self._parameters, lr=lr, number=self.updates)
+        return Lesson(float(self._world.add(loss)), norm, int(num_tokens))
+
+    @torch.no_grad()
+    def surprise(self, groups: Sequence[Group]) -> tuple[float, int]:
+        """Minus the summed log-probability of the tokens to be learnt, and how many they are; of this rank alone."""
+        batch = self._batch(groups)
+        total = sum(float(self._surprise(select(batch, rows))) for rows in self._parts(batch))
+        return total, int(batch.mask_BT.sum())
+
+    def _surprise(self, part: Batch) -> Tensor:
+        scored = self.model.score(part, temperature=1.0, with_entropy=False)
+        return -masked_sum(scored.logprobs_BT, part.mask_BT)
+
+    def _batch(self, groups: Sequence[Group]) -> Batch:
+        return pack(groups, torch.zeros(len(groups), 1, device=self._device), pad=self._pad)
+
+    def _parts(self, batch: Batch) -> tuple[Tensor, ...]:
+        rows = torch.arange(len(batch.tokens_BT), device=self._device)
+        return torch.split(rows, self._optim.micro_batch_rows or len(rows))
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on, by reference."""
+        return {
+            "weights": {name: parameter.detach() for name, parameter in self._parameters.items()},
+            "first": dict(self._optimizer.first),
+            "second": dict(self._optimizer.second),
+            "master": dict(self._optimizer.master),
+            "updates": self.updates,
+        }
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that `state` gave; copies the values."""
+        own = self.state()
+        for part in ("weights", "first", "second", "master"):
+            for name, tensor in own[part].items():
+                tensor.copy_(state[part][name])
+        self.updates = state["updates"]

@@ -1,0 +1,82 @@
+"""A reward of the user's own, `FILE.py:NAME`, and the task of questions from a file that it judges.
+
+The function is called with verl's keywords `data_source`, `solution_str`, `ground_truth`, `extra_info`, or, if it takes
+none of these, with the prompt's text and the answer's text. It gives a number, or a dict with a number `score`. It runs
+in a process of its own (`trainer.tasks.worker`): one that raises, hangs, even in C code, or dies breaks the run with a
+sentence that names its line, within `reward_timeout_s` for each answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config import BadSetting
+from trainer.tasks import tokenizers
+from trainer.tasks.base import Task
+from trainer.tasks.data import questions
+from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.worker import Broken, Hung, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer.config import Config, Questions
+    from trainer.tasks.base import Tokenizer
+    from trainer.types import Prompt, Rollout
+
+
+def task(config: Config) -> Task:
+    """Questions of `train_files` and `val_files` in verl's layout; right is what the function gives 1 or more for."""
+    if not config.task.reward_function:
+        raise BadSetting("task=file needs reward_function=FILE.py:NAME to judge the answers")
+    tokenizer = tokenizers.choose(config.model.path)
+    train, heldout = questions(config.task, tokenizer)
+    reward = custom(config.task, tokenizer)
+    return Task(
+        "file",
+        tokenizer,
+        train.prompts,
+        heldout.prompts,
+        max_new_tokens=256,
+        reward=reward,
+        is_right=lambda prompt, rollout: reward(prompt, rollout) >= 1.0,
+    )
+
+
+def with_reward(task: Task, settings: Questions) -> Task:
+    """The task with the user's reward. What is right stays the task's own; so does what an environment pays."""
+    return replace(task, reward=custom(settings, task.tokenizer))
+
+
+def custom(settings: Questions, tokenizer: Tokenizer) -> Callable[[Prompt, Rollout], float]:
+    """The reward of `reward_function`. Raises BadSetting where it cannot be loaded; the reward raises RewardBroken."""
+    given = settings.reward_function
+    path, colon, name = given.rpartition(":")
+    file = Path(path).expanduser().resolve()
+    if not colon or not name.isidentifier() or not file.is_file():
+        raise BadSetting(f"reward_function={given} is not accepted. Accepted: FILE.py:NAME of a file that is there")
+    worker = Worker(file, name)
+    try:
+        worker.start()
+    except (Broken, Hung) as error:
+        worker.close()
+        raise BadSetting(f"reward_function={given} cannot be loaded: it {error}") from error
+
+    def reward(prompt: Prompt, rollout: Rollout) -> float:
+        try:
+            return worker.call(
+                {
+                    "data_source": prompt.extra.get("data_source", ""),
+                    "solution_str": tokenizer.decode(rollout.tokens),
+                    "ground_truth": prompt.expected,
+                    "extra_info": prompt.extra.get("extra_info", {}),
+                    "prompt": prompt.text,
+                },
+                timeout_s=settings.reward_timeout_s,
+            )
+        except (Broken, Hung) as error:
+            raise RewardBroken(f"reward_function={given} {error}") from error
+
+    return reward

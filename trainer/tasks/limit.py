@@ -1,0 +1,72 @@
+"""Scoring that names what broke it: a reward that raises, does not come back, or gives no number."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.tasks.rewards import RewardBroken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trainer.tasks.base import Task
+    from trainer.types import Group
+
+
+class RewardHung(RewardBroken):
+    """A reward function that did not come back in time."""
+
+
+class _TimeUp(BaseException):
+    """Raised by the alarm. No Exception, so that a function's own `except Exception` does not swallow it."""
+
+
+def score(groups: Sequence[Group], task: Task, *, limit_s: float | None) -> list[list[float]]:
+    """Each answer's reward: what the environment paid, else the task's.
+
+    Raises RewardBroken with the line of the function that raised, or that ran when `limit_s` (None: none) was over. The
+    alarm is heard between steps of Python code, and in the main thread alone: a function of the user's, which may hang
+    anywhere, runs in a process of its own (`trainer.tasks.worker`).
+    """
+    try:
+        with _alarm(limit_s):
+            return [
+                [task.reward(group.prompt, each) if each.reward is None else each.reward for each in group.rollouts]
+                for group in groups
+            ]
+    except RewardBroken:
+        raise
+    except _TimeUp as error:
+        raise RewardHung(f"the reward did not come back within {limit_s:g} s: it was at {line_of(error)}") from error
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {said}") from error
+
+
+def line_of(error: BaseException) -> str:
+    """Where an error came from, innermost call of code that is not this file's. Example: `rewards.py:12 reward`."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != Path(__file__)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}" if frames else "an unknown line"
+
+
+@contextmanager
+def _alarm(limit_s: float | None) -> Iterator[None]:
+    if limit_s is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise _TimeUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

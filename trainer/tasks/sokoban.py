@@ -1,0 +1,202 @@
+"""Push every box onto a target; a new room for each seed, solvable because it was made by playing backwards.
+
+A room is an open square with a few inner walls, closed all around. From the solved room, boxes on their targets, all
+ways to pull them are followed breadth first up to `max_turns` moves; a start is drawn from what they reach, and the
+way back is its shortest solution. Rewards are gym-sokoban's over ten, without its charge for each move: 0.1 for a box
+pushed onto a target, -0.1 for one pushed off, 1 for the last box.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+from trainer.config import BadSetting
+from trainer.tasks.grids import MOVES, Level, assemble, expert, spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainer.config import Config
+    from trainer.tasks.base import Task
+
+__all__ = ["Layout", "Room", "expert", "generate", "task"]
+
+_WALLS = 0.15  # share of inner places that are walls
+_SMALLEST = 3
+_NUM_ROOMS = 1024
+_TWO_BOXES_FROM = 5  # places on a side
+_TRIES = 100  # rooms drawn for a seed before it is given up
+_MOST_STATES = 500  # of the backward search: some 2 ms
+
+_T = TypeVar("_T")
+Place = tuple[int, int]
+State = tuple[Place, frozenset[Place]]  # player, boxes
+
+RULES = (
+    "You are in a room and want to push every box onto a target. P is you, # is a wall, _ is floor, O is a target, "
+    "X is a box, V is a box on a target, S is you on a target. You push a box by walking into it; you cannot pull, "
+    "and cannot push two at once."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What stays the same in a room: its size without the outer wall, the inner walls, the targets."""
+
+    size: int
+    walls: frozenset[Place]
+    targets: frozenset[Place]
+
+    def is_open(self, place: Place) -> bool:
+        return 0 <= place[0] < self.size and 0 <= place[1] < self.size and place not in self.walls
+
+    def places(self) -> list[Place]:
+        """Every place that is no wall, row by row."""
+        every = ((row, column) for row in range(self.size) for column in range(self.size))
+        return [place for place in every if place not in self.walls]
+
+
+def _shifted(place: Place, name: str, times: int = 1) -> Place:
+    down, right = MOVES[name]
+    return place[0] + times * down, place[1] + times * right
+
+
+def pulls(layout: Layout, state: State) -> Iterator[tuple[str, State]]:
+    """Each state that one move leads from to the given one, with that move."""
+    player, boxes = state
+    for name in MOVES:
+        before, ahead = _shifted(player, name, -1), _shifted(player, name)
+        if not layout.is_open(before) or before in boxes:
+            continue
+        yield name, (before, boxes)
+        if ahead in boxes:
+            yield name, (before, boxes - {ahead} | {player})
+
+
+def generate(seed: int, size: int, *, max_moves: int) -> tuple[Layout, State, tuple[str, ...]] | None:
+    """The seed's room, its start and a shortest solution of at most `max_moves`; None if 100 tries found none."""
+    random = Random(seed)
+    for _ in range(_TRIES):
+        layout = _draw(random, size)
+        if layout is None:
+            continue
+        ways = _backwards(layout, max_moves)
+        by_length: dict[int, list[State]] = {}
+        for state, way in ways.items():
+            by_length.setdefault(len(way), []).append(state)
+        if by_length:
+            # A length first: most states are far away, and easy starts are what a beginner learns from.
+            starts = by_length[_one_of(random, sorted(by_length))]
+            start = _one_of(random, starts)
+            return layout, start, ways[start]
+    return None
+
+
+def _one_of(random: Random, things: list[_T]) -> _T:
+    # Only `random()` is used: what else Random makes of a seed has changed between versions of Python.
+    return things[int(random.random() * len(things))]
+
+
+def _draw(random: Random, size: int) -> Layout | None:
+    every = [(row, column) for row in range(size) for column in range(size)]
+    walls = frozenset(place for place in every if random.random() < _WALLS)
+    free = [place for place in every if place not in walls]
+    count = 2 if size >= _TWO_BOXES_FROM else 1
+    if len(free) < 2 * count + 1:
+        return None
+    targets: set[Place] = set()
+    while len(targets) < count:
+        targets.add(_one_of(random, free))
+    return Layout(size, walls, frozenset(targets))
+
+
+def _backwards(layout: Layout, max_moves: int) -> dict[State, tuple[str, ...]]:
+    """Starts from which the room can be solved, no box on a target, each with its shortest solution.
+
+    Only the nearest states are searched. The last move pushes, so the search begins with pulls, not with every place
+    that the player may stand on in the end.
+    """
+    solved = [(player, layout.targets) for player in layout.places() if player not in layout.targets]
+    came: dict[State, tuple[str, State]] = {}
+    edge = solved
+    for _ in range(max_moves):
+        reached: list[State] = []
+        for state in edge:
+            for name, before in pulls(layout, state):
+                if before not in came and before[1] != layout.targets and len(came) < _MOST_STATES:
+                    came[before] = (name, state)
+                    reached.append(before)
+        edge = reached
+    return {state: _way(state, came) for state in came if not state[1] & layout.targets}
+
+
+def _way(state: State, came: Mapping[State, tuple[str, State]]) -> tuple[str, ...]:
+    way: list[str] = []
+    while state in came:
+        name, state = came[state]
+        way.append(name)
+    return tuple(way)
+
+
+@dataclass(slots=True)
+class Room:
+    """A room being played in."""
+
+    layout: Layout
+    player: Place
+    boxes: frozenset[Place]
+    is_solved: bool = False
+
+    def rows(self) -> tuple[str, ...]:
+        """The room with its outer wall."""
+        size = self.layout.size
+        inner = ("".join(self._symbol((row, column)) for column in range(size)) for row in range(size))
+        wall = "#" * (size + 2)
+        return (wall, *(f"#{line}#" for line in inner), wall)
+
+    def _symbol(self, place: Place) -> str:
+        is_target = place in self.layout.targets
+        if place in self.layout.walls:
+            return "#"
+        if place == self.player:
+            return "S" if is_target else "P"
+        if place in self.boxes:
+            return "V" if is_target else "X"
+        return "O" if is_target else "_"
+
+    def move(self, name: str) -> tuple[float, bool]:
+        """A move into a wall, or of a box that something stops, changes nothing."""
+        there, beyond = _shifted(self.player, name), _shifted(self.player, name, 2)
+        reward = 0.0
+        if there in self.boxes:
+            if not self.layout.is_open(beyond) or beyond in self.boxes:
+                return 0.0, False
+            self.boxes = self.boxes - {there} | {beyond}
+            reward = ((beyond in self.layout.targets) - (there in self.layout.targets)) / 10
+        if self.layout.is_open(there):
+            self.player = there
+        self.is_solved = self.boxes == self.layout.targets
+        return reward + self.is_solved, self.is_solved
+
+
+def task(config: Config) -> Task:
+    """The task at a size: the short form for the built-in model, words for any other.
+
+    Raises BadSetting for a size in which no box can be pushed.
+    """
+    size, max_turns = config.task.map_size, config.task.max_turns
+    if size < _SMALLEST:
+        raise BadSetting(f"map_size={size} is too small to push a box in. Accepted for sokoban: {_SMALLEST} and more")
+
+    def level(seed: int) -> Level | None:
+        made = generate(seed, size, max_moves=max_turns)
+        if made is None:
+            return None
+        layout, (player, boxes), solution = made
+        ground = f"{sorted(layout.walls)} {sorted(layout.targets)}"
+        return Level(partial(Room, layout, player, boxes), solution, ground)
+
+    return assemble("sokoban", config, *spoken(config, "#P_OXVS", RULES), level, _NUM_ROOMS)

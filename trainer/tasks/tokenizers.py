@@ -1,0 +1,102 @@
+"""Which tokenizer a task speaks: the built-in characters, or that of a model's folder. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import string
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import BadSetting
+from trainer.tasks.base import Characters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trainer.tasks.base import Tokenizer
+
+_FILES = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken")
+# What tasks that carry text are written in without a model's folder: ASCII that can be printed, and the line break.
+PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n"
+
+
+def choose(path: str) -> Tokenizer:
+    """The tokenizer of the model at `path`, or 98 tokens for printable ASCII, line break, pad and end if it is empty.
+
+    Raises BadSetting for a path that is no folder of a tokenizer.
+    """
+    return Pretrained.load(Path(path)) if path else Characters(PRINTABLE)
+
+
+class Pretrained:
+    """A transformers tokenizer, as a `Tokenizer`.
+
+    Text becomes tokens without start or end added. Decoding drops the special tokens (end, pad); markers that a model
+    is meant to say, such as `<tool_call>`, stay, since their tokenizers do not call them special.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.vocabulary_size: int = len(inner)
+        self.end: int | None = inner.eos_token_id
+        pad = inner.pad_token_id
+        # Where there is no pad token any token serves: masks, not tokens, say what counts.
+        self.pad: int = pad if pad is not None else (self.end if self.end is not None else 0)
+
+    @classmethod
+    def load(cls, folder: Path) -> Pretrained:
+        """The tokenizer of a local folder. Raises BadSetting where the folder or the package is missing."""
+        if not folder.is_dir():
+            raise BadSetting(f"path={folder} is no folder; a model is read from a local folder only")
+        if not any(file for pattern in _FILES for file in folder.glob(pattern)):
+            # transformers 5 makes an empty tokenizer of the model's kind there, and every text becomes nothing.
+            raise BadSetting(f"path={folder} holds no tokenizer: none of {', '.join(_FILES)}")
+        try:
+            auto: Any = import_module("transformers").AutoTokenizer
+        except ImportError as error:
+            raise BadSetting(f"A model's folder needs the package transformers: {error}") from error
+        try:
+            return cls(auto.from_pretrained(str(folder), local_files_only=True))
+        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise BadSetting(f"path={folder} holds no tokenizer that transformers can read: {said}") from error
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._inner.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        decoded: str = self._inner.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return decoded
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        return self.encode(self.render(messages, is_asking=True))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        is_asking: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as the model's chat template writes it; `is_asking`: up to the assistant's next words.
+
+        Raises BadSetting where the tokenizer has no chat template or the template refuses the messages.
+        """
+        if not self._inner.chat_template:
+            raise BadSetting("the tokenizer of the model's folder has no chat template")
+        refusal: type[Exception] = import_module("jinja2").TemplateError
+        try:
+            text: str = self._inner.apply_chat_template(
+                [dict(each) for each in messages],
+                tokenize=False,
+                add_generation_prompt=is_asking,
+                tools=list(tools) if tools else None,
+            )
+        except (refusal, TypeError, ValueError) as error:
+            raise BadSetting(f"the model's chat template refuses the messages: {error}") from error
+        return text
+
+    @property
+    def end_text(self) -> str:
+        """How the end token is written; empty without one."""
+        return self._inner.eos_token or ""

@@ -1,0 +1,135 @@
+"""A function run in a process of its own, so that one that hangs, eats memory or dies is stopped and named.
+
+Why not in this process under an alarm: a signal waits until the interpreter is back from C code, and a product of huge
+numbers or a stuck library call never comes back. Why one process for all calls: starting one takes 50 ms, a call 0.1.
+It bounds honest mistakes; it is no wall against hostile code, for which see `trainer.tasks.sandbox`.
+Start from `Worker`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ROOT = Path(__file__).resolve().parents[2]
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from trainer.tasks.worker_child import main; "
+    "main(sys.argv[2], sys.argv[3], int(sys.argv[4]))"
+)
+_START_S = 120.0  # a file may import much
+
+
+class Broken(RuntimeError):
+    """The function could not be loaded, raised, or its process died."""
+
+
+class Hung(RuntimeError):
+    """The function did not answer in time; its process is gone, the next call starts another."""
+
+
+class Worker:
+    """A function `name` of a Python file, called in another process.
+
+    Invariant: between calls the process waits for a request or there is none. Keyword arguments travel by pickle, a
+    number comes back. The process ends with this one.
+    """
+
+    def __init__(self, file: Path, name: str) -> None:
+        self._file, self._name = file, name
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stacks: IO[bytes] | None = None
+        self._stop: weakref.finalize[Any, Any] | None = None
+
+    def start(self) -> None:
+        """Loads the function. Raises Broken where the file or the function cannot be used."""
+        self.close()
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process, closed with it
+        stacks = self._stacks.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(_ROOT), str(self._file), self._name, str(stacks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(stacks,),
+            start_new_session=True,  # Ctrl-C is for the trainer, which then closes this
+        )
+        self._stop = weakref.finalize(self, _end, self._process, self._stacks)
+        self._answer(time.monotonic() + _START_S, "was not loaded")
+
+    def call(self, arguments: Mapping[str, Any], *, timeout_s: float) -> float:
+        """The number that the function gives. Raises Broken or Hung, each with the innermost line of its file."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        assert self._process is not None and self._process.stdin is not None
+        request = pickle.dumps(dict(arguments))
+        try:
+            self._process.stdin.write(len(request).to_bytes(8, "big") + request)
+            self._process.stdin.flush()
+        except OSError as error:
+            raise Broken(self._dead()) from error
+        return float(self._answer(time.monotonic() + timeout_s, f"did not answer within {timeout_s:g} s"))
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._stop is not None:
+            self._stop()
+        self._process = self._stacks = self._stop = None
+
+    def _answer(self, deadline_s: float, late: str) -> Any:
+        assert self._process is not None and self._process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                where = self._place()
+                self.close()
+                raise Hung(f"{late}{where}")
+            part = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+            if not part:
+                raise Broken(self._dead())
+            line += part
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Broken(str(answer["error"]))
+        return answer["value"]
+
+    def _place(self) -> str:
+        """Where the process is now: it is asked by a signal, which is heard in C code too."""
+        assert self._process is not None and self._stacks is not None
+        self._process.send_signal(signal.SIGUSR1)
+        time.sleep(0.1)
+        self._stacks.seek(0)
+        for line in self._stacks.read().decode(errors="replace").splitlines():
+            if f'"{self._file}"' in line:  # `  File "/path/reward.py", line 3 in count`, innermost first
+                number, _, function = line.rpartition(", line ")[2].partition(" in ")
+                return f" at {self._file.name}:{number} in {function}"
+        return ""
+
+    def _dead(self) -> str:
+        assert self._process is not None
+        code = self._process.wait()
+        self.close()
+        died = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"ended its process ({died})"
+
+
+def _end(process: subprocess.Popen[bytes], stacks: IO[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, stacks):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:  # a request that it never read: nobody waits for it
+                continue

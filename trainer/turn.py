@@ -1,0 +1,26 @@
+"""What one turn of the loop made: the value that the loop hands to those who measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.algorithms.advantages import Advantages
+    from trainer.learner import Known, Update
+    from trainer.types import Batch, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of the loop made."""
+
+    groups: list[Group]
+    rewards_PG: Tensor
+    batch: Batch
+    known: Known
+    judged: Advantages
+    update: Update
+    num_drawn: int  # groups generated; more than `groups` where some were without signal and drawn again
