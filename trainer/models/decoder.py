@@ -142,7 +142,7 @@ class Layer(nn.Module):
         """[N, H] -> the same; from the last layer [P + A, H]."""
         mixed = self.self_attn(self.input_layernorm(x_NH), turn, layout, is_last=is_last)
         if is_last:
-            x_NH = torch.cat((x_NH[layout.last_P], x_NH[layout.num_prompt_tokens :]))
+            x_NH = x_NH.index_select(0, layout.kept_M)
         return self.finish(x_NH, mixed)
 
     def finish(self, x_NH: Tensor, mixed_NH: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class Decoder(Model):
         layout = lay_out(batch)
         hidden_MH = self.hidden(layout)
         if layout.source_M is not None:
-            hidden_MH = hidden_MH[layout.source_M]
+            hidden_MH = hidden_MH.index_select(0, layout.source_M)
         logprobs_C, entropy_C = ops.chances(
             hidden_MH,
             self.output_weight,

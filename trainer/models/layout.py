@@ -55,6 +55,7 @@ class Layout:
     answers: Rectangle  # [P, G, T]; without any element where every answer is a single token
     is_pad_PS: Tensor | None  # true where a prompt has ended; None: nowhere
     last_P: Tensor  # packed place of each prompt's last token
+    kept_M: Tensor  # packed places of the P + A that are left after the last layer
     source_M: Tensor | None  # which of the P + A predict a masked token; None: all
     source_C: Tensor  # per masked token of the answers, which of the M predicts it; rising
     target_C: Tensor  # the token itself
@@ -83,6 +84,8 @@ def _lay_out(batch: Batch) -> Layout:
     place_A, shape = _slots(batch.prompt_of_B, num_prompts, width, row_A, step_A)
     starts_B = batch.prompt_lengths_P[batch.prompt_of_B]
     source_M, source_C, place_C = _sources(batch, row_A, step_A)
+    last_P = batch.prompt_lengths_P.cumsum(0) - 1
+    answers_A = torch.arange(len(place_S), len(place_S) + len(row_A), device=last_P.device)
     return Layout(
         tokens_N=torch.cat((batch.prompts_PS.flatten()[place_S], batch.tokens_BT[row_A, step_A])),
         positions_N=torch.cat((place_S % length, starts_B[row_A] + step_A)),
@@ -91,7 +94,8 @@ def _lay_out(batch: Batch) -> Layout:
         prompts=Rectangle((num_prompts, length), place_S if has_pads else None),
         answers=Rectangle(shape, None if len(place_A) == math.prod(shape) else place_A),
         is_pad_PS=~in_prompt_PS if has_pads else None,
-        last_P=batch.prompt_lengths_P.cumsum(0) - 1,
+        last_P=last_P,
+        kept_M=torch.cat((last_P, answers_A)),
         source_M=source_M,
         source_C=source_C,
         target_C=batch.tokens_BT.flatten()[place_C],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.algorithms.adamw import AdamW
+from trainer.algorithms.adamw import AdamW, clip
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -36,3 +36,23 @@ def test_a_learning_rate_of_nothing_moves_nothing() -> None:
     weight.grad = torch.tensor([5.0])
     AdamW.start({"w": weight}, weight_decay=0.1).step({"w": weight}, lr=0.0, number=1)
     assert weight.item() == 1.0
+
+
+@pytest.mark.parametrize("largest", [0.5, 100.0])
+def test_gradients_are_clipped_as_torch_clips_them(largest: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = [torch.randn(size, generator=generator, dtype=torch.float64) for size in (3, 7)]
+    theirs = [torch.zeros_like(each).requires_grad_() for each in ours]
+    for own, other in zip(ours, theirs, strict=True):
+        other.grad = own.clone()
+    norm = clip([*ours, None], largest)
+    assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs, largest)), rel=1e-12)
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other.grad, rtol=1e-12, atol=0)
+
+
+def test_gradients_that_are_not_finite_stay_as_they_are() -> None:
+    gradient = torch.tensor([3.0, float("nan")])
+    assert clip([gradient], 1.0) != clip([gradient], 1.0)
+    assert gradient[0].item() == 3.0
+    assert clip([None], 1.0) == 0.0

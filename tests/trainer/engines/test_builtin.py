@@ -9,6 +9,7 @@ import pytest
 import torch
 from model_cases import END, QWEN2, QWEN3, decoder, naive_logits
 
+from trainer.engines import builtin
 from trainer.engines.base import Sampling
 from trainer.engines.builtin import Sampler
 from trainer.models import generation
@@ -132,3 +133,15 @@ def test_received_weights_are_copied_not_shared_and_used_next() -> None:
     with torch.no_grad():
         given.add_(1.0)
     assert not torch.equal(own, given)
+
+
+@pytest.mark.parametrize("few", [1024, 1])
+def test_a_token_of_no_chance_is_never_drawn_in_either_way_of_drawing(
+    monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(builtin, "_FEW_TOKENS", few)
+    chances = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0], dtype=torch.float64).expand(40_000, 5)
+    made = sampler(seed=3)
+    shares = torch.bincount(made._pick(chances), minlength=5) / 40_000
+    assert shares[[0, 2, 4]].tolist() == [0.0, 0.0, 0.0]
+    assert shares[1].item() == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 40_000) ** 0.5)
