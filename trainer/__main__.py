@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import platform
 import sys
 import traceback
@@ -57,6 +58,7 @@ class Order:
     out: Path
     given: Given
     point: resume.Point | None  # where a run goes on; None: it starts
+    start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
     @property
     def config(self) -> Config:
@@ -87,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         order = _order(words)
         if order.config.run.ranks > 1 and not launch.is_rank():
             return _lead(words, order.config.run.ranks, order.out)
+        if order.start_of_paths is not None:
+            os.chdir(order.start_of_paths)
         return _record(order, progress, interrupt)
     except BadSetting as error:
         return _complain(str(error), BAD_SETTING)
@@ -109,12 +113,14 @@ def _order(words: Sequence[str]) -> Order:
         allow_abbrev=False,
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where records and checkpoints go")
+    parser.add_argument("--cwd", type=Path, metavar="DIR", help="where relative paths among the settings start")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see below; verl's names are understood too")
     values = parser.parse_intermixed_args(rest)
     given = read(values.settings, devices=devices.ACCEPTED)
     if command == _SFT and not given.config.task.train_files:
         raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
-    return Order(command, values.out, given, resume.find(values.out, given.config, command))
+    out = values.out.absolute()  # the working folder may change
+    return Order(command, out, given, resume.find(out, given.config, command), values.cwd)
 
 
 def _settings_help() -> str:

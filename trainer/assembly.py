@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Engine
+    from trainer.metrics.progress import Progress
     from trainer.models.critic import Critic
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt
@@ -55,7 +56,7 @@ class Parts:
     device: torch.device
     world: World
 
-    def rollouts(self) -> tuple[list[Group], Tensor, int]:
+    def rollouts(self, progress: Progress) -> tuple[list[Group], Tensor, int]:
         """Groups with their rewards [P, G], and how many groups were drawn for them.
 
         With dynamic sampling (DAPO) groups whose rewards are all equal are drawn again, up to `max_generations`
@@ -66,8 +67,10 @@ class Parts:
         kept: list[tuple[Group, Tensor]] = []
         drawn = 0
         for _ in range(algorithm.max_generations):
-            groups = collect(self.engine, self.draw(), self.task, self.sampling())
-            rewards_PG = self.score(groups)
+            with progress.part("gen"):
+                groups = collect(self.engine, self.draw(), self.task, self.sampling())
+            with progress.part("reward"):
+                rewards_PG = self.score(groups)
             drawn += wanted
             if not algorithm.dynamic_sampling:
                 return groups, rewards_PG, drawn

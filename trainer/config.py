@@ -23,7 +23,7 @@ __all__ = ["BadSetting", "Config", "Given", "describe", "differing", "parse", "r
 class Run:
     """How long, where, with what numbers."""
 
-    steps: int = number(240, 1, 1_000_000, "rollout batches", free=True)
+    steps: int = number(200, 1, 1_000_000, "rollout batches", free=True)
     epochs: int = number(
         0, 0, 1_000_000, "instead of steps: times that as many prompts are drawn as there are; 0: steps"
     )
@@ -121,8 +121,8 @@ class Sampler:
     """How answers are made."""
 
     engine: str = choice("builtin", "transformers", "vllm", "scripted", about="what generates")
-    prompts_per_step: int = number(8, 1, 4096, "questions a step; in fine-tuning, transcripts")
-    rollouts_per_prompt: int = number(16, 1, 4096, "answers to each, its group")
+    prompts_per_step: int = number(16, 1, 4096, "questions a step; in fine-tuning, transcripts")
+    rollouts_per_prompt: int = number(8, 1, 4096, "answers to each, its group")
     temperature: float = number(1.0, 1e-3, 100.0, "of sampling, and of the log-probabilities that are learnt")
     script: str = text("", "scripted only: a file of answers, one JSON list of texts a line")
     tensor_parallel: int = number(1, 1, 1024, "cards per engine of vllm")
@@ -221,8 +221,9 @@ class Output:
 class Config:
     """One run. Every field of every section is a setting; the names are unique over all sections.
 
-    With the defaults all 30 held-out answers were right at the end of 19 of 20 seeds, 27 in the other, after 3 to 4 s
-    of training on one thread. Larger models, smaller groups and the exact reward left digits unlearnt in some seeds.
+    With the defaults all 30 held-out answers were right at the end of 38 of 40 seeds, 29 and 28 in the others, after
+    about 4 s of training on one thread. With 8 prompts of 16 rollouts, the same number of rows, a digit stayed unlearnt
+    in one seed of ten, and so it did with larger models and with the exact reward.
     """
 
     run: Run = field(default_factory=Run)
@@ -265,6 +266,10 @@ class Given:
     config: Config
     translated: Mapping[str, str]  # verl's words, each with what it became here
     ignored: Mapping[str, str]  # verl's words that mean nothing here, each with the reason
+
+
+# Where numbers can go beside the record file.
+LOGGERS = ("tensorboard", "wandb", "swanlab")
 
 
 def parse(words: Iterable[str], *, devices: tuple[str, ...]) -> Config:
@@ -355,6 +360,9 @@ def _check_together(config: Config) -> None:
         raise BadSetting(f"heads={model.heads} must be a multiple of kv_heads={model.kv_heads}")
     if 0 < algorithm.dual_clip <= 1:
         raise BadSetting(f"dual_clip={algorithm.dual_clip:g} must be above 1, or 0 for none")
+    unknown = [name for name in config.output.loggers.replace(",", " ").split() if name not in LOGGERS]
+    if unknown:
+        raise BadSetting(f"loggers={config.output.loggers}: there is no {unknown[0]}. Accepted: {', '.join(LOGGERS)}")
     if rollout.prompts_per_step % config.run.ranks:
         raise BadSetting(f"prompts_per_step={rollout.prompts_per_step} must be a multiple of ranks={config.run.ranks}")
     if config.run.ranks > 1 and algorithm.estimator == "gae":

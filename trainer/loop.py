@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 def advance(parts: Parts, step: int, progress: Progress) -> Turn:
     """One turn: new rollouts, one update from them, the new weights to the sampler."""
-    with progress.part("gen"):
-        groups, rewards_PG, num_drawn = parts.rollouts()
+    groups, rewards_PG, num_drawn = parts.rollouts(progress)
     with progress.part("old_log_prob"):
         batch = parts.pack(groups, rewards_PG)
         known = parts.learner.look(batch)
@@ -72,5 +71,5 @@ def train(
             if (name := interrupt.asked(parts.world)) is not None:
                 watch.save(step)
                 raise Left(name, step)
-        watch.validate("after")
+        watch.validate("after", config.run.steps)
         watch.finish()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainer.config import BadSetting
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,7 +30,7 @@ _MOE_TARGETS = ("post_attention_layernorm",)
 _MOE_EXCLUDES = ("input_layernorm",)
 
 
-class NoMatch(ValueError):
+class NoMatch(BadSetting):
     """No parameter answers to the patterns: the run would train without noise and not say so."""
 
 

@@ -96,7 +96,7 @@ def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCo
             raise
         code = running.poll()
     log_tail = smoke.tail_of_log(place.out)
-    if code == ExitCode.INPUT and not records:
+    if code == ExitCode.INPUT:  # said before the first record or found when a file was opened
         raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
     findings = smoke.judge(records, exit_code=code, log_tail=log_tail)
     result = {"pass": ExitCode.FINE, "fail": ExitCode.PROBLEMS, "unknown": ExitCode.UNKNOWN}[report.verdict(findings)]

@@ -323,7 +323,7 @@ def test_an_interrupt_ends_it_with_130_and_one_sentence(pyz: Path, tmp_path: Pat
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "")
-    assert err.lstrip() == "interrupted; nothing is lost, run the same command again to go on\n"
+    assert err.lstrip() == "interrupted; nothing that was finished is lost, run the same command again\n"
 
 
 def test_a_reader_that_goes_away_is_met_in_silence(pyz: Path) -> None:

@@ -294,7 +294,7 @@ def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: str) ->
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "")
-    assert err.lstrip() == "interrupted; nothing is lost, run the same command again to go on\n"
+    assert err.lstrip() == "interrupted; nothing that was finished is lost, run the same command again\n"
 
 
 def test_a_slow_look_says_on_a_terminal_what_it_waits_for(slow_tool: str) -> None:

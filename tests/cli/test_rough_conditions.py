@@ -99,7 +99,7 @@ def test_a_signal_ends_the_trainer_and_its_children_with_one_line(
         _, said = run.communicate(timeout=30)
     assert run.returncode == 130
     # click ends the line of the terminal's ^C first
-    assert said.strip() == "interrupted; nothing is lost, run the same command again to go on"
+    assert said.strip() == "interrupted; nothing that was finished is lost, run the same command again"
     assert not is_alive(child)
 
 
@@ -143,7 +143,7 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (130, "")
-    assert ran.stderr == "interrupted; nothing is lost, run the same command again to go on\n"
+    assert ran.stderr == "interrupted; nothing that was finished is lost, run the same command again\n"
 
 
 def test_interrupts_during_start_and_stop_leave_no_process(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 FILE = "metrics.jsonl"
+# Those of the run before, if it was one into the same folder that this one does not go on from.
+PREVIOUS = "metrics.previous.jsonl"
 SCHEMA = "npuenv.metrics/1"
 
 
@@ -33,6 +35,8 @@ class Records:
 
     def __init__(self, folder: Path, *, append: bool = False, followers: Sequence[Follower] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        if not append and (folder / FILE).is_file() and not (folder / FILE).is_symlink():
+            (folder / FILE).replace(folder / PREVIOUS)
         self._followers = list(followers)
         self._file: TextIO = (folder / FILE).open("a" if append else "w", encoding="utf-8")
 

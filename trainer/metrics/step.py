@@ -121,7 +121,7 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
         "response/aborted_ratio": answers.count(0) / len(answers),
         "generated_tokens": sum(sum(each.is_action) if each.is_action else len(each.tokens) for each in rollouts),
         # Each prompt once: it is computed once.
-        "trained_tokens": sum(answers) + sum(len(group.prompt.tokens) for group in groups),
+        "computed_tokens": sum(answers) + sum(len(group.prompt.tokens) for group in groups),
         "perf/total_num_tokens": total,  # each prompt with each of its answers, as verl counts
         **{f"global_seqlen/{name}": total for name in ("min", "max", "mean")},
     }
@@ -173,7 +173,7 @@ def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: fl
     }
     for name, phase, tokens in (
         ("generated", "gen", "generated_tokens"),
-        ("trained", "update_actor", "trained_tokens"),
+        ("computed", "update_actor", "computed_tokens"),
     ):
         if parts.get(phase, 0.0) > 0:
             found[f"perf/{name}_tokens_per_s"] = lengths[tokens] / parts[phase]
@@ -217,10 +217,10 @@ _ADDED = (
     "groups_with_signal",
     "groups_drawn",
     "generated_tokens",
-    "trained_tokens",
+    "computed_tokens",
     "perf/total_num_tokens",
     "perf/generated_tokens_per_s",
-    "perf/trained_tokens_per_s",
+    "perf/computed_tokens_per_s",
     "perf/end_to_end_tokens_per_s",
 )
 _LARGEST = ("/max", "_max", "wall_s", "_used_share", "_gb", "perf/time_per_step")

@@ -84,7 +84,7 @@ class Watch:
         """
         if step != self._tried_after + 1:
             return None
-        with self._progress.part("save_checkpoint"), self._checked.part("checkpoint"):
+        with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
             twin, self._checkpoint = self._round_trip(step - 1)
         return twin
 
@@ -92,7 +92,7 @@ class Watch:
         """Lets the restored parts take the turn that the live ones have just taken, and compares every bit."""
         if twin is None:
             return
-        with self._progress.part("save_checkpoint"), self._checked.part("checkpoint"):
+        with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
             self._advance(twin, step, Progress())
             name = difference(self._parts.state(step), twin.state(step))
         self._checkpoint |= {"next_step_equal": name is None, "next_step_first_different": name}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from trainer.config import LOGGERS, BadSetting, parse
 from trainer.metrics import loggers
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
@@ -127,3 +128,9 @@ def test_the_real_swanlab_takes_the_calls(tmp_path: Path) -> None:
     pytest.importorskip("swanlab", reason="needs the package swanlab")
     assert "note" not in kinds(run(tmp_path, "swanlab"))
     assert list((tmp_path / "swanlog").glob("run-*/run-*.swanlab"))
+
+
+def test_the_settings_accept_exactly_the_loggers_that_there_are() -> None:
+    assert set(LOGGERS) == set(loggers.MAKERS)
+    with pytest.raises(BadSetting, match=r"loggers=foo: there is no foo. Accepted: tensorboard, wandb, swanlab"):
+        parse(["loggers=foo"], devices=("cpu",))

@@ -27,8 +27,8 @@ from trainer.types import Group, Prompt, Rollout, Stop
 OURS = {
     "critic/score/std", "actor/ratio_mean", "actor/ratio_max", "training/rollout_logprobs_diff_mean",
     "training/rollout_logprobs_diff_max", "training/rollout_kl", "groups_with_signal", "groups_drawn",
-    "generated_tokens", "trained_tokens", "wall_s", "perf/end_to_end_tokens_per_s", "perf/generated_tokens_per_s",
-    "perf/trained_tokens_per_s", "perf/memory_used_share", "perf/mfu/gen", "perf/mfu/step", "actor/loss",
+    "generated_tokens", "computed_tokens", "wall_s", "perf/end_to_end_tokens_per_s", "perf/generated_tokens_per_s",
+    "perf/computed_tokens_per_s", "perf/memory_used_share", "perf/mfu/gen", "perf/mfu/step", "actor/loss",
     "timing_s/update_weights", "timing_s/step",
 }  # fmt: skip
 
@@ -40,7 +40,7 @@ def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
         config = changed(config, peak_tflops=0.5)
         progress.meter = meter.start(parts.learner.model, config, CPU)
     with progress.part("gen"):
-        groups, rewards_PG, num_drawn = parts.rollouts()
+        groups, rewards_PG, num_drawn = parts.rollouts(Progress())
     with progress.part("old_log_prob"):
         batch = parts.pack(groups, rewards_PG)
         known = parts.learner.look(batch)
@@ -68,7 +68,7 @@ def test_lengths_count_each_prompt_with_each_of_its_answers_as_verl_does() -> No
     assert (found["prompt_length/mean"], found["prompt_length/max"], found["prompt_length/min"]) == (2.5, 3, 2)
     assert found["prompt_length/clip_ratio"] == 0.0
     assert found["perf/total_num_tokens"] == found["global_seqlen/mean"] == 10 + 2 * 2 + 2 * 3
-    assert found["trained_tokens"] == 10 + 2 + 3
+    assert found["computed_tokens"] == 10 + 2 + 3
     assert found["generated_tokens"] == 10
     assert found["response/aborted_ratio"] == 0.0
     assert "num_turns/mean" not in found
@@ -131,7 +131,7 @@ def test_times_are_divided_by_the_tokens_that_verl_divides_by() -> None:
     assert "timing_per_token_ms/old_log_prob" not in found
     assert (found["perf/throughput"], found["perf/time_per_step"]) == (20 / 8.0, 8.0)
     assert found["perf/generated_tokens_per_s"] == 5.0
-    assert found["perf/trained_tokens_per_s"] == 15 / 4.0
+    assert found["perf/computed_tokens_per_s"] == 15 / 4.0
     assert found["perf/end_to_end_tokens_per_s"] == 10 / 8.0
     assert "perf/generated_tokens_per_s" not in step.of_times({}, lengths, 8.0)
 
