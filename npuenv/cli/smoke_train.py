@@ -108,7 +108,7 @@ def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCo
         ui.print_json(report.summary_json(records, findings, cause=cause, lang=ui.lang, files=files, exit_code=code))
         return result
     if not ui.is_quiet or result is not ExitCode.FINE:
-        report.print_summary(console, records, findings, cause=cause, lang=ui.lang, files=files)
+        report.print_summary(console, records, findings, cause=cause, lang=ui.lang, files=files, is_quiet=ui.is_quiet)
     # After the verdict: importing what draws takes a while.
     for path in _plot(ui, records, place.out).values():
         ui.say(Message("smoke.plot", {"path": str(path)}))

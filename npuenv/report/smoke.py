@@ -142,17 +142,41 @@ def print_summary(
     cause: Finding | None,
     lang: str,
     files: Mapping[str, Path],
+    is_quiet: bool = False,
 ) -> None:
-    """One screen: what ran, how the reward went, each finding, where the files are, and the verdict last."""
-    from rich.padding import Padding
+    """One screen: what ran, how the reward went, each finding, where the files are, and the verdict last.
+
+    Quiet: the findings that failed or are unknown, and the verdict.
+    """
+    if is_quiet:
+        _print_findings(console, [each for each in findings if each.status in (Status.FAIL, Status.UNKNOWN)], lang)
+        _print_verdict(console, findings, cause, lang)
+        return
+    _print_run(console, records, lang)
+    _print_findings(console, findings, lang)
+    _print_advice(console, records, lang)
+    for kind, path in files.items():
+        console.print(say(Message(f"smoke.{kind}", {"path": str(path)}), lang), markup=False, soft_wrap=True)
+    result = _print_verdict(console, findings, cause, lang)
+    if result != "pass":
+        console.print(say(Message(f"smoke.{result}-follows"), lang), markup=False)
+
+
+def _print_run(console: Console, records: Sequence[Record], lang: str) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     for label, value in _rows(records, lang):
         table.add_row(say(Message(f"smoke.row-{label}"), lang), value)
     console.print(table)
     console.print()
+
+
+def _print_findings(console: Console, findings: Sequence[Finding], lang: str) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
     marked = Table.grid(padding=(0, 1))  # a grid, so that a long sentence goes on below its own beginning
     for finding in sorted(findings, key=lambda found: list(_MARKS).index(found.status)):
         mark, style = _MARKS[finding.status]
@@ -160,14 +184,14 @@ def print_summary(
         if finding.fix:
             marked.add_row("", Padding(Text(f"→ {say(finding.fix.says, lang)}"), (0, 0, 0, 2)))
     console.print(marked)
-    _print_advice(console, records, lang)
-    for kind, path in files.items():
-        console.print(say(Message(f"smoke.{kind}", {"path": str(path)}), lang), markup=False, soft_wrap=True)
+
+
+def _print_verdict(console: Console, findings: Sequence[Finding], cause: Finding | None, lang: str) -> str:
+    """Says the verdict in one sentence; which it is."""
     result = verdict(findings)
     style = {"pass": "bold green", "fail": "bold red", "unknown": "bold magenta"}[result]
     console.print(say(headline(findings, cause), lang), style=style, markup=False)
-    if result != "pass":
-        console.print(say(Message(f"smoke.{result}-follows"), lang), markup=False)
+    return result
 
 
 def _print_advice(console: Console, records: Sequence[Record], lang: str) -> None:

@@ -5,7 +5,8 @@ picks the finding that explains the others. What the records do not hold is unkn
 `follow` and `judge`.
 """
 
-from npuenv.smoke.judge import cause, gain_by_chance, judge
+from npuenv.smoke.judge import cause, judge
+from npuenv.smoke.learning import gain_by_chance
 from npuenv.smoke.run import (
     LOG,
     METRICS,

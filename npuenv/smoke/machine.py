@@ -74,7 +74,8 @@ def collective(run: Reading) -> Finding:
     """Do the ranks' sums come out right."""
     stage = run.stage("collective") or {}
     args = {"ranks": stage.get("ranks"), "reason": stage.get("reason")}
-    return _asked(run, "collective", "training.collective", "collective-failed", args, when_null="collective-none")
+    failed = "collective-failed" if stage.get("cause") is None else "collective-broken"  # in the middle of the run
+    return _asked(run, "collective", "training.collective", failed, args, when_null="collective-none")
 
 
 def first_use(run: Reading) -> Finding:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +17,11 @@ from npuenv.messages import Message
 from npuenv.smoke.run import METRICS, Record
 
 _SOURCE = "the run's own records"
+# Characters of a reason that stand in a sentence; the whole text is in the evidence.
+LONGEST_REASON = 120
+# Where in a library's own source a text was written, of no use to who runs it: [/__w/pytorch/.../pair.cc:537]
+_SOURCE_PLACE = re.compile(r"\[/[^\]\s]*\]\s*")
+_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z])|。")
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,24 @@ def finding(
     line = evidence if isinstance(evidence, str) else json.dumps({k: v for k, v in evidence.items() if k != "kind"})
     fix = Fix(says=Message(f"smoke.{key}-fix")) if status is Status.FAIL else None
     shown = (Evidence(METRICS, line),) if line else ()
-    return Finding(check, status, Message(f"smoke.{key}", args or {}), shown, _SOURCE, fix)
+    said = {name: brief(value) if name == "reason" else value for name, value in (args or {}).items()}
+    return Finding(check, status, Message(f"smoke.{key}", said), shown, _SOURCE, fix)
+
+
+def brief(reason: object) -> object:
+    """A reason as it stands in a sentence: without places in a library's source and pictures, and not long.
+
+    What is longer than `LONGEST_REASON` ends after its first sentence, or with an ellipsis. What is no text stays.
+    """
+    if not isinstance(reason, str):
+        return reason
+    plain = "".join(each for each in reason if unicodedata.category(each) != "So" and each not in "\ufe0f\u200d")
+    text = " ".join(_SOURCE_PLACE.sub("", plain).split())
+    if len(text) <= LONGEST_REASON:
+        return text
+    ended = _SENTENCE_END.search(text)
+    first = text[: ended.start()] if ended else text
+    return first if len(first) <= LONGEST_REASON else f"{first[: LONGEST_REASON - 1].rstrip()}…"
 
 
 def number(record: Record, name: str) -> float:

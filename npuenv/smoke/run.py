@@ -47,7 +47,7 @@ def start(target: Target, settings: Mapping[str, str]) -> Running:
         raise BadInput(Message("smoke.no-python", {"path": str(target.python)}), Message("smoke.no-python-hint"))
     scene = _prepare(target.out)
     # -P (from 3.11) keeps the working folder off the path; before that the folder is merely empty.
-    argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve())]
+    argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve()), "--cwd", os.getcwd()]
     argv += [f"{key}={value}" for key, value in settings.items()]
     env = {"PYTHONPATH": str(scene / "path"), "PYTHONSAFEPATH": "1"}
     try:

@@ -62,6 +62,25 @@ def test_the_summary_ends_with_the_cause_in_the_language_asked_for() -> None:
     assert lines[-2:] == ["失败：学习率为 0：权重不会移动", "这里不能正常训练。"]
 
 
+def test_quietly_only_what_failed_or_is_unknown_is_printed_and_the_verdict(tmp_path: Path) -> None:
+    file = io.StringIO()
+    records: list[dict[str, Any]] = [{"kind": "end", "wall_s": 1.0, "seconds": {}, "peak_rss_mib": 5}]
+    print_summary(
+        Console(file=file, width=200),
+        records,
+        (OK, SKIP, UNKNOWN, FAIL),
+        cause=FAIL,
+        lang="en",
+        files={"records": tmp_path},
+        is_quiet=True,
+    )
+    assert [line.strip() for line in file.getvalue().splitlines()] == [
+        "✘ the learning rate is 0: weights do not move",
+        "? no training step was recorded",
+        "FAIL: the learning rate is 0: weights do not move",
+    ]
+
+
 @pytest.mark.parametrize("what", ["packages", "compiling", "warm-up"])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_note_is_shown_before_what_it_announces(what: str, terminal: bool) -> None:

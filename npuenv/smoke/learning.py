@@ -1,0 +1,89 @@
+"""Whether the run learnt: held-out accuracy before and after, and what a run that did not learn means. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from npuenv.checks import Finding, Status
+from npuenv.smoke.reading import Reading, finding, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# One-sided: how improbable an accuracy gain by pure chance must be before it counts as learning.
+SIGNIFICANCE = 1e-3
+# The settings with which the default run was seen to be learnt (20 seeds); with others nobody promises it.
+CALIBRATED_STEPS = 200
+CALIBRATED: Mapping[str, object] = {
+    "task": "successor",
+    "distractors": 1,
+    "reward": "partial",
+    "reward_function": "",
+    "max_new_tokens": 0,
+    "path": "",
+    "layers": 1,
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "intermediate": 128,
+    "lora_rank": 0,
+    "engine": "builtin",
+    "prompts_per_step": 16,
+    "rollouts_per_prompt": 8,
+    "temperature": 1.0,
+}
+
+
+def gain_by_chance(before: Sequence[int], after: Sequence[int]) -> float:
+    """The probability of at least this many gains among the changed answers if each change were a coin toss.
+
+    `before` and `after` are 0 or 1 per prompt, in the same order. One-sided exact sign test on the discordant pairs
+    (McNemar's exact test). Example: ten prompts wrong before and right after -> 2**-10.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"{len(before)} answers before, {len(after)} after: not the same prompts")
+    gains = sum(1 for old, new in zip(before, after, strict=True) if new > old)
+    losses = sum(1 for old, new in zip(before, after, strict=True) if new < old)
+    changed = gains + losses
+    return float(sum(math.comb(changed, k) for k in range(gains, changed + 1)) / 2**changed)
+
+
+def accuracy_rises(run: Reading) -> Finding:
+    """Did accuracy rise by more than chance explains; without change or with a fall it failed."""
+    check, before, after = "training.accuracy-rises", run.answers("before"), run.answers("after")
+    if before is None or after is None or len(before) != len(after) or not before:
+        return finding(check, Status.UNKNOWN, "no-evaluation")
+    chance = gain_by_chance(before, after)
+    args: dict[str, object] = {
+        "before": f"{sum(before)}/{len(before)}",
+        "after": f"{sum(after)}/{len(after)}",
+        "chance": f"{chance:.1e}",
+        "limit": f"{SIGNIFICANCE:g}",
+    }
+    line = f"held-out greedy answers right: {args['before']} before, {args['after']} after; p = {args['chance']}"
+    if chance < SIGNIFICANCE:
+        return finding(check, Status.OK, "accuracy-rises", args, evidence=line)
+    fall = gain_by_chance(after, before)
+    if fall < SIGNIFICANCE:
+        return finding(check, Status.FAIL, "accuracy-falls", {**args, "chance": f"{fall:.1e}"}, evidence=line)
+    return finding(check, Status.FAIL, "accuracy-does-not-rise", args, evidence=line)
+
+
+def is_calibrated(run: Reading) -> bool:
+    """Whether the run was as long as the default one, and its task, reward, model and rollouts are the default's."""
+    is_long = _steps_done(run) >= CALIBRATED_STEPS
+    return is_long and all(run.setting(name) in (None, value) for name, value in CALIBRATED.items())
+
+
+def _steps_done(run: Reading) -> int:
+    done = number(run.end or {}, "steps_done")
+    return int(done) if math.isfinite(done) else len(run.steps)
+
+
+def too_little(run: Reading, flat: Finding) -> Finding:
+    """Instead of a failure to learn, where all else is fine and nobody knows that this run should have learnt."""
+    task = run.setting("task")
+    key = "too-little" if task in (None, CALIBRATED["task"]) else "too-little-task"
+    args = {**flat.says.args, "steps": _steps_done(run), "task": task}
+    return finding(flat.check, Status.UNKNOWN, key, args, evidence=flat.evidence[0].line)

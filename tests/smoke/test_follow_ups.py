@@ -1,0 +1,110 @@
+"""What follows from another failure is not called one, and reasons are short; from hand-made records."""
+
+from __future__ import annotations
+
+import pytest
+from smoke_cases import Record, changed, not_fine, reset, restaged, without
+
+from npuenv.checks import Status
+from npuenv.messages import say
+from npuenv.smoke import cause, judge
+from npuenv.smoke.reading import brief
+
+FAIL, UNKNOWN = Status.FAIL, Status.UNKNOWN
+
+GLOO = (
+    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:52942: Connection "
+    "reset by peer. This is typically caused by a remote worker hanging or bugs in the application. Check the logs of "
+    "the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f"
+)
+
+
+def lost_rank(**ranks: object) -> list[Record]:
+    """Rank 0 saw only that the others were gone."""
+    broken = {"kind": "stage", "name": "collective", "passed": False, "cause": "broken", "reason": GLOO}
+    end = {"kind": "end", "status": "failed", "reason": f"RuntimeError: {GLOO}"}
+    return [*without("end"), broken, end, {"kind": "ranks", "passed": False, **ranks}]
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "en", "zh"),
+    [
+        (1, -9, "rank 1 ended before the others: killed by SIGKILL", "rank 1 先于其他 rank 结束：被 SIGKILL 终止"),
+        (0, -11, "rank 0 ended before the others: killed by SIGSEGV", "rank 0 先于其他 rank 结束：被 SIGSEGV 终止"),
+        (1, 3, "rank 1 ended before the others: exit code 3", "rank 1 先于其他 rank 结束：退出码 3"),
+    ],
+)
+def test_a_dead_rank_explains_the_broken_exchange_of_the_others(rank: int, code: int, en: str, zh: str) -> None:
+    found = judge(lost_rank(rank=rank, code=code, reason="x"), exit_code=1)
+    named = cause(found)
+    assert named is not None and (say(named.says), say(named.says, "zh")) == (en, zh)
+    said = {each.check: say(each.says) for each in found}
+    short = "Read error [127.0.0.1]:52942: Connection reset by peer"
+    assert said["training.collective"] == f"the exchange between the ranks broke: {short}"
+
+
+def test_an_error_of_rank_0_itself_is_told_by_its_last_record() -> None:
+    found = not_fine(lost_rank(rank=0, code=1, reason="rank 0 ended with 1"), exit_code=1)
+    assert found["training.completed"] == (FAIL, "not-completed")
+
+
+def test_a_wrong_sum_comes_before_the_rank_that_ended_over_it() -> None:
+    dead = {"kind": "ranks", "passed": False, "rank": 1, "code": 1, "reason": "rank 1 ended with 1"}
+    named = cause(judge([*restaged("collective", passed=False, reason="3, not 4"), dead], exit_code=1))
+    assert named is not None and say(named.says) == "the ranks do not add up: 3, not 4"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (GLOO, "Read error [127.0.0.1]:52942: Connection reset by peer"),
+        ("[Errno 28] No space left on device. Full.", "[Errno 28] No space left on device. Full."),
+        ("文件太大 \u2744", "文件太大"),
+        ("x" * 121, "x" * 119 + "…"),
+        ("x" * 120, "x" * 120),
+        ("torch.float32 " + "y" * 120, "torch.float32 " + "y" * 105 + "…"),
+        (None, None),
+    ],
+)
+def test_a_reason_in_a_sentence_is_short_and_plain(reason: object, said: object) -> None:
+    assert brief(reason) == said
+
+
+def test_the_evidence_keeps_the_whole_reason() -> None:
+    found = judge(changed("end", status="failed", reason=GLOO), exit_code=1)
+    assert GLOO[:150] in found[0].evidence[0].line
+    assert "GLHF" not in say(found[0].says)
+
+
+def diverged(**others: object) -> list[Record]:
+    told = {"passed": False, "restored_equal": True, "next_step_equal": False, "next_step_first_different": "head"}
+    return [{**r, "passed": False} if r.get("name") in others else r for r in restaged("checkpoint", **told)]
+
+
+def test_a_checkpoint_that_came_back_is_not_called_corrupt() -> None:
+    assert not_fine(diverged()) == {"training.checkpoint-exact": (FAIL, "next-step-differs")}
+    named = cause(judge(diverged(), exit_code=0))
+    assert named is not None and named.fix is not None
+    assert say(named.says) == "what was saved came back, but the next step from it differs, first in `head`"
+    assert "disk" not in say(named.fix.says)
+    not_back = restaged("checkpoint", passed=False, restored_equal=False, next_step_equal=None)
+    assert not_fine(not_back) == {"training.checkpoint-exact": (FAIL, "checkpoint-failed")}
+
+
+def test_the_next_step_differs_because_of_the_sampler_or_the_ranks_and_is_no_second_failure() -> None:
+    found = not_fine(diverged(**{"sampler-weights": False}))
+    assert found["training.checkpoint-exact"] == (UNKNOWN, "next-step-after-sampler-weights")
+    apart = [*diverged(), {"kind": "stage", "name": "ranks-agree", "passed": False, "ranks": [1], "first_step": 2}]
+    assert not_fine(reset(apart, ranks=2)) == {
+        "training.ranks-agree": (FAIL, "ranks-differ"),
+        "training.checkpoint-exact": (UNKNOWN, "next-step-after-ranks-agree"),
+    }
+    for each in judge(reset(apart, ranks=2), exit_code=0):
+        assert say(each.says) and say(each.says, "zh")
+
+
+def test_answers_from_a_script_have_no_log_probabilities_to_compare() -> None:
+    records = reset(changed("step", **{"training/rollout_logprobs_diff_max": 9.0}), engine="scripted")
+    found = {each.check: each for each in judge(records, exit_code=0)}["training.logprobs-agree"]
+    assert found.status is Status.SKIP
+    assert say(found.says).startswith("the answers come from a script")
