@@ -363,6 +363,8 @@ def _check_together(config: Config) -> None:
     unknown = [name for name in config.output.loggers.replace(",", " ").split() if name not in LOGGERS]
     if unknown:
         raise BadSetting(f"loggers={config.output.loggers}: there is no {unknown[0]}. Accepted: {', '.join(LOGGERS)}")
+    if algorithm.kl_controller == "adaptive" and algorithm.kl_in == "loss":
+        raise BadSetting("kl_controller=adaptive needs kl_in=reward: as a loss the divergence has a fixed coefficient")
     if rollout.prompts_per_step % config.run.ranks:
         raise BadSetting(f"prompts_per_step={rollout.prompts_per_step} must be a multiple of ranks={config.run.ranks}")
     if config.run.ranks > 1 and algorithm.estimator == "gae":

@@ -69,9 +69,10 @@ _last: tuple[Batch, Layout] | None = None
 def lay_out(batch: Batch) -> Layout:
     """The places of a batch's tokens."""
     global _last
-    if _last is None or _last[0] is not batch:
-        _last = batch, _lay_out(batch)
-    return _last[1]
+    found = _last  # read once: another thread may put its own in place
+    if found is None or found[0] is not batch:
+        _last = found = batch, _lay_out(batch)
+    return found[1]
 
 
 def _lay_out(batch: Batch) -> Layout:

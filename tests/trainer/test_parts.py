@@ -1,0 +1,199 @@
+"""The parts of a run, of one rank and of several, and what accompanies it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from core_cases import SMALL, on_ranks
+from trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted
+
+from trainer.assembly import assemble, reward_limit_s
+from trainer.distributed import World
+from trainer.learner import Learner
+from trainer.loop import train
+from trainer.metrics.progress import Progress
+from trainer.metrics.records import Records
+from trainer.saving.checkpoint import Saved, State, difference, save
+from trainer.stages.watch import evaluate, logprob_limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+# Parts of one rank and of several.
+
+
+def test_ranks_start_from_one_policy_ask_other_questions_and_draw_other_answers() -> None:
+    config = changed(SMALL, prompts_per_step=10)
+    one, two = (assemble(config, CPU, seed=0, world=World(rank, 2)) for rank in range(2))
+    assert difference(one.learner.state(), two.learner.state()) is None
+    assert not torch.equal(one.engine.random_state(), two.engine.random_state())
+    for _ in range(2):
+        asked = [each.text for parts in (one, two) for each in parts.draw()]
+        assert len(asked) == len(set(asked)) == 10
+
+
+def test_a_state_holds_the_random_numbers_of_every_rank_and_gives_each_its_own_back() -> None:
+    def job(world: World) -> list[bool]:
+        parts, other = (assemble(SMALL, CPU, seed=seed, world=world) for seed in (0, 5))
+        parts.rollouts(Progress())
+        state = parts.state(0)
+        kept = parts.engine.random_state().clone()
+        other.restore(state)
+        return [
+            list(state["sampler_random"]) == ["0", "1"],
+            torch.equal(other.engine.random_state(), kept),
+            difference(state["learner"], other.learner.state()) is None,
+            [each.text for each in parts.draw()] == [each.text for each in other.draw()],
+            all(torch.equal(weight, other.engine.weights()[name]) for name, weight in parts.learner.weights().items()),
+        ]
+
+    assert on_ranks(job) == [[True] * 5] * 2
+
+
+def test_only_the_first_rank_writes_a_checkpoint_and_all_know_what_was_written(tmp_path: Path) -> None:
+    wrote: list[int] = []
+
+    def job(world: World) -> Saved:
+        def save(state: State, folder: Path) -> Saved:
+            wrote.append(world.rank)
+            return Saved(f"state-{world.rank}.pt", "", 0, 0)
+
+        return replace(assemble(SMALL, CPU, seed=0, world=world), save=save).keep({}, tmp_path)
+
+    assert [saved.file for saved in on_ranks(job)] == ["state-0.pt", "state-0.pt"]
+    assert wrote == [0]
+
+
+def test_answers_are_sampled_as_the_settings_say_and_validation_takes_the_likeliest() -> None:
+    parts = assemble(changed(SMALL, temperature=0.7), CPU, seed=0)
+    training, validation = parts.sampling(), parts.sampling(is_greedy=True)
+    assert (training.rollouts_per_prompt, training.temperature, training.is_greedy) == (4, 0.7, False)
+    assert (validation.rollouts_per_prompt, validation.is_greedy) == (1, True)
+    before = parts.engine.random_state().clone()
+    assert evaluate(parts)["correct"] == evaluate(parts)["correct"]
+    assert torch.equal(parts.engine.random_state(), before)
+
+
+def test_dynamic_sampling_stops_at_enough_groups_and_keeps_the_first() -> None:
+    config = changed(SMALL, prompts_per_step=4, rollouts_per_prompt=2, reward="exact", dynamic_sampling=True)
+    prompts = assemble(config, CPU, seed=0).task.train
+    useful = {each.text: (rollout((int(each.expected), END)), rollout((END,))) for each in prompts}
+    parts, _ = scripted(config, useful)
+    assert parts.rollouts(Progress())[2] == 4
+    # One group of the first batch has no signal: three are kept, and one of the second.
+    parts, _ = scripted(config, useful)
+    expected = [each.text for each in scripted(config, useful)[0].draw()]
+    dull = {**useful, expected[1]: (rollout((END,)), rollout((END,)))}
+    parts, _ = scripted(config, dull)
+    groups, rewards_PG, num_drawn = parts.rollouts(Progress())
+    assert num_drawn == 8
+    assert [each.prompt.text for each in groups[:3]] == [expected[0], *expected[2:]]
+    assert rewards_PG.tolist() == [[1.0, 0.0]] * 4
+
+
+def test_rewards_have_32_bits_at_least() -> None:
+    for dtype, wanted in (("bfloat16", torch.float32), ("float32", torch.float32), ("float64", torch.float64)):
+        parts = assemble(changed(SMALL, dtype=dtype), CPU, seed=0)
+        assert parts.score([group("1=", (1, END), (END,))]).dtype == wanted
+
+
+def test_a_step_has_one_time_limit_but_where_each_answer_has_its_own() -> None:
+    assert reward_limit_s(changed(SMALL, reward_timeout_s=7.0)) == 7.0
+    for change in ({"task": "code"}, {"task": "math"}, {"reward_function": "r.py:f"}):
+        assert reward_limit_s(changed(SMALL, reward_timeout_s=7.0, **change)) is None, change
+
+
+# What accompanies a run.
+
+
+def test_what_is_due_after_a_step_is_done_after_that_step_and_not_at_the_end_again(tmp_path: Path) -> None:
+    parts, saved = assemble(changed(SMALL, steps=4), CPU, seed=0), []
+    config = changed(SMALL, steps=4, validate_every=2, save_every=2)
+
+    def noted(state: State, folder: Path) -> Saved:
+        saved.append(state["step"])
+        return save(state, folder)
+
+    records = run(tmp_path, config, replace(parts, config=config, save=noted))
+    told = [(each["when"], each["step"]) for each in records if each["kind"] == "eval"]
+    assert told == [("before", 0), ("during", 2), ("after", 4)]
+    # in the middle, where it is tried, then what is due, then the last
+    assert saved == [2, 2, 4]
+    stage = only(records, kind="stage", name="validation")
+    assert (stage["passed"], stage["evaluations"]) == (True, {"before": 10, "during": 10, "after": 10})
+
+
+def test_the_stages_numbers_are_those_of_the_steps(tmp_path: Path) -> None:
+    """Noise sets sampler and learner apart, so that there is something to tell."""
+    records = run(tmp_path, changed(SMALL, steps=3, noise_stages=2, noise_start=0.05, noise_end=0.05))
+    steps = [each for each in records if each["kind"] == "step"]
+    stages = {each["name"]: each for each in records if each["kind"] == "stage"}
+    assert stages["logprobs"]["largest"] > stages["logprobs"]["mean"] > stages["logprobs"]["kl"] > 0
+    assert stages["update"]["lr_highest"] == max(each["actor/lr"] for each in steps)
+    assert stages["update"]["grad_norm_highest"] == max(each["actor/grad_norm"] for each in steps)
+    generation = stages["generation"]
+    assert generation["tokens"] == sum(each["generated_tokens"] for each in steps)
+    assert generation["tokens_per_s"] == pytest.approx(generation["tokens"] / generation["seconds"])
+
+
+def test_a_run_that_skips_its_evaluations_or_ends_with_others_has_no_validation(tmp_path: Path) -> None:
+    records = run(tmp_path / "none", changed(SMALL, fault="skipped-validation"))
+    assert only(records, kind="stage", name="validation")["passed"] is False
+    out = tmp_path / "other"
+    with Records(out) as written:
+        train(assemble(SMALL, CPU, seed=0), SMALL, out=out, records=written, progress=Progress(), num_validated=7)
+    found = only(read(out), kind="stage", name="validation")
+    assert (found["passed"], found["evaluations"]) == (False, {"before": 7, "after": 10})
+
+
+def test_shuffled_rewards_are_found_by_asking_past_what_shuffles_them(tmp_path: Path) -> None:
+    found = only(run(tmp_path, changed(SMALL, fault="shuffled-reward")), kind="stage", name="reward")
+    assert (found["passed"], found["is_reordered"]) == (False, True)
+    assert found["judged_again"] == 12
+
+
+def test_a_checkpoint_that_restores_nothing_is_noticed_even_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fresh parts start from another seed, so that they are not the live ones by birth."""
+    monkeypatch.setattr(Learner, "restore", lambda self, state: None)
+    found = only(run(tmp_path, changed(SMALL, steps=1)), kind="stage", name="checkpoint")
+    assert (found["passed"], found["restored_equal"], found["step"]) == (False, False, 0)
+    assert found["first_different"].startswith("learner/policy/")
+
+
+def test_a_checkpoint_that_was_restored_otherwise_does_not_pass_though_the_next_step_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = iter(("learner/updates", None))
+    monkeypatch.setattr("trainer.stages.watch.difference", lambda one, other: next(said))
+    found = only(run(tmp_path, SMALL), kind="stage", name="checkpoint")
+    assert (found["restored_equal"], found["next_step_equal"], found["passed"]) == (False, True, False)
+
+
+def test_a_run_with_noise_holds_the_sampler_to_the_noisy_weights_and_validates_the_clean_ones(tmp_path: Path) -> None:
+    config = changed(SMALL, steps=3, noise_stages=2, noise_start=5.0, noise_end=5.0, lr=0.0, validate_every=2)
+    records = run(tmp_path, config)
+    stages = {each["name"]: each["passed"] for each in records if each["kind"] == "stage"}
+    assert (stages["sampler-weights"], stages["checkpoint"]) == (True, True)
+    # The rate is 0 and the answers the likeliest: the same weights give the same answers three times.
+    answers = [[sample["answer"] for sample in each["samples"]] for each in records if each["kind"] == "eval"]
+    assert len(answers) == 3 and answers[0] == answers[1] == answers[2]
+
+
+def test_how_far_sampler_and_learner_may_be_apart_depends_on_their_arithmetic() -> None:
+    strict, loose, noisy = (1e-3, 1e-3), (4.0, 0.05), (8.0, 1.0)
+    for change, wanted in (
+        ({}, strict),
+        ({"dtype": "float64"}, strict),
+        ({"dtype": "bfloat16"}, loose),
+        ({"matmul_precision": "high"}, loose),
+        ({"matmul_precision": "medium"}, loose),
+        ({"engine": "vllm"}, loose),
+        ({"noise_stages": 2}, noisy),
+    ):
+        assert logprob_limits(changed(SMALL, **change)) == wanted, change

@@ -1,0 +1,144 @@
+"""Several ranks learn what one would, and the one that ends a run is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from core_cases import ADAPTIVE, batch, learner, on_ranks, update
+from torch import Tensor
+
+from trainer import launch
+from trainer.distributed import World
+from trainer.launch import Ended, run_ranks
+from trainer.learner import Known, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+# The groups of each rank: unequal in rows' lengths and in width.
+SHARES: Sequence[tuple[int, ...]] = ((0,), (1, 2))
+
+
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+)
+@pytest.mark.parametrize("convention", ["verl", "trl", "roll"])
+def test_ranks_with_unequal_shares_make_the_gradient_and_numbers_of_one(aggregation: str, convention: str) -> None:
+    settings: dict[str, Any] = {
+        "aggregation": aggregation,
+        "kl_coef": 0.1,
+        "entropy_coef": 0.05,
+        "convention": convention,
+    }
+
+    def job(world: World, *numbers: int) -> tuple[Update, dict[str, Tensor]]:
+        made = learner(world, **settings)
+        found = update(made, batch(*(numbers or SHARES[world.rank])))
+        return found, {name: each.grad for name, each in made.model.named_parameters() if each.grad is not None}
+
+    wanted, gradient = job(World.alone(), 0, 1, 2)
+    for found, own in on_ranks(job):
+        assert max(float((own[name] - gradient[name]).abs().max()) for name in gradient) < 1e-12
+        for each in fields(Update):
+            assert getattr(found, each.name) == pytest.approx(getattr(wanted, each.name)), each.name
+
+
+def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> None:
+    def job(world: World, *numbers: int) -> float:
+        made, of = learner(world, **ADAPTIVE, kl_target=0.2), batch(*(numbers or SHARES[world.rank]))
+        # Rank 0's tokens are far from the reference, the other's are close.
+        nats_B1 = torch.where(of.prompts_PS[of.prompt_of_B, :1] == 1, 0.5, 0.05).double()
+        known = Known(torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None)
+        made.judge(of, known)
+        return float(made.state()["kl_coef"])
+
+    # 6 of 17 tokens at 0.5 nats, 11 at 0.05: 4.4 % above the target
+    wanted = 0.1 * (1 + ((6 * 0.5 + 11 * 0.05) / 17 / 0.2 - 1) * 9 / 100)
+    assert job(World.alone(), 0, 1, 2) == pytest.approx(wanted)
+    assert on_ranks(job) == pytest.approx([wanted, wanted])
+
+
+def test_advantages_are_whitened_over_the_tokens_of_all_ranks() -> None:
+    def job(world: World, *numbers: int) -> Tensor:
+        of = batch(*(numbers or SHARES[world.rank]))
+        judged = learner(world, estimator="reinforce_plus_plus").judge(of, Known(None, None, None))
+        return judged.advantages_BT[of.mask_BT]
+
+    assert torch.allclose(torch.cat(on_ranks(job)), job(World.alone(), 0, 1, 2))
+
+
+# The ranks as processes.
+
+RANK = """
+import os, pathlib, signal, sys, time
+rank, folder = int(os.environ["RANK"]), pathlib.Path(__file__).parent
+assert os.environ["RANK"] == os.environ["LOCAL_RANK"] and os.environ["WORLD_SIZE"] == "2"
+(folder / f"place-{rank}").write_text(os.environ["TRAINER_RENDEZVOUS"])
+print("said by", rank, file=sys.stderr, flush=True)
+while not all((folder / f"place-{each}").exists() for each in range(2)):
+    time.sleep(0.005)
+"""
+
+
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Ended:
+    """How two ranks end of which each does this once both are there."""
+    file, popen = tmp_path / "child.py", subprocess.Popen
+    file.write_text(RANK + text)
+
+    def start(argv: list[str], **options: Any) -> Any:
+        return popen([sys.executable, "-S", str(file)], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return run_ranks([], 2, tmp_path / "logs")
+
+
+def test_ranks_end_when_the_last_one_does_and_meet_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = ranks(tmp_path, monkeypatch, "time.sleep(0.3 * rank)\n(folder / f'end-{rank}').touch()")
+    assert ended == Ended(0, 0)
+    assert (tmp_path / "end-1").exists()
+    assert (tmp_path / "place-0").read_text() == (tmp_path / "place-1").read_text()
+    assert (tmp_path / "logs" / "rank-1.log").read_text() == "said by 1\n"
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["rank-1.log"]
+
+
+def test_a_rank_that_fails_after_the_first_has_ended_well_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ranks(tmp_path, monkeypatch, "time.sleep(0.2 * rank)\nsys.exit(3 * rank)") == Ended(1, 3)
+
+
+def test_a_rank_that_a_signal_ended_is_named_before_one_that_failed_because_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure is seen first: the kill takes a moment to arrive."""
+    text = "if rank == 0:\n    sys.exit(1)\ntime.sleep(0.1)\nos.kill(os.getpid(), signal.SIGKILL)"
+    assert ranks(tmp_path, monkeypatch, text) == Ended(1, -9)
+
+
+def test_ranks_that_hang_after_another_failed_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.launch._GRACE_S", 0.2)
+    text = "(folder / f'pid-{rank}').write_text(str(os.getpid()))\nif rank == 1:\n    sys.exit(2)\ntime.sleep(20)"
+    began = time.monotonic()
+    assert ranks(tmp_path, monkeypatch, text) == Ended(1, 2)
+    assert time.monotonic() - began < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid-0").read_text()), 0)
+
+
+def test_a_process_alone_is_rank_0_whatever_a_launcher_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert (launch.is_rank(), launch.rank()) == (False, 0)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (launch.is_rank(), launch.rank()) == (True, 3)
