@@ -119,10 +119,12 @@ class Parts:
         return step
 
 
-def assemble(config: Config, device: torch.device, *, seed: int, world: World | None = None) -> Parts:
+def assemble(
+    config: Config, device: torch.device, *, seed: int, world: World | None = None, engine: Engine | None = None
+) -> Parts:
     """All parts of one rank from a seed, which is the same for all ranks.
 
-    The sampler and the reference policy start as copies of the learner's policy.
+    The sampler and the reference policy start as copies of the learner's policy; `engine` is used if it is given.
     Raises BadSetting for a task, a model or an engine that cannot be had.
     """
     world = world or World.alone()
@@ -132,7 +134,7 @@ def assemble(config: Config, device: torch.device, *, seed: int, world: World | 
     reference = None
     if config.algorithm.kl_coef > 0:
         reference = models.build(config, size, seed=seed, device=device, is_adapted=False)
-    engine = make_engine(config, task, device, seed=seed, sampling_seed=seed + world.rank * _RANK_APART)
+    engine = engine or make_engine(config, task, device, seed=seed, sampling_seed=seed + world.rank * _RANK_APART)
     critic = make_critic(config, size, device, seed=seed)
     learner = Learner(policy, reference, faults.settings(config), seed=seed, critic=critic, world=world)
     injection = noise.start(config, policy)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def advance(parts: Parts, step: int, progress: Progress) -> Turn:
     """One turn: new rollouts, one update from them, the new weights to the sampler."""
     groups, rewards_PG, num_drawn = parts.rollouts(progress)
+    parts.engine.sleep()
     with progress.part("old_log_prob"):
         batch = parts.pack(groups, rewards_PG)
         known = parts.learner.look(batch)
@@ -33,6 +34,7 @@ def advance(parts: Parts, step: int, progress: Progress) -> Turn:
     with progress.part("update_actor"):
         update = parts.learner.update(batch, known, judged)
     with progress.part("update_weights"):
+        parts.engine.wake()
         parts.publish(step)
     return Turn(groups, rewards_PG, batch, known, judged, update, num_drawn)
 

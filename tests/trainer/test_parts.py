@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from trainer_cases import CPU, END, changed, group, only, read, rollout, run, sc
 from trainer.assembly import assemble, reward_limit_s
 from trainer.distributed import World
 from trainer.learner import Learner
-from trainer.loop import train
+from trainer.loop import advance, train
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.saving.checkpoint import Saved, State, difference, save
@@ -21,6 +21,8 @@ from trainer.stages.watch import evaluate, logprob_limits
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trainer.engines.base import Engine
 
 
 # Parts of one rank and of several.
@@ -197,3 +199,34 @@ def test_how_far_sampler_and_learner_may_be_apart_depends_on_their_arithmetic() 
         ({"noise_stages": 2}, noisy),
     ):
         assert logprob_limits(changed(SMALL, **change)) == wanted, change
+
+
+class Sleeper:
+    """An engine that notes what it is asked, in the order of asking."""
+
+    def __init__(self, engine: Engine, told: list[str]) -> None:
+        self._engine, self._told = engine, told
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("generate", "sleep", "wake", "receive"):
+            self._told.append(name)
+        return getattr(self._engine, name)
+
+
+def test_the_engine_sleeps_while_the_learner_learns_and_wakes_before_it_gets_the_weights() -> None:
+    told: list[str] = []
+    parts = assemble(changed(SMALL, steps=2), CPU, seed=0)
+    engine = Sleeper(parts.engine, told)
+    weights = parts.learner.weights
+    advance(replace(parts, engine=engine, publish=lambda _: engine.receive(weights())), 1, Progress())
+    assert told == ["generate", "sleep", "wake", "receive"]
+
+
+def test_an_engine_that_has_its_card_for_itself_is_lent_to_the_trial_of_the_checkpoint(tmp_path: Path) -> None:
+    """One that is called vllm stands for it: its own sampler is the built-in one here, and no second one is made."""
+    config = changed(SMALL, steps=2)
+    parts = assemble(config, CPU, seed=0)
+    named = changed(config, engine="vllm")
+    records = run(tmp_path, named, replace(parts, config=named))
+    found = only(records, kind="stage", name="checkpoint")
+    assert (found["passed"], found["restored_equal"], found["next_step_equal"]) == (True, True, None)
