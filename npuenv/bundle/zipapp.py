@@ -40,7 +40,9 @@ PARTS = (
     "resolve",
     "versions.py",
 )
-_REPORTS = {f"report/{name}.py" for name in ("fix", "matrix", "plan", "resolution", "shelf", "smoke")}
+_REPORTS = {
+    f"report/{name}.py" for name in ("advice", "fix", "matrix", "plan", "plots", "resolution", "shelf", "smoke")
+}
 LEFT_OUT = frozenset({"facts/environment.py", "facts/pip.py", "host/running.py", "host/sourced.py", *_REPORTS})
 # Distribution -> its package.
 LIBRARIES = {"packaging": "packaging", "pyelftools": "elftools", "rich": "rich", "tomli": "tomli"}
