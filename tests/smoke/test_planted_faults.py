@@ -37,7 +37,7 @@ FAULTS = [
     ("fault=nan-gradient", "nan-gradient", "FAIL: the gradient is nan in step 1"),
     ("fault=wrong-arithmetic", "arithmetic-wrong", "FAIL: the device cpu computes wrong products"),
     ("fault=corrupt-checkpoint", "checkpoint-failed", "FAIL: the checkpoint is corrupt"),
-    ("fault=full-disk", "full-disk", "FAIL: the disk is full: "),
+    ("fault=full-disk", "full-disk", "FAIL: the disk is full, or a limit on file sizes is reached: "),
     (
         "fault=reward-raises",
         "reward-raises",
