@@ -5,17 +5,18 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from trainer_cases import only, read
+from trainer_cases import ROOT, of_a_child, only, read
 
 from trainer.distributed import Agreement, World, checksum
 from trainer.launch import Ended, run_ranks
 from trainer.metrics.step import over_ranks
 
-ROOT = Path(__file__).parent.parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A rank's part of a check that needs two processes: gradients of two ranks against those of one.
 SCRIPT = """
@@ -52,7 +53,13 @@ def test_two_ranks_add_gradients_and_values(tmp_path: Path) -> None:
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT],
             cwd=ROOT,
-            env={**_environ(), "RANK": str(rank), "WORLD_SIZE": "2", "TRAINER_RENDEZVOUS": str(place)},
+            env={
+                **of_a_child(),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "TRAINER_RENDEZVOUS": str(place),
+            },
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -60,12 +67,6 @@ def test_two_ranks_add_gradients_and_values(tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=120)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], said
-
-
-def _environ() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
 def test_two_ranks_give_the_update_of_one_when_they_see_its_rows(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_two_ranks_give_the_update_of_one_when_they_see_its_rows(tmp_path: Path)
         ]  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", "trainer", "--out", str(out), *words],
-            cwd=ROOT, env=_environ(), capture_output=True, text=True, timeout=120, check=False,
+            cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         steps = [record for record in read(out) if record["kind"] == "step"]
@@ -119,7 +120,7 @@ def test_a_killed_rank_is_named_and_the_others_do_not_hang(tmp_path: Path) -> No
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "--out", str(out), "ranks=2", "steps=50", "fault=rank-dies", "device=cpu"],
-        cwd=ROOT, env=_environ(), capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     found = only(read(out), kind="ranks")
@@ -130,7 +131,7 @@ def test_a_rank_with_other_weights_is_found_in_the_step_where_it_differs(tmp_pat
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "--out", str(out), "ranks=2", "steps=6", "fault=rank-differs", "device=cpu"],
-        cwd=ROOT, env=_environ(), capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = only(read(out), kind="stage", name="ranks-agree")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +21,13 @@ from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
     from trainer.engines.base import Sampling, Tokens
     from trainer.models.decoder import Decoder
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 TEXT = Characters()
 PAD, END = TEXT.pad, TEXT.end
@@ -53,6 +55,12 @@ TINY = changed(
     rollouts_per_prompt=4,
     mini_batches=1,
 )
+
+
+def of_a_child() -> dict[str, str]:
+    """The environment of a process that imports the trainer: torch may be lent to this one by the path alone."""
+    path = os.pathsep.join([str(ROOT), str(Path(torch.__file__).parents[1])])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def decoder(config: Config = TINY, *, seed: int = 0) -> Decoder:

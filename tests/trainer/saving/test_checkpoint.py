@@ -9,18 +9,18 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import CPU
+from trainer_cases import CPU, ROOT, of_a_child
 
 from trainer.saving import manifest
 from trainer.saving.checkpoint import MANIFEST, CorruptCheckpoint, difference, flatten, load, save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def state(seed: int = 0) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_last_whole_checkpoin
         folder = tmp_path / str(turn)
         done = subprocess.run(
             [sys.executable, "-c", KILLED, str(folder), str(0.04 + 0.023 * turn)],
-            capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[3],
+            capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=of_a_child(),
         )  # fmt: skip
         assert done.returncode == -signal.SIGKILL, done.stderr
         told = [int(line) for line in done.stdout.splitlines()]

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trainer_cases import CPU, TINY, changed, only, read
+from trainer_cases import CPU, ROOT, TINY, changed, of_a_child, only, read
 
 from trainer import __main__ as entry
 from trainer.assembly import Parts, assemble
@@ -25,6 +24,7 @@ from trainer.saving.checkpoint import difference, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from trainer.distributed import World
 
@@ -235,7 +235,7 @@ def test_two_ranks_go_on_with_the_same_bits(tmp_path: Path) -> None:
 
     def start(name: str, *more: str) -> None:
         command = [sys.executable, "-m", "trainer", "--out", str(tmp_path / name), *words, *more]
-        subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[3])
+        subprocess.run(command, check=True, timeout=120, cwd=ROOT, env=of_a_child())
 
     start("whole", "lr_schedule=constant")
     start("parts", "lr_schedule=constant", "steps=2")
