@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CPU_ENVIRONMENT = default_environment("cpu")
 
 
-def pytest_configure() -> None:
+def lend_torch() -> None:
     """Lends the tests torch from the installed CPU stack where their own interpreter has none.
 
     npuenv itself has no torch among its requirements: a bare one would be a CUDA download. The environment's packages
@@ -27,6 +27,10 @@ def pytest_configure() -> None:
     packages = CPU_ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     if importlib.util.find_spec("torch") is None and packages.is_dir():
         sys.path.append(str(packages))
+
+
+# At once: a conftest further down asks for torch when it is loaded, which is before any hook where it is named itself.
+lend_torch()
 
 
 @pytest.fixture(scope="session")
