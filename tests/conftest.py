@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.plan import default_environment
+from npuenv.store.places import default_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

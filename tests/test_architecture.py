@@ -24,6 +24,7 @@ FLOORS = {
         {"facts", "matrix"},
         {"resolve", "diagnose", "lint"},
         {"lock", "refresh"},
+        {"store"},
         {"plan"},
         {"checks", "execute", "render", "bundle"},
         {"cluster", "report", "smoke"},

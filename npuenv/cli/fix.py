@@ -18,10 +18,10 @@ from npuenv.front.judging import Judged, live
 from npuenv.front.wish import require_python
 from npuenv.messages import Message, say
 from npuenv.plan.fix import SESSION_STEP, Cures, Place, plan_cures, undo_script
-from npuenv.plan.target import data_folder
 from npuenv.plan.types import Plan
 from npuenv.report.doctor import in_order
 from npuenv.report.fix import Mended, fix_document, outcome_lines, plan_lines
+from npuenv.store.places import data_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,8 +17,8 @@ from npuenv.messages import Message
 if TYPE_CHECKING:
     from npuenv.lock import Lock
     from npuenv.plan import Plan
-    from npuenv.plan.target import Target
     from npuenv.resolve.types import Request, Stack
+    from npuenv.store.places import Target
 
 
 @click.command("install")
@@ -77,7 +77,8 @@ def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None) 
     from npuenv.execute import Session, execute
     from npuenv.facts.pip import for_uv
     from npuenv.lock.refuse import require_complete, require_sources
-    from npuenv.plan.target import check_target, find_python, target_for
+    from npuenv.plan.target import check_target, find_python
+    from npuenv.store.places import target_for
 
     how = how or How()
     stack = resolve_or_stop(ui, for_this_machine(request))
@@ -137,8 +138,8 @@ def _show(ui: Ui, request: Request, how: How, *, as_script: bool) -> ExitCode:
     """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is."""
     from npuenv.facts.pip import for_uv
     from npuenv.lock.wheels import wheels_in_links
-    from npuenv.plan.target import target_for
     from npuenv.render.script import render_script
+    from npuenv.store.places import target_for
 
     stack = resolve_or_stop(ui, for_this_machine(request))
     machine = this_machine(ui)
@@ -169,7 +170,7 @@ def _show(ui: Ui, request: Request, how: How, *, as_script: bool) -> ExitCode:
 
 def _is_complete(target: Target, lock: Lock) -> bool:
     """True when the environment stands already: running it again only verifies and mends, and needs no consent anew."""
-    from npuenv.plan.target import MARKER, marker_text
+    from npuenv.store.places import MARKER, marker_text
 
     marker = Path(target.root) / MARKER
     return marker.is_file() and marker.read_text(encoding="utf-8") == marker_text(lock, "complete")

@@ -26,7 +26,7 @@ class Machine:
     @property
     def own_locks(self) -> Path:
         """The folder of the locks that were made on this machine."""
-        from npuenv.plan.target import data_folder
+        from npuenv.store.places import data_folder
 
         return Path(data_folder(self.resolver.host.environ())) / "locks"
 

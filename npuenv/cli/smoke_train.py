@@ -40,8 +40,9 @@ def command(ui: Ui, *, target: Path | None, stack: str, out: Path | None, settin
     learner's weights and agree on log-probabilities, does held-out accuracy rise by more than chance, does a
     checkpoint come back bit for bit. The verdict's first sentence names what is wrong.
 
-    KEY=VALUE settings go to the trainer, for instance steps=400, seed=1, task=addition, device=cpu. The first use of a
-    card compiles operators for minutes: that is announced, counted apart, and no hang.
+    KEY=VALUE settings go to the trainer, for instance steps=400, seed=1, task=addition, device=cpu; `python -m trainer
+    --help` lists them all. Trying Ray and vllm takes 5 to 25 s where they are installed; with probe_packages=false they
+    are left out, and the verdict says so. The first use of a card compiles operators for minutes: that is announced, counted apart, and no hang.
 
     With fault=NAME the run is broken on purpose, to see that the verdict names it: lr-zero, shuffled-reward,
     constant-reward, reward-raises, reward-hangs, zero-advantage, mask-off-by-one, stale-sampler, nan-gradient,
@@ -64,7 +65,7 @@ def parse_settings(words: tuple[str, ...]) -> dict[str, str]:
 
 def default_target(stack: str) -> Path:
     """The current environment of a stack in the user's data folder."""
-    from npuenv.plan import default_environment
+    from npuenv.store.places import default_environment
 
     return default_environment(stack)
 

@@ -1,8 +1,7 @@
-"""Plans: what is to be done, as pure data. Start from `Plan` and `plan_install`."""
+"""Plans: what is to be done, as pure data. Start from `Plan` and `npuenv.plan.install.plan_install`."""
 
 from __future__ import annotations
 
-from npuenv.plan.target import default_environment
 from npuenv.plan.types import Action, Plan, Run, Step, Want, WriteFile
 
-__all__ = ["Action", "Plan", "Run", "Step", "Want", "WriteFile", "default_environment"]
+__all__ = ["Action", "Plan", "Run", "Step", "Want", "WriteFile"]

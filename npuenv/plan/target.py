@@ -1,24 +1,19 @@
-"""Where an environment goes, and whether it may go there. Start from `target_for` and `check_target`."""
+"""Whether an environment may go to its place, and which interpreter it is made from. Start from `check_target`."""
 
 from __future__ import annotations
 
 import json
-import os
 import posixpath
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, NothingFits
 from npuenv.host.base import Host, PathState
 from npuenv.messages import Message
+from npuenv.store.places import MARKER, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npuenv.lock.file import Lock
 
-MARKER = "npuenv-env.json"
 _NAME_VERSION = """
 import json, platform, sys
 print(json.dumps([*sys.version_info[:3], platform.machine(), getattr(sys, "_base_executable", None) or sys.executable]))
@@ -43,44 +38,6 @@ _HEAVY_MIB = {
     "modelscope": 60,
 }
 _OTHER_MIB = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """An environment's folder, and the link to a stack's present one (None with a folder of the user's choice)."""
-
-    root: str
-    link: str | None = None
-
-    @property
-    def python(self) -> str:
-        return posixpath.join(self.root, "bin/python")
-
-    def own(self, *parts: str) -> str:
-        """A path below the folder where the installation keeps its own files."""
-        return posixpath.join(self.root, ".npuenv", *parts)
-
-
-def data_folder(environ: Mapping[str, str]) -> str:
-    """Where environments live unless the user says otherwise. XDG asks to pass over a folder that is not absolute."""
-    base = environ.get("XDG_DATA_HOME", "")
-    if not posixpath.isabs(base):
-        home = environ.get("HOME", "")
-        base = posixpath.join(home if posixpath.isabs(home) else os.path.expanduser("~"), ".local/share")
-    return posixpath.join(base, "npuenv")
-
-
-def default_environment(stack: str, environ: Mapping[str, str] | None = None) -> Path:
-    """The environment of a stack that was finished last; the path need not exist."""
-    return Path(data_folder(os.environ if environ is None else environ), "envs", stack, "current")
-
-
-def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> Target:
-    """Where a lock's environment goes: exactly `chosen`, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
-    if chosen is not None:
-        return Target(posixpath.normpath(chosen))
-    home = posixpath.join(data_folder(environ), "envs", lock.stack)
-    return Target(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
 
 
 def check_target(host: Host, target: Target, lock: Lock) -> None:
@@ -111,12 +68,6 @@ def is_ours(host: Host, target: Target) -> bool:
         return marker.state is PathState.FILE and "stack" in json.loads(marker.text)
     except ValueError:
         return False
-
-
-def marker_text(lock: Lock, status: str) -> str:
-    """The marker file of an environment. `status`: building, complete."""
-    values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
-    return json.dumps(values, sort_keys=True) + "\n"
 
 
 def room_mib(lock: Lock) -> int:

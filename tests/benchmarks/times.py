@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
     sys.path.insert(0, str(ROOT))
-    from npuenv.plan import default_environment
+    from npuenv.store.places import default_environment
 
     python = str(default_environment("cpu") / "bin" / "python")
     empty = (sys.executable, "-c", "pass")

@@ -18,9 +18,9 @@ from npuenv.lock.refuse import require_sources
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
 from npuenv.plan.install import Tools, plan_install
-from npuenv.plan.target import Target
 from npuenv.render.activate import render_activation
 from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack
+from npuenv.store.places import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable

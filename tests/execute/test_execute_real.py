@@ -22,10 +22,11 @@ from npuenv.lock.refuse import require_complete, require_sources
 from npuenv.lock.shelf import fits_stack
 from npuenv.matrix import load_matrix
 from npuenv.plan.install import Tools, plan_install
-from npuenv.plan.target import Target, check_target, find_python
+from npuenv.plan.target import check_target, find_python
 from npuenv.render.activate import render_activation
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
+from npuenv.store.places import Target
 
 pytestmark = [pytest.mark.registry, pytest.mark.slow]
 FOLDER = Path(__file__).parents[2] / "lockfiles"

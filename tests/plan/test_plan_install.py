@@ -15,11 +15,12 @@ from npuenv.messages import say
 from npuenv.plan import Plan, Run, Step, WriteFile
 from npuenv.plan.cann import cann_scripts
 from npuenv.plan.install import Tools, plan_install
-from npuenv.plan.target import Target, default_environment, room_mib, target_for
+from npuenv.plan.target import room_mib
 from npuenv.render.activate import render_activation
 from npuenv.render.script import render_script
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
+from npuenv.store.places import Target, default_environment, target_for
 
 FOLDER = Path(__file__).parents[2] / "lockfiles"
 NPU = ["verl-0.7.0-cann8.3.RC1", "verl-qwen3.5-cann8.5.0", "verl-0.7.1-cann8.5.0", "verl-cann9.1.0", "roll-cann9.1.0"]

@@ -16,7 +16,8 @@ from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage
 from npuenv.messages import say
-from npuenv.plan.target import Target, check_target, data_folder, find_python, is_ours, marker_text
+from npuenv.plan.target import check_target, find_python, is_ours
+from npuenv.store.places import Target, data_folder, marker_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
