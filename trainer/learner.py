@@ -7,18 +7,17 @@ cut.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from trainer.algorithms.adamw import AdamW, clip
 from trainer.algorithms.advantages import Advantages, Scores, advantages
 from trainer.algorithms.aggregation import Totals, aggregate, count, masked_sum
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.correction import correction
+from trainer.algorithms.correction import MAXIMA, Correction, Spread, correction, shares, spread
+from trainer.algorithms.descent import Descent, copy_into
 from trainer.algorithms.kl import controller, divergence
 from trainer.algorithms.losses import Clip, policy_loss
 from trainer.algorithms.packing import select
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from trainer.types import Batch
 
 # Numbers of a step that are maxima over its tokens; the others add up over its parts.
-_MAXIMA = ("ratio_max", "logprob_diff_max")
+_MAXIMA = ("ratio_max", "logprob_diff_max", *MAXIMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +52,24 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged(Advantages):
+    """Advantages with what they were made from."""
+
+    rewards_B: Tensor  # of each answer, less the divergence from the reference where it is taken from the reward
+    kl_coef: float  # what the divergence weighs in this step, in the loss or in the reward
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """What a batch did, averaged over its optimizer steps unless said; per-token means are over the masked tokens."""
 
     loss: float
     policy_loss: float
     kl: float  # from the reference policy, by the configured estimator; 0 without a reference
-    kl_coef: float
     entropy: float
     clip_fraction: float
+    clip_fraction_lower: float  # tokens whose loss the second bound made smaller
+    ppo_kl: float  # of the old policy from the new one, mean of log old - log new; 0 in the first optimizer step
     ratio_mean: float
     ratio_max: float  # of all optimizer steps
     grad_norm: float  # before clipping
@@ -69,7 +77,9 @@ class Update:
     logprob_diff_mean: float  # sampler against learner, before the first optimizer step
     logprob_diff_max: float
     sampler_kl: float  # estimate of KL(sampler || learner) over the same tokens, k3
+    sampler_kl_direct: float  # another one, mean of log sampler - log learner
     value_loss: float  # 0 without a critic
+    weights: Spread | None  # of the correction between sampler and learner; None: there is none
 
 
 class Learner:
@@ -88,8 +98,7 @@ class Learner:
         self.model, self.critic, self._world = model, critic, world or World.alone()
         self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
-        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self._optimizer = AdamW.start(self._parameters, weight_decay=config.optim.weight_decay)
+        self._descent = Descent.start(model.named_parameters(), weight_decay=config.optim.weight_decay)
         algorithm = config.algorithm
         self._clip = Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip or None)
         self._convention = CONVENTIONS[algorithm.convention]
@@ -97,7 +106,11 @@ class Learner:
             algorithm.kl_controller, coef=algorithm.kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon
         )
         self._generator = torch.Generator().manual_seed(seed)
-        self.updates = 0
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps done so far."""
+        return self._descent.updates
 
     @property
     def num_parameters(self) -> int:
@@ -129,9 +142,9 @@ class Learner:
             values_BT=self.critic.values(batch) if self.critic is not None else None,
         )
 
-    def judge(self, batch: Batch, known: Known) -> Advantages:
+    def judge(self, batch: Batch, known: Known) -> Judged:
         """Advantages of every token, from the rewards and what a critic or the reference adds to them."""
-        algorithm = self._config.algorithm
+        algorithm, coef, rewards_B = self._config.algorithm, self._kl.coef, batch.rewards_B
         token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
         # An episode may end with the environment's words: the reward stands where the model said its last one.
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
@@ -139,12 +152,13 @@ class Learner:
         token_rewards_BT.scatter_(1, last_B1, batch.rewards_B.unsqueeze(1))
         if algorithm.kl_in == "reward" and known.old_BT is not None and known.reference_BT is not None:
             kl_BT = divergence(algorithm.kl, known.old_BT, known.reference_BT, self._convention, mask_BT=batch.mask_BT)
-            token_rewards_BT = token_rewards_BT - self._kl.coef * kl_BT
+            token_rewards_BT = token_rewards_BT - coef * kl_BT
+            rewards_B = token_rewards_BT.sum(dim=1)
             num_rows = batch.mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
             sums = self._world.add(torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])).tolist()
             self._kl.update(sums[0] / max(sums[1], 1.0), round(sums[2]))
         scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, known.values_BT)
-        return advantages(
+        found = advantages(
             algorithm.estimator,
             scores,
             self._convention,
@@ -153,6 +167,7 @@ class Learner:
             lam=algorithm.lam,
             add=self._world.add,
         )
+        return Judged(found.advantages_BT, found.returns_BT, rewards_B, coef)
 
     def update(self, batch: Batch, known: Known, judged: Advantages) -> Update:
         """Takes the batch's optimizer steps; the old policy is the one before the first of them."""
@@ -161,10 +176,11 @@ class Learner:
             value_loss = self.critic.update(batch, known.values_BT, judged.returns_BT)
         done = [self._step(batch, rows, known, judged.advantages_BT) for rows in self._mini_batches(batch)]
         means = {name: sum(step[name] for step in done) / len(done) for name in done[0]}
-        for name in _MAXIMA:
+        for name in set(_MAXIMA) & set(means):
             means[name] = float(torch.tensor([step[name] for step in done]).max())  # unlike max(), keeps a NaN
         means["lr"] = done[-1]["lr"]
-        return Update(**means, kl_coef=self._kl.coef, value_loss=value_loss)
+        parts = {name: means.pop(name) for name in list(means) if name.startswith("weight_")}
+        return Update(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
 
     def _logprobs(self, model: Model, batch: Batch) -> Tensor:
         """Log-probabilities [B, T] of a whole batch, micro batch by micro batch."""
@@ -189,30 +205,25 @@ class Learner:
     def _step(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
         totals = self._accumulate(batch, rows, known, advantages_BT)
         lr = self.lr()
-        norm = clip([each.grad for each in self._parameters.values()], self._config.optim.grad_clip)
-        self.updates += 1
-        # A gradient that is not finite would make every weight NaN: the step is left out, and its norm tells.
-        if math.isfinite(norm):
-            self._optimizer.step(self._parameters, lr=lr, number=self.updates)
+        norm = self._descent.step(lr=lr, grad_clip=self._config.optim.grad_clip)
         return {**totals, "grad_norm": norm, "lr": lr}
 
     def _accumulate(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
         """Puts the mini batch's gradient into the parameters; gives back its measured means."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        self._descent.clear()
         totals = self._count(batch.mask_BT[rows])
-        shares = []
+        parts = []
         for some in torch.split(rows, self._config.optim.micro_batch_rows or len(rows)):
             part = select(batch, some)
             width = part.tokens_BT.shape[1]
-            shares.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
-        table = torch.stack([value for share in shares for value in share.values()]).double().view(len(shares), -1)
+            parts.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
+        table = torch.stack([value for each in parts for value in each.values()]).double().view(len(parts), -1)
         # one transfer from the device for all numbers
         sums, largest = torch.stack(
             (self._world.add(table.sum(dim=0)), self._world.largest(table.amax(dim=0)))
         ).tolist()
-        self._world.add_gradients(self._parameters.values())
-        names = list(shares[0])
+        self._world.add_gradients(self._descent.parameters.values())
+        names = list(parts[0])
         return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
 
     def _count(self, mask_BT: Tensor) -> Totals:
@@ -228,16 +239,7 @@ class Learner:
         algorithm, mask_BT = self._config.algorithm, part.mask_BT
         scored = self.model.score(part, temperature=self._config.rollout.temperature)
         old_BT = scored.logprobs_BT.detach() if known.old_BT is None else known.old_BT
-        weights_BT = None
-        if algorithm.correction != "none":
-            weights_BT = correction(
-                old_BT,
-                part.sampler_logprobs_BT,
-                mask_BT,
-                self._convention,
-                level=algorithm.correction,
-                cap=algorithm.correction_cap,
-            ).weights_BT
+        corrected = self._correct(part, old_BT)
         policy = policy_loss(
             algorithm.loss,
             scored.logprobs_BT,
@@ -246,7 +248,7 @@ class Learner:
             mask_BT,
             clip=self._clip,
             convention=self._convention,
-            weights_BT=weights_BT,
+            weights_BT=None if corrected is None else corrected.weights_BT,
         )
         policy_share = aggregate(policy.losses_BT, mask_BT, algorithm.aggregation, totals)
         entropy = aggregate(scored.entropy_BT, mask_BT, "token-mean", totals)
@@ -276,12 +278,35 @@ class Learner:
             "kl": kl.detach(),
             "entropy": entropy.detach(),
             "clip_fraction": masked_sum(policy.is_clipped_BT.to(loss.dtype), mask_BT) / totals.num_tokens,
+            "clip_fraction_lower": policy.is_bounded_BT.sum() / totals.num_tokens,
+            "ppo_kl": -policy.log_ratios_BT.sum() / totals.num_tokens,
             "ratio_mean": masked_sum(policy.ratios_BT, mask_BT) / totals.num_tokens,
             "ratio_max": policy.ratios_BT.max(),
             "logprob_diff_mean": gap_BT.abs().sum() / totals.num_tokens,
             "logprob_diff_max": gap_BT.abs().max(),
             "sampler_kl": (gap_BT.exp() - gap_BT - 1).sum() / totals.num_tokens,
+            "sampler_kl_direct": -gap_BT.sum() / totals.num_tokens,
+            **self._weigh(corrected, mask_BT, totals),
         }
+
+    def _correct(self, part: Batch, old_BT: Tensor) -> Correction | None:
+        algorithm = self._config.algorithm
+        if algorithm.correction == "none":
+            return None
+        return correction(
+            old_BT,
+            part.sampler_logprobs_BT,
+            part.mask_BT,
+            self._convention,
+            level=algorithm.correction,
+            cap=algorithm.correction_cap,
+        )
+
+    def _weigh(self, corrected: Correction | None, mask_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
+        if corrected is None:
+            return {}
+        algorithm = self._config.algorithm
+        return shares(corrected, mask_BT, totals, level=algorithm.correction, cap=algorithm.correction_cap)
 
     @torch.no_grad()
     def start_here(self) -> None:
@@ -289,17 +314,14 @@ class Learner:
         policy = dict(self.model.named_parameters())
         for name, own in self._reference.named_parameters() if self._reference is not None else ():
             own.copy_(policy[name])
-        for name, wide in self._optimizer.master.items():
+        for name, wide in self._descent.optimizer.master.items():
             wide.copy_(policy[name])
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
         state: dict[str, Any] = {
             "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
-            "first": dict(self._optimizer.first),
-            "second": dict(self._optimizer.second),
-            "master": dict(self._optimizer.master),
-            "updates": self.updates,
+            **self._descent.moments(),
             "kl_coef": self._kl.coef,
             "groups_random": self._generator.get_state(),
         }
@@ -309,14 +331,12 @@ class Learner:
             state["critic"] = self.critic.state()
         return state
 
-    @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `state` gave; copies the values."""
         own = self.state()
-        for part in ("policy", "reference", "first", "second", "master"):
-            for name, tensor in own.get(part, {}).items():
-                tensor.copy_(state[part][name])
-        self.updates = state["updates"]
+        for part in ("policy", "reference"):
+            copy_into(own.get(part, {}), state.get(part, {}))
+        self._descent.restore_moments(state)
         self._kl.coef = state["kl_coef"]
         self._generator.set_state(state["groups_random"].cpu())
         if self.critic is not None:

@@ -29,8 +29,8 @@ class Episode:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     is_action: list[bool] = field(default_factory=list)
+    is_valid: list[bool] = field(default_factory=list)  # per turn
     reward: float = 0.0
-    num_turns: int = 0
     stop: Stop | None = None
 
     @property
@@ -43,10 +43,10 @@ class Episode:
         said = self.environment.step(task.tokenizer.decode(turn.tokens))
         self._append(turn.tokens, turn.logprobs, is_action=True)
         self.reward += said.reward
-        self.num_turns += 1
+        self.is_valid.append(said.is_valid)
         if said.is_done:
             self.stop = Stop.DONE
-        elif self.num_turns == task.max_turns:
+        elif len(self.is_valid) == task.max_turns:
             self.stop = Stop.LENGTH
         else:
             between = reply(task.tokenizer, said.text, is_closed=turn.stop is Stop.END)
@@ -60,7 +60,8 @@ class Episode:
     def rollout(self) -> Rollout:
         """The whole episode as one rollout. `stop` is LENGTH when the turns ran out."""
         stop = self.stop or Stop.LENGTH
-        return Rollout(tuple(self.tokens), tuple(self.logprobs), stop, tuple(self.is_action), self.reward)
+        actions, valid = tuple(self.is_action), tuple(self.is_valid)
+        return Rollout(tuple(self.tokens), tuple(self.logprobs), stop, actions, self.reward, valid)
 
 
 def collect(engine: Engine, prompts: Sequence[Prompt], task: Task, sampling: Sampling) -> list[Group]:

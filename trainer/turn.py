@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.algorithms.advantages import Advantages
-    from trainer.learner import Known, Update
+    from trainer.learner import Judged, Known, Update
     from trainer.types import Batch, Group
 
 
@@ -21,6 +20,6 @@ class Turn:
     rewards_PG: Tensor
     batch: Batch
     known: Known
-    judged: Advantages
+    judged: Judged
     update: Update
     num_drawn: int  # groups generated; more than `groups` where some were without signal and drawn again

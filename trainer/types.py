@@ -47,6 +47,7 @@ class Rollout:
     stop: Stop
     is_action: tuple[bool, ...] = ()  # per token; empty: the model said every one
     reward: float | None = None  # what an environment paid for the whole episode; None: the task judges the answer
+    is_valid: tuple[bool, ...] = ()  # per turn with an environment: an action could be read from it
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
-from core_cases import ADAPTIVE, GROUPS, REWARDS, batch, learner, update
+from core_cases import ADAPTIVE, GROUPS, REWARDS, batch, learner
 from torch import Tensor
 from trainer_cases import PAD
 
@@ -90,11 +90,14 @@ def apart(of: Batch, nats: float) -> Known:
 
 def test_the_adaptive_coefficient_follows_the_mean_divergence_of_a_token_after_the_rewards_were_made() -> None:
     made, of = learner(**ADAPTIVE, kl_target=0.2), batch()
-    first = made.judge(of, apart(of, 0.22)).advantages_BT
+    first = made.judge(of, apart(of, 0.22))
+    less_B = of.rewards_B - 0.1 * 0.22 * of.mask_BT.sum(dim=1)
+    assert first.advantages_BT[:, 0].tolist() == pytest.approx(less_B.tolist())
+    assert first.rewards_B.tolist() == pytest.approx(less_B.tolist())
+    assert first.kl_coef == 0.1
+    second = made.judge(of, apart(of, 0.0))
+    assert second.rewards_B.tolist() == second.advantages_BT[:, 0].tolist() == pytest.approx(of.rewards_B.tolist())
     # 10 % above the target over 9 rows of a horizon of 100
-    assert update(made, of).kl_coef == pytest.approx(0.1 * 1.009)
-    tokens_B = of.mask_BT.sum(dim=1)
-    assert first[:, 0].tolist() == pytest.approx((of.rewards_B - 0.1 * 0.22 * tokens_B).tolist())
-    second = made.judge(of, apart(of, 0.0)).advantages_BT
-    assert second[:, 0].tolist() == pytest.approx(of.rewards_B.tolist())
-    assert update(made, of).kl_coef == pytest.approx(0.1 * 1.009 * (1 - 0.2 * 0.09))
+    assert second.kl_coef == pytest.approx(0.1 * 1.009)
+    third = made.judge(of, apart(of, 0.0))
+    assert third.kl_coef == pytest.approx(0.1 * 1.009 * (1 - 0.2 * 0.09))

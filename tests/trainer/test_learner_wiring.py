@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +12,8 @@ from core_cases import NUM_TOKENS, batch, by_policy, learner, off_policy, said, 
 from torch import Tensor
 
 from trainer.algorithms.advantages import Advantages
+from trainer.algorithms.conventions import CONVENTIONS
+from trainer.algorithms.correction import correction
 from trainer.algorithms.packing import select
 from trainer.learner import Update
 
@@ -41,6 +43,18 @@ def test_a_bad_token_that_became_far_likelier_is_held_by_the_second_bound_if_the
         made, of = learner(dual_clip=dual_clip), batch()
         found = update(made, of, off_policy(made, of, math.log(7.0)))
         assert found.policy_loss == pytest.approx(total(of, 1.2, times)), dual_clip
+        bad = int(of.mask_BT[of.rewards_B < 0].sum()) / NUM_TOKENS
+        assert found.clip_fraction_lower == pytest.approx(bad if dual_clip else 0.0)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_the_divergence_of_the_old_policy_from_the_new_one_is_the_mean_over_the_models_tokens(rows: int) -> None:
+    made, of = learner(micro_batch_rows=rows), batch()
+    assert update(made, of).ppo_kl == 0.0
+    known = off_policy(made, of, math.log(1.2))
+    assert known.old_BT is not None
+    known.old_BT[4, 1] += 0.34
+    assert update(made, of, known).ppo_kl == pytest.approx(-math.log(1.2) + 0.34 / NUM_TOKENS)
 
 
 @pytest.mark.parametrize(("cap", "weight"), [(2.0, 1.25), (1.1, 1.1)])
@@ -50,7 +64,11 @@ def test_the_correction_weighs_the_old_policy_against_the_sampler_up_to_its_cap(
     of = by_policy(made, batch())
     found = update(made, of, off_policy(made, of, math.log(0.8)))
     assert found.policy_loss == pytest.approx(total(of, 0.8 * weight, 0.8 * weight))
+    assert found.weights is not None
+    high = float(cap < 1.25)
+    assert (found.weights.mean, found.weights.ratio_fraction_high) == (pytest.approx(weight), high)
     plain = learner(correction="none", clip_low=0.5)
+    assert update(plain, of).weights is None
     assert update(plain, of, off_policy(plain, of, math.log(0.8))).policy_loss == pytest.approx(total(of, 0.8, 0.8))
 
 
@@ -128,7 +146,30 @@ def test_log_probabilities_are_those_at_the_temperature_of_the_sampler(mini_batc
 def test_a_batch_without_a_token_of_the_models_own_divides_by_nothing() -> None:
     made, of = learner(entropy_coef=0.05), batch()
     found = update(made, replace(of, mask_BT=torch.zeros_like(of.mask_BT)))
-    assert all(math.isfinite(getattr(found, each.name)) for each in fields(found))
+    assert all(math.isfinite(value) for value in asdict(found).values() if value is not None)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_the_weights_are_told_of_the_whole_step_however_it_is_cut(level: str, rows: int) -> None:
+    made = learner(correction=level, correction_cap=1.5, micro_batch_rows=rows)
+    of = by_policy(made, batch(), math.log(1.1))
+    of.sampler_logprobs_BT[1, 0] -= math.log(2.0)
+    of.sampler_logprobs_BT[8, 1] += math.log(2.2)
+    found = update(made, of)
+    wanted = correction(
+        said(made, of), of.sampler_logprobs_BT, of.mask_BT, CONVENTIONS["verl"], level=level, cap=1.5
+    ).weights_BT[of.mask_BT]
+    assert found.weights is not None
+    assert found.weights.mean == pytest.approx(float(wanted.mean()))
+    assert found.weights.std == pytest.approx(float(wanted.std(correction=0)))
+    assert found.weights.eff_sample_size == pytest.approx(float(wanted.mean() ** 2 / wanted.square().mean()))
+    high, low = {"token": (1 / NUM_TOKENS, 1 / NUM_TOKENS), "sequence": (1 / 9, 1 / 9)}[level]
+    assert (found.weights.ratio_fraction_high, found.weights.ratio_fraction_low) == pytest.approx((high, low))
+    largest, least = {"token": (1.5, 0.5), "sequence": (2 * 1.1**3, 1.1**2 / 2.2)}[level]
+    assert (found.weights.max, found.weights.min) == pytest.approx((largest, least))
+    direct = -math.log(1.1) + (math.log(2.2) - math.log(2.0)) / NUM_TOKENS
+    assert found.sampler_kl_direct == pytest.approx(direct)
 
 
 # Mini batches.
@@ -158,7 +199,7 @@ def test_numbers_of_several_mini_batches_are_means_but_for_maxima_and_the_rate()
     alone = [update(learner(kl_coef=0.1, entropy_coef=0.05), batch(number)) for number in range(3)]
     found = update(learner(kl_coef=0.1, entropy_coef=0.05, mini_batches=3), of)
     maxima = {"ratio_max", "logprob_diff_max"}
-    for name in {each.name for each in fields(Update)} - maxima:
+    for name in {each.name for each in fields(Update)} - maxima - {"weights"}:
         assert getattr(found, name) == pytest.approx(sum(getattr(each, name) for each in alone) / 3), name
     for name in maxima:
         assert getattr(found, name) == pytest.approx(max(getattr(each, name) for each in alone)), name

@@ -98,6 +98,9 @@ def test_episodes_that_ended_are_left_out_of_the_next_call_and_results_keep_thei
     engine = Turns([said("a"), said("b"), said("a"), said("b"), said("a"), said("c")])
     groups = collect(engine, [ask("1", 1), ask("22", 2)], task(), Sampling(2, 3, 1.0))  # type: ignore[arg-type]
     assert [rollout.reward for group in groups for rollout in group.rollouts] == [1.0, 0.0, 2.0, -0.25]
+    assert [each.is_valid for group in groups for each in group.rollouts] == [
+        (True,), (True,), (True, True), (True, False),
+    ]  # fmt: skip
     assert [(len(contexts), count) for contexts, count in engine.asked] == [(2, 2), (2, 1)]
     assert engine.asked[1][0] == [(*WORDS.encode(f"22{turn}"), END, *WORDS.encode(".1")) for turn in "ab"]
 

@@ -92,7 +92,8 @@ def grpo(scores: Scores, convention: Convention, *, settings: Settings) -> Advan
         if not settings.scale_by_std:
             return centred_G
         deviation = _deviation(rewards_G, convention)
-        if not deviation.isnan() and deviation <= convention.smallest_deviation:
+        # Asked only where it can be: an answer from the device for each group is most of this function's time.
+        if convention.smallest_deviation >= 0 and bool(deviation <= convention.smallest_deviation):
             return torch.zeros_like(rewards_G)
         return centred_G / (deviation + convention.deviation_epsilon)
 
@@ -232,8 +233,13 @@ def whiten(
 
 def _groups(group_B: Tensor) -> Iterator[Tensor]:
     """The row numbers of each group."""
+    yield from torch.split(*_by_group(group_B))
+
+
+def _by_group(group_B: Tensor) -> tuple[Tensor, list[int]]:
+    """The row numbers group by group, and how many rows each group has."""
     _, counts = torch.unique(group_B, return_counts=True)
-    yield from torch.split(torch.argsort(group_B, stable=True), counts.tolist())
+    return torch.argsort(group_B, stable=True), counts.tolist()
 
 
 def _mean(rewards_G: Tensor, convention: Convention) -> Tensor:
@@ -267,12 +273,14 @@ def _per_answer(
     One group at a time: groups may differ in size, and the order of summation is that of the frameworks.
     """
     rewards_B = _answer_rewards(scores)
+    order_B, sizes = _by_group(scores.group_B)
+    is_zero_alone = convention.group_of_one == "zero"
+    changed = [
+        torch.zeros_like(rewards_G) if is_zero_alone and len(rewards_G) == 1 else change(rewards_G)
+        for rewards_G in torch.split(rewards_B[order_B], sizes)
+    ]
     result_B = torch.empty_like(rewards_B)
-    for rows in _groups(scores.group_B):
-        if len(rows) == 1 and convention.group_of_one == "zero":
-            result_B[rows] = 0.0
-        else:
-            result_B[rows] = change(rewards_B[rows])
+    result_B[order_B] = torch.cat(changed)
     if convention.skips_nan_rewards:
         result_B = result_B.nan_to_num(nan=0.0)
     return _spread(result_B, scores, convention, settings)

@@ -6,6 +6,9 @@ average, and a bound keeps one unlikely token from ruling the batch. Nothing her
 
 `level` "token": one weight per token. "sequence": one per answer, of all its tokens. `bound` "truncate": a ratio
 above `cap` (below `floor`) is held there. "mask": it becomes 0, so the token is not learnt from.
+
+`shares` measures the weights of a part of a step so that the parts can be put together; `spread` makes the numbers to
+report of them.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.algorithms.aggregation import masked_mean
+from trainer.algorithms.aggregation import Totals, masked_sum
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from trainer.algorithms.conventions import Convention
@@ -25,15 +30,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The weights with what they were made of; scalars over the mask, ready to be logged."""
+    """The weights with what they were made of, both [B, T] and 0 where the mask is off."""
 
-    weights_BT: Tensor  # 0 where the mask is off
-    ratio_mean: Tensor  # of learner to sampler, before the bound
-    ratio_max: Tensor
-    ratio_min: Tensor
-    share_bounded: Tensor  # tokens whose ratio was beyond the bound
-    effective_sample: Tensor  # 1: all weights equal; near 0: few tokens carry the step
-    kl: Tensor  # sampler from learner, mean of log sampler - log learner
+    weights_BT: Tensor
+    ratios_BT: Tensor  # of learner to sampler, before the bound; of a whole row, the same on each of its tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The weights of a step's tokens under verl's names (`rollout_corr/rollout_is_mean` and so on)."""
+
+    mean: float
+    std: float
+    max: float  # of whole rows: before the bound
+    min: float  # likewise
+    eff_sample_size: float  # 1: all weights equal; near 0: few tokens carry the step
+    ratio_fraction_high: float  # tokens (of whole rows: rows) whose ratio was above the cap
+    ratio_fraction_low: float  # or below 1 / cap
 
 
 def correction(
@@ -47,7 +60,7 @@ def correction(
     floor: float = 0.0,
     bound: str = "truncate",
 ) -> Correction:
-    """The weight of each token and its statistics, from log-probabilities of the same tokens by both policies.
+    """The weight of each token, from log-probabilities of the same tokens by both policies.
 
     A sampler's NaN inside the mask counts as the learner's own value: ratio 1.
     Raises ValueError for a level or a bound that does not exist.
@@ -62,18 +75,50 @@ def correction(
         ratios_BT = _ratios(difference_BT, mask_BT, convention, level)
         beyond_BT = mask_BT & ((ratios_BT > cap) | (ratios_BT < floor))
         held_BT = ratios_BT.clamp(floor, cap) if bound == "truncate" else torch.where(beyond_BT, 0.0, ratios_BT)
-        weights_BT = torch.where(mask_BT, held_BT, 0.0)
-        mean = masked_mean(weights_BT, mask_BT)
-        squares = masked_mean(weights_BT.square(), mask_BT)
-        return Correction(
-            weights_BT=weights_BT,
-            ratio_mean=masked_mean(ratios_BT, mask_BT),
-            ratio_max=torch.where(mask_BT, ratios_BT, 0.0).max(),
-            ratio_min=torch.where(mask_BT, ratios_BT, float("inf")).min(),
-            share_bounded=masked_mean(beyond_BT.to(weights_BT.dtype), mask_BT),
-            effective_sample=torch.where(squares > 0, mean.square() / squares, 0.0),
-            kl=masked_mean(-difference_BT, mask_BT),
-        )
+        return Correction(torch.where(mask_BT, held_BT, 0.0), torch.where(mask_BT, ratios_BT, 0.0))
+
+
+# Of these the parts of a step give the largest; the others add up.
+MAXIMA = ("weight_max", "weight_min_negated")
+
+
+@torch.no_grad()
+def shares(found: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float) -> dict[str, Tensor]:
+    """What a part of a step adds to the weights' numbers, given the denominators of the whole; scalars."""
+    # Squares of what is beyond 1, the usual weight: nothing cancels in the deviation.
+    excess_BT = found.weights_BT - 1
+    is_of_rows = level == "sequence"
+    shown_BT = found.ratios_BT if is_of_rows else found.weights_BT
+    high_BT, low_BT = mask_BT & (found.ratios_BT > cap), mask_BT & (found.ratios_BT < 1 / cap)
+    number = totals.num_rows if is_of_rows else totals.num_tokens
+    high, low = (each.any(dim=1) if is_of_rows else each for each in (high_BT, low_BT))
+    return {
+        "weight_excess": masked_sum(excess_BT, mask_BT) / totals.num_tokens,
+        "weight_square": masked_sum(excess_BT.square(), mask_BT) / totals.num_tokens,
+        "weight_high": high.sum() / number,
+        "weight_low": low.sum() / number,
+        "weight_max": shown_BT.max(),
+        "weight_min_negated": -torch.where(mask_BT, shown_BT, shown_BT.max()).min(),
+    }
+
+
+def spread(whole: Mapping[str, float]) -> Spread:
+    """The numbers to report of what `shares` gave for all parts of a step.
+
+    Source: verl 0.9.1, rollout_corr_helper.compute_is_metrics.
+    Example: weights 2, 1, 0.25 -> mean 1.083, deviation 0.717, effective sample 0.695
+    """
+    excess, square = whole["weight_excess"], whole["weight_square"]
+    mean, squares = 1 + excess, 1 + 2 * excess + square
+    return Spread(
+        mean=mean,
+        std=max(square - excess * excess, 0.0) ** 0.5,
+        max=whole["weight_max"],
+        min=-whole["weight_min_negated"],
+        eff_sample_size=mean * mean / squares if squares > 0 else 0.0,
+        ratio_fraction_high=whole["weight_high"],
+        ratio_fraction_low=whole["weight_low"],
+    )
 
 
 def _ratios(difference_BT: Tensor, mask_BT: Tensor, convention: Convention, level: str) -> Tensor:

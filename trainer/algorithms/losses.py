@@ -14,7 +14,7 @@ Where the mask is off a loss is 0 with gradient 0 and a ratio is 1, whatever sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +59,8 @@ class TokenLosses:
     losses_BT: Tensor  # 0 where the mask is off
     ratios_BT: Tensor  # new to old probability, of the whole answer for gspo; detached; 1 where the mask is off
     is_clipped_BT: Tensor  # bool; the clipped term decides, so the token has no gradient (cispo: the bound was used)
+    is_bounded_BT: Tensor  # bool; the second bound made the loss smaller (clip and gspo alone)
+    log_ratios_BT: Tensor  # new to old probability of each token, limited as the ratio is; detached; 0 off the mask
 
 
 def policy_loss(
@@ -88,21 +90,22 @@ def policy_loss(
     if weights_BT is None:
         return result
     weights_BT = torch.where(mask_BT, weights_BT.detach(), 0.0)
-    return TokenLosses(result.losses_BT * weights_BT, result.ratios_BT, result.is_clipped_BT)
+    return replace(result, losses_BT=result.losses_BT * weights_BT)
 
 
 def _clip(
     logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
 ) -> TokenLosses:
-    ratios_BT = _ratios(logprobs_BT, old_BT, convention)
-    return _surrogate(ratios_BT, advantages_BT, mask_BT, clip, convention.dual_clip)
+    log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention)
+    return _surrogate(log_ratios_BT.exp(), log_ratios_BT, advantages_BT, mask_BT, clip, convention.dual_clip)
 
 
 def _gspo(
     logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
 ) -> TokenLosses:
     num_tokens_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-    log_ratio_BT = ((logprobs_BT - old_BT).sum(dim=1, keepdim=True) / num_tokens_B1).expand_as(logprobs_BT)
+    log_ratios_BT = logprobs_BT - old_BT
+    log_ratio_BT = (log_ratios_BT.sum(dim=1, keepdim=True) / num_tokens_B1).expand_as(logprobs_BT)
     if convention.gspo_ratio == "token":
         log_ratio_BT = logprobs_BT - logprobs_BT.detach() + log_ratio_BT.detach()
     if convention.gspo_log_ratio_limit is not None:
@@ -110,47 +113,54 @@ def _gspo(
     ratios_BT = torch.where(mask_BT, log_ratio_BT, 0.0).exp()
     # verl's gspo knows no second bound
     dual_clip = "none" if convention.dual_clip == "constant" else convention.dual_clip
-    return _surrogate(ratios_BT, advantages_BT, mask_BT, clip, dual_clip)
+    return _surrogate(ratios_BT, log_ratios_BT, advantages_BT, mask_BT, clip, dual_clip)
 
 
 def _cispo(
     logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
 ) -> TokenLosses:
-    ratios_BT = _ratios(logprobs_BT, old_BT, convention).detach()
+    log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention).detach()
+    ratios_BT = log_ratios_BT.exp()
     around_one = convention.cispo_bounds == "around-one"
     held_BT = ratios_BT.clamp(1 - clip.low, 1 + clip.high) if around_one else ratios_BT.clamp(max=clip.high)
-    return TokenLosses(-held_BT * advantages_BT * logprobs_BT, ratios_BT, mask_BT & (held_BT != ratios_BT))
+    is_clipped_BT = mask_BT & (held_BT != ratios_BT)
+    losses_BT = -held_BT * advantages_BT * logprobs_BT
+    return TokenLosses(losses_BT, ratios_BT, is_clipped_BT, torch.zeros_like(mask_BT), log_ratios_BT)
 
 
 def _plain(
     logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip: Clip, convention: Convention
 ) -> TokenLosses:
-    ratios_BT = _ratios(logprobs_BT, old_BT, convention).detach()
-    return TokenLosses(-advantages_BT * logprobs_BT, ratios_BT, torch.zeros_like(mask_BT))
+    log_ratios_BT = _log_ratios(logprobs_BT, old_BT, convention).detach()
+    nowhere_BT = torch.zeros_like(mask_BT)
+    return TokenLosses(-advantages_BT * logprobs_BT, log_ratios_BT.exp(), nowhere_BT, nowhere_BT, log_ratios_BT)
 
 
 LOSSES: Mapping[str, Callable[..., TokenLosses]] = {"clip": _clip, "gspo": _gspo, "cispo": _cispo, "plain": _plain}
 
 
-def _ratios(logprobs_BT: Tensor, old_BT: Tensor, convention: Convention) -> Tensor:
+def _log_ratios(logprobs_BT: Tensor, old_BT: Tensor, convention: Convention) -> Tensor:
     log_ratios_BT = logprobs_BT - old_BT
     limit = convention.log_ratio_limit
-    return (log_ratios_BT if limit is None else log_ratios_BT.clamp(-limit, limit)).exp()
+    return log_ratios_BT if limit is None else log_ratios_BT.clamp(-limit, limit)
 
 
-def _surrogate(ratios_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: Clip, dual_clip: str) -> TokenLosses:
+def _surrogate(
+    ratios_BT: Tensor, log_ratios_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: Clip, dual_clip: str
+) -> TokenLosses:
     """The larger of the plain and the clipped term, with the second bound in the form asked for."""
     clipped_BT = -advantages_BT * ratios_BT.clamp(1 - clip.low, 1 + clip.high)
     free_BT = -advantages_BT * ratios_BT
     is_clipped_BT = mask_BT & (clipped_BT > free_BT)
+    once_BT = losses_BT = torch.maximum(free_BT, clipped_BT)
     if clip.dual is not None and dual_clip == "ratio":
-        free_BT = -advantages_BT * ratios_BT.clamp(max=clip.dual)
-    losses_BT = torch.maximum(free_BT, clipped_BT)
+        losses_BT = torch.maximum(-advantages_BT * ratios_BT.clamp(max=clip.dual), clipped_BT)
     if clip.dual is not None and dual_clip in ("constant", "double"):
         bound = clip.dual if dual_clip == "constant" else 1 + 2 * clip.low
         bounded_BT = torch.minimum(losses_BT, -advantages_BT * bound)
         losses_BT = torch.where(advantages_BT < 0, bounded_BT, losses_BT)
-    return TokenLosses(losses_BT, ratios_BT.detach(), is_clipped_BT)
+    is_bounded_BT = once_BT > losses_BT
+    return TokenLosses(losses_BT, ratios_BT.detach(), is_clipped_BT, is_bounded_BT, log_ratios_BT.detach())
 
 
 def token_logprobs(

@@ -2,12 +2,13 @@
 
 A number that a run does not measure has no name in its records: no critic, no `critic/values`. Means, maxima and minima
 are over the tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1,
-trainer/ppo/metric_utils.py, trainer/ppo/ray_trainer.py, workers/actor/dp_actor.py, utils/seqlen_balancing.py,
-utils/debug/metrics.py. Start from `describe_step` and `over_ranks`.
+trainer/ppo (metric_utils.py, ray_trainer.py, core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py,
+utils/seqlen_balancing.py, utils/debug/metrics.py. Start from `describe_step` and `over_ranks`.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,8 @@ NAMES: Mapping[str, str] = {
     "kl": "actor/kl_loss",
     "entropy": "actor/entropy",
     "clip_fraction": "actor/pg_clipfrac",
+    "clip_fraction_lower": "actor/pg_clipfrac_lower",
+    "ppo_kl": "actor/ppo_kl",
     "ratio_mean": "actor/ratio_mean",
     "ratio_max": "actor/ratio_max",
     "grad_norm": "actor/grad_norm",
@@ -48,32 +51,32 @@ _PER_ANSWER_TOKEN = ("gen",)
 _PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
-def of_update(update: Update, config: Config) -> dict[str, float]:
-    """The learner's numbers."""
+def of_update(update: Update, kl_coef: float, config: Config) -> dict[str, float]:
+    """The learner's numbers; `kl_coef` is what the divergence from the reference weighed in this step."""
     found = {name: getattr(update, field) for field, name in NAMES.items()}
     algorithm = config.algorithm
     if algorithm.kl_coef > 0:
         name = "actor/kl_coef" if algorithm.kl_in == "loss" else "actor/reward_kl_penalty_coeff"
-        found[name] = update.kl_coef
+        found[name] = kl_coef
     if algorithm.estimator == "gae":
         found["critic/vf_loss"] = update.value_loss
-    if algorithm.correction != "none":
-        found["rollout_corr/k3_kl"] = update.sampler_kl
+    if update.weights is not None:
+        found |= {f"rollout_corr/rollout_is_{name}": each for name, each in asdict(update.weights).items()}
+        found |= {"rollout_corr/kl": update.sampler_kl_direct, "rollout_corr/k3_kl": update.sampler_kl}
     return found
 
 
-def of_rewards(rewards_PG: Tensor, *, is_penalised: bool = False) -> dict[str, float]:
-    """Rewards over all answers, and how many groups can teach something.
+def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
+    """Scores and rewards over all answers, and how many groups can teach something.
 
-    `score` is what the task paid. `rewards` is that less the divergence from the reference where it is taken from the
-    reward (`is_penalised`): then it is left out, the loop not keeping it.
+    `score` is what the task paid. `rewards` is what was learnt from: that, less the divergence from the reference where
+    it is taken from the reward.
     """
-    wide_PG = rewards_PG.double()
+    wide_PG = scores_PG.double()
     low, high = wide_PG.aminmax()
     numbers = torch.stack((wide_PG.mean(), high, low, wide_PG.std(correction=0))).tolist()
     found = {f"critic/score/{name}": each for name, each in zip(("mean", "max", "min", "std"), numbers, strict=True)}
-    if not is_penalised:
-        found |= {f"critic/rewards/{name}": found[f"critic/score/{name}"] for name in ("mean", "max", "min")}
+    found |= _spread("critic/rewards", rewards_B.double())
     with_signal = int((wide_PG.amax(dim=1) > wide_PG.amin(dim=1)).sum())
     return {**found, "groups_with_signal": with_signal}
 
@@ -110,7 +113,11 @@ def of_probabilities(batch: Batch, known: Known) -> dict[str, float]:
 
 
 def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
-    """Lengths in tokens; `clip_ratio` is the share of answers cut off at their limit, of prompts that fill theirs."""
+    """Lengths in tokens; `clip_ratio` is the share of answers cut off at their limit, of prompts that fill theirs.
+
+    Of episodes also their turns, and the share of all turns with an action in them: verl does not measure that, the
+    name is verl-agent's.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     answers = [len(rollout.tokens) for rollout in rollouts]
     prompts = [len(group.prompt.tokens) for group in groups for _ in group.rollouts]
@@ -127,6 +134,8 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
     }
     if any(each.is_action for each in rollouts):
         found |= _range("num_turns", [_turns(each) for each in rollouts])
+    if valid := [is_valid for each in rollouts for is_valid in each.is_valid]:
+        found["episode/valid_action_ratio"] = sum(valid) / len(valid)
     return found
 
 
@@ -194,11 +203,10 @@ def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: st
 def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress) -> dict[str, Any]:
     """The values of a `step` record."""
     lengths, parts = of_lengths(turn.groups, config), progress.since_last_step()
-    algorithm = config.algorithm
     found = {
-        **of_rewards(turn.rewards_PG, is_penalised=algorithm.kl_in == "reward" and algorithm.kl_coef > 0),
+        **of_rewards(turn.rewards_PG, turn.judged.rewards_B),
         **of_advantages(turn.batch, turn.known, turn.judged),
-        **of_update(turn.update, config),
+        **of_update(turn.update, turn.judged.kl_coef, config),
         **of_probabilities(turn.batch, turn.known),
         **lengths,
         "groups_drawn": turn.num_drawn,

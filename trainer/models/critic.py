@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer import models
-from trainer.algorithms.adamw import AdamW
 from trainer.algorithms.aggregation import masked_sum
+from trainer.algorithms.descent import Descent
 from trainer.algorithms.packing import select
 from trainer.algorithms.value import value_loss
 from trainer.config import BadSetting
@@ -49,9 +49,7 @@ class Critic:
 
     def __init__(self, model: ValueModel, config: Config) -> None:
         self._model, self._optim = model, config.optim
-        self._parameters = dict(model.named_parameters())
-        self._optimizer = AdamW.start(self._parameters, weight_decay=config.optim.weight_decay)
-        self.updates = 0
+        self._descent = Descent.start(model.named_parameters(), weight_decay=config.optim.weight_decay)
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
@@ -64,15 +62,10 @@ class Critic:
 
     def update(self, batch: Batch, old_BT: Tensor, returns_BT: Tensor) -> float:
         """One optimizer step towards the returns; gives back the loss before it, the mean over the masked tokens."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        self._descent.clear()
         num_tokens = batch.mask_BT.sum().clamp(min=1)
         losses = [self._backward(batch, rows, old_BT, returns_BT, num_tokens) for rows in self._parts(batch)]
-        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._optim.grad_clip)
-        self.updates += 1
-        # A gradient that is not finite would make every weight NaN; the policy's norm tells of it.
-        if bool(norm.isfinite()):
-            self._optimizer.step(self._parameters, lr=self._optim.critic_lr, number=self.updates)
+        self._descent.step(lr=self._optim.critic_lr, grad_clip=self._optim.grad_clip)
         return float(torch.stack(losses).sum())
 
     def _backward(self, batch: Batch, rows: Tensor, old_BT: Tensor, returns_BT: Tensor, num_tokens: Tensor) -> Tensor:
@@ -91,22 +84,11 @@ class Critic:
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
-        return {
-            "weights": {name: parameter.detach() for name, parameter in self._parameters.items()},
-            "first": dict(self._optimizer.first),
-            "second": dict(self._optimizer.second),
-            "master": dict(self._optimizer.master),
-            "updates": self.updates,
-        }
+        return self._descent.state()
 
-    @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `state` gave; copies the values."""
-        own = self.state()
-        for part in ("weights", "first", "second", "master"):
-            for name, tensor in own[part].items():
-                tensor.copy_(state[part][name])
-        self.updates = state["updates"]
+        self._descent.restore(state)
 
 
 def build(config: Config, vocabulary_size: int, *, seed: int, device: torch.device) -> Critic:

@@ -5,15 +5,13 @@ Start from `Imitator`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
-from trainer.algorithms.adamw import AdamW
 from trainer.algorithms.aggregation import masked_sum
+from trainer.algorithms.descent import Descent
 from trainer.algorithms.packing import pack, select
 from trainer.distributed import World
 
@@ -44,17 +42,14 @@ class Imitator:
     ) -> None:
         self.model, self._optim, self._pad, self._device = model, optim, pad, device
         self._world = world or World.alone()
-        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self._optimizer = AdamW.start(self._parameters, weight_decay=optim.weight_decay)
-        self.updates = 0
+        self._descent = Descent.start(model.named_parameters(), weight_decay=optim.weight_decay)
 
     def step(self, groups: Sequence[Group], *, lr: float) -> Lesson:
         """One optimizer step on this rank's answers.
 
         Denominator: the tokens to be learnt of the whole step, over all ranks and micro batches.
         """
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        self._descent.clear()
         batch = self._batch(groups)
         num_tokens = self._world.add(batch.mask_BT.sum()).clamp(min=1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -62,12 +57,8 @@ class Imitator:
             share = self._surprise(select(batch, rows)) / num_tokens
             share.backward()  # type: ignore[no-untyped-call]
             loss += share.detach()
-        self._world.add_gradients(self._parameters.values())
-        norm = float(clip_grad_norm_(self._parameters.values(), self._optim.grad_clip))
-        self.updates += 1
-        # A gradient that is not finite would make every weight NaN: the step is left out, and its norm tells.
-        if math.isfinite(norm):
-            self._optimizer.step(self._parameters, lr=lr, number=self.updates)
+        self._world.add_gradients(self._descent.parameters.values())
+        norm = self._descent.step(lr=lr, grad_clip=self._optim.grad_clip)
         return Lesson(float(self._world.add(loss)), norm, int(num_tokens))
 
     @torch.no_grad()
@@ -90,19 +81,8 @@ class Imitator:
 
     def state(self) -> dict[str, Any]:
         """All that the next step depends on, by reference."""
-        return {
-            "weights": {name: parameter.detach() for name, parameter in self._parameters.items()},
-            "first": dict(self._optimizer.first),
-            "second": dict(self._optimizer.second),
-            "master": dict(self._optimizer.master),
-            "updates": self.updates,
-        }
+        return self._descent.state()
 
-    @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `state` gave; copies the values."""
-        own = self.state()
-        for part in ("weights", "first", "second", "master"):
-            for name, tensor in own[part].items():
-                tensor.copy_(state[part][name])
-        self.updates = state["updates"]
+        self._descent.restore(state)

@@ -47,6 +47,44 @@ def test_each_side_of_each_bound(
     assert loss_at(ratio, advantage) == (pytest.approx(loss), pytest.approx(gradient), is_clipped)
 
 
+@pytest.mark.parametrize(
+    ("convention", "ratio", "advantage", "is_bounded"),
+    [
+        ("verl", 5.0, -2.0, True),
+        ("verl", 2.9, -2.0, False),
+        ("verl", 5.0, 2.0, False),  # a good token is held by the first bound alone
+        ("trl", 5.0, -2.0, True),
+        ("trl", 2.9, -2.0, False),
+        ("trl", 5.0, 2.0, False),
+        ("roll", 1.5, -2.0, True),  # above 1 + 2 * 0.2
+        ("roll", 1.3, -2.0, False),
+    ],
+)
+def test_a_token_is_told_whose_loss_the_second_bound_made_smaller(
+    convention: str, ratio: float, advantage: float, is_bounded: bool
+) -> None:
+    one_BT, log_BT = torch.ones(1, 2, dtype=torch.float64), torch.full((1, 2), math.log(ratio), dtype=torch.float64)
+    mask_BT = torch.tensor([[True, False]])
+    for name, dual in (("clip", 3.0), ("clip", None), ("cispo", 3.0), ("plain", 3.0)):
+        found = policy_loss(
+            name, log_BT, 0 * log_BT, advantage * one_BT, mask_BT,
+            clip=Clip(0.2, 0.3, dual), convention=CONVENTIONS[convention],
+        )  # fmt: skip
+        wanted = is_bounded and (name, dual) == ("clip", 3.0)
+        assert found.is_bounded_BT.tolist() == [[wanted, False]], (name, dual)
+        assert found.log_ratios_BT.tolist() == [[pytest.approx(math.log(ratio)), 0.0]]
+        assert not found.log_ratios_BT.requires_grad
+
+
+def test_log_ratios_are_of_each_token_also_where_the_ratio_is_of_the_answer_and_are_limited_as_it_is() -> None:
+    new_BT, old_BT = torch.tensor([[-1.0, -2.0]], requires_grad=True), torch.tensor([[-31.0, -1.0]])
+    mask_BT, verl = torch.ones(1, 2, dtype=torch.bool), CONVENTIONS["verl"]
+    for name, wanted in (("gspo", 30.0), ("clip", 20.0), ("cispo", 20.0), ("plain", 20.0)):
+        found = policy_loss(name, new_BT, old_BT, torch.ones(1, 2), mask_BT, clip=CLIP, convention=verl)
+        assert found.log_ratios_BT.tolist() == [[wanted, -1.0]], name
+        assert not found.log_ratios_BT.requires_grad
+
+
 def test_without_the_dual_bound_a_bad_token_may_cost_anything() -> None:
     for convention in CONVENTIONS:
         assert loss_at(5.0, -2.0, Clip(0.2, 0.3), convention=convention)[0] == pytest.approx(10.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from trainer.algorithms.advantages import CONVENTIONS
 from trainer.algorithms.aggregation import Totals, aggregate, count, masked_mean, masked_sum
-from trainer.algorithms.correction import correction
+from trainer.algorithms.correction import MAXIMA, Spread, correction, shares, spread
 from trainer.algorithms.shaping import has_signal, overlong_penalty
 from trainer.algorithms.value import explained_variance, value_loss
 
@@ -87,13 +88,45 @@ def test_a_probability_that_the_sampler_did_not_tell_counts_as_the_same() -> Non
     assert found.weights_BT[0].tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_the_numbers_that_are_logged() -> None:
-    found = correction(LEARNER_BT, SAMPLER_BT, KEPT_BT, CONVENTIONS["verl"], level="token", cap=2.0)
-    assert found.ratio_mean.item() == pytest.approx((3 + 1 + 0.25) / 3)
-    assert (found.ratio_max.item(), found.ratio_min.item()) == (pytest.approx(3.0), pytest.approx(0.25))
-    assert found.share_bounded.item() == pytest.approx(1 / 3)
-    assert found.kl.item() == pytest.approx((-math.log(3) + math.log(4)) / 3, abs=1e-6)
-    assert found.effective_sample.item() == pytest.approx((3.25 / 3) ** 2 / ((4 + 1 + 0.0625) / 3))
+def reported(level: str, cap: float, *parts: int) -> Spread:
+    """The numbers of the weights, made from parts of so many rows."""
+    verl, made = CONVENTIONS["verl"], []
+    totals = count(KEPT_BT, verl)
+    for rows in torch.split(torch.arange(2), list(parts)):
+        kept_BT = KEPT_BT[rows]
+        found = correction(LEARNER_BT[rows], SAMPLER_BT[rows], kept_BT, verl, level=level, cap=cap)
+        made.append({name: each.item() for name, each in shares(found, kept_BT, totals, level=level, cap=cap).items()})
+    return spread({n: (max if n in MAXIMA else sum)(each[n] for each in made) for n in made[0]})
+
+
+@pytest.mark.parametrize("parts", [(2,), (1, 1)])
+def test_the_weights_are_reported_as_verl_reports_them_however_a_step_is_cut(parts: tuple[int, ...]) -> None:
+    """As verl 0.9.1 says on the same numbers, compute_rollout_correction_weights."""
+    of_tokens = reported("token", 2.0, *parts)  # weights 2, 1, 1/4 for ratios 3, 1, 1/4
+    assert dataclasses.asdict(of_tokens) == pytest.approx(
+        {
+            "mean": 3.25 / 3, "std": math.sqrt(5.0625 / 3 - (3.25 / 3) ** 2), "max": 2.0, "min": 0.25,
+            "eff_sample_size": (3.25 / 3) ** 2 / (5.0625 / 3), "ratio_fraction_high": 1 / 3,
+            "ratio_fraction_low": 1 / 3,
+        },
+        rel=1e-5,
+    )  # fmt: skip
+    of_rows = reported("sequence", 2.5, *parts)  # weights 2.5, 2.5, 1/4 for rows at 3 and 1/4
+    assert dataclasses.asdict(of_rows) == pytest.approx(
+        {
+            "mean": 5.25 / 3, "std": math.sqrt(12.5625 / 3 - (5.25 / 3) ** 2), "max": 3.0, "min": 0.25,
+            "eff_sample_size": (5.25 / 3) ** 2 / (12.5625 / 3), "ratio_fraction_high": 1 / 2,
+            "ratio_fraction_low": 1 / 2,
+        },
+        rel=1e-5,
+    )  # fmt: skip
+
+
+def test_weights_that_are_nearly_all_one_keep_their_deviation() -> None:
+    near_BT = torch.tensor([[1e-4, -1e-4]])
+    found = correction(near_BT, torch.zeros(1, 2), KEPT_BT[:1], CONVENTIONS["verl"], level="token", cap=2.0)
+    parts = shares(found, KEPT_BT[:1], count(KEPT_BT[:1], CONVENTIONS["verl"]), level="token", cap=2.0)
+    assert spread({name: each.item() for name, each in parts.items()}).std == pytest.approx(1e-4, rel=2e-3)
 
 
 def test_an_unknown_level_or_bound_is_refused() -> None:

@@ -33,6 +33,13 @@ OURS = {
 }  # fmt: skip
 
 
+CORRECTION = {
+    "rollout_corr/kl", "rollout_corr/k3_kl", "rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_std",
+    "rollout_corr/rollout_is_max", "rollout_corr/rollout_is_min", "rollout_corr/rollout_is_eff_sample_size",
+    "rollout_corr/rollout_is_ratio_fraction_high", "rollout_corr/rollout_is_ratio_fraction_low",
+}  # fmt: skip
+
+
 def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
     """A step record of a real turn."""
     parts, progress = assemble(config, CPU, seed=0), Progress()
@@ -85,15 +92,37 @@ def test_an_episode_has_twice_as_many_turns_as_answers_and_only_its_actions_are_
     found = step.of_lengths([Group(prompt("1=", "1", TEXT), (episode, rollout([7])))], Config())
     assert (found["num_turns/max"], found["num_turns/min"], found["num_turns/mean"]) == (4, 2, 3.0)
     assert found["generated_tokens"] == 4 + 1
+    assert "episode/valid_action_ratio" not in found
 
 
-def test_rewards_of_a_penalised_run_are_not_said_to_be_its_scores() -> None:
-    rewards_PG = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
-    plain = step.of_rewards(rewards_PG)
-    assert (plain["critic/score/mean"], plain["critic/score/max"], plain["critic/score/min"]) == (0.5, 1.0, 0.0)
-    assert plain["critic/rewards/mean"] == 0.5
-    assert plain["groups_with_signal"] == 1
-    assert not [name for name in step.of_rewards(rewards_PG, is_penalised=True) if name.startswith("critic/rewards")]
+def test_valid_actions_are_a_share_of_all_turns() -> None:
+    long, short = replace(rollout([1, 2]), is_valid=(True, False, False)), replace(rollout([7]), is_valid=(True,))
+    found = step.of_lengths([Group(prompt("1=", "1", TEXT), (long, short))], Config())
+    assert found["episode/valid_action_ratio"] == 0.5
+
+
+def test_a_score_is_what_the_task_paid_and_a_reward_what_was_learnt_from() -> None:
+    scores_PG = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    found = step.of_rewards(scores_PG, torch.tensor([0.75, -0.25, 0.5, 0.5]))
+    assert (found["critic/score/mean"], found["critic/score/max"], found["critic/score/min"]) == (0.5, 1.0, 0.0)
+    rewards = (found["critic/rewards/mean"], found["critic/rewards/max"], found["critic/rewards/min"])
+    assert rewards == (0.375, 0.75, -0.25)
+    assert found["groups_with_signal"] == 1
+
+
+def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_reward() -> None:
+    in_loss = described(changed(TINY, kl_in="loss"))
+    assert in_loss["critic/rewards/mean"] == in_loss["critic/score/mean"]
+    parts = assemble(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
+    groups, rewards_PG, _ = parts.rollouts(Progress())
+    batch = parts.pack(groups, rewards_PG)
+    known = parts.learner.look(batch)
+    assert known.reference_BT is not None
+    apart = replace(known, reference_BT=known.reference_BT - 0.25)
+    judged = parts.learner.judge(batch, apart)
+    found = step.of_rewards(rewards_PG, judged.rewards_B)
+    less = 0.5 * 0.25 * int(batch.mask_BT.sum()) / len(batch.rewards_B)
+    assert found["critic/rewards/mean"] == pytest.approx(found["critic/score/mean"] - less, rel=1e-5)
 
 
 def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> None:
@@ -151,7 +180,11 @@ def test_a_number_that_nobody_measures_has_no_name() -> None:
     assert "actor/kl_coef" not in described(changed(TINY, kl_coef=0.0))
     in_reward = described(changed(TINY, kl_in="reward"))
     assert in_reward["actor/reward_kl_penalty_coeff"] == 0.001
-    assert "critic/rewards/mean" not in in_reward
+    assert in_reward["critic/rewards/mean"] == pytest.approx(in_reward["critic/score/mean"], abs=1e-6)
+    assert not [name for name in plain if name.startswith(("rollout_corr", "episode"))]
+    corrected = described(changed(TINY, correction="token"))
+    assert {name for name in corrected if name.startswith("rollout_corr")} == CORRECTION
+    assert corrected["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)
     with_critic = described(changed(TINY, estimator="gae"))
     assert {"critic/values/mean", "critic/vf_explained_var", "critic/vf_loss"} <= set(with_critic)
 
@@ -174,11 +207,12 @@ def test_every_name_is_one_of_verls_or_known_to_be_ours() -> None:
     files += ["workers/actor/dp_actor.py", "workers/critic/dp_critic.py", "workers/fsdp_workers.py"]
     files += ["utils/debug/metrics.py", "utils/seqlen_balancing.py"]
     text = "\n".join((root / file).read_text(encoding="utf-8") for file in files)
-    config = changed(TINY, mini_batches=2, estimator="gae")
+    text += (root / "trainer/ppo/rollout_corr_helper.py").read_text(encoding="utf-8")
+    config = changed(TINY, mini_batches=2, estimator="gae", correction="token")
 
     def is_verls(name: str) -> bool:
         group_of, _, rest = name.partition("/")
-        if group_of in ("timing_s", "timing_per_token_ms"):
+        if group_of in ("timing_s", "timing_per_token_ms", "rollout_corr"):
             return f'"{rest}"' in text
         return f'"{name}"' in text if group_of != "global_seqlen" else f"{{prefix}}/{rest}" in text
 

@@ -165,4 +165,6 @@ def test_an_episode_is_paid_for_the_goal_less_the_penalties(
     (group,) = collect(Walker(lists, letters), [prompt], lists, Sampling(1, 2, 1.0))  # type: ignore[arg-type]
     rollout = group.rollouts[0]
     assert (rollout.reward, rollout.stop) == (pytest.approx(reward), stop)
+    assert rollout.is_valid == tuple(letter in "LDRU" for letter in letters[: len(rollout.is_valid)])
+    assert len(rollout.is_valid) == min(len(letters), 5)
     assert (lists.reward(prompt, rollout), lists.is_right(prompt, rollout)) == (pytest.approx(reward), is_right)

@@ -1,0 +1,78 @@
+"""Parameters with their optimizer: a step, the step that is left out, and the state that brings both back."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.algorithms.adamw import AdamW
+from trainer.algorithms.descent import Descent, copy_into
+
+
+def model(dtype: torch.dtype = torch.float64) -> nn.Linear:
+    torch.manual_seed(0)
+    made = nn.Linear(3, 2).to(dtype)
+    made.bias.requires_grad_(False)
+    return made
+
+
+def take(descent: Descent, *gradients: float) -> list[float]:
+    """A step by each of these gradients, the same for every number; the norms."""
+    norms = []
+    for gradient in gradients:
+        descent.clear()
+        assert all(each.grad is None for each in descent.parameters.values())
+        for each in descent.parameters.values():
+            each.grad = torch.full_like(each, gradient)
+        norms.append(descent.step(lr=0.1, grad_clip=1.0))
+    return norms
+
+
+def test_a_step_is_that_of_adamw_on_the_bounded_gradient_of_what_learns() -> None:
+    made, other = model(), model()
+    descent, before = Descent.start(made.named_parameters(), weight_decay=0.1), made.bias.clone()
+    assert list(descent.parameters) == ["weight"]
+    assert take(descent, 5.0, 0.1) == pytest.approx([5.0 * math.sqrt(6), 0.1 * math.sqrt(6)])
+    plain, wanted = {"weight": other.weight}, AdamW.start({"weight": other.weight}, weight_decay=0.1)
+    for number, gradient in enumerate((1 / math.sqrt(6), 0.1), start=1):
+        other.weight.grad = torch.full_like(other.weight, gradient)
+        wanted.step(plain, lr=0.1, number=number)
+    torch.testing.assert_close(made.weight, other.weight, rtol=0, atol=1e-7)
+    assert torch.equal(made.bias, before)
+    assert descent.updates == 2
+
+
+@pytest.mark.parametrize("gradient", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing_and_counts(gradient: float) -> None:
+    made = model()
+    descent, before = Descent.start(made.named_parameters(), weight_decay=0.1), made.weight.detach().clone()
+    assert not math.isfinite(take(descent, gradient)[0])
+    assert torch.equal(made.weight, before)
+    assert not bool(descent.optimizer.first["weight"].any())
+    assert descent.updates == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_its_state_brings_it_back_bit_for_bit(dtype: torch.dtype) -> None:
+    made, other = model(dtype), model(dtype)
+    descent, fresh = (Descent.start(each.named_parameters(), weight_decay=0.1) for each in (made, other))
+    take(descent, 1.0, -0.3)
+    state = copy.deepcopy(descent.state())
+    assert list(state) == ["weights", "first", "second", "master", "updates"]
+    assert list(state["master"]) == (["weight"] if dtype == torch.bfloat16 else [])
+    take(descent, 0.7)
+    fresh.restore(state)
+    take(fresh, 0.7)
+    assert torch.equal(other.weight, made.weight)
+    for part in ("first", "second", "master"):
+        assert all(torch.equal(each, fresh.state()[part][name]) for name, each in descent.state()[part].items()), part
+    assert fresh.updates == descent.updates == 3
+
+
+def test_a_state_of_other_names_is_refused() -> None:
+    with pytest.raises(KeyError, match="weight"):
+        copy_into({"weight": torch.zeros(1)}, {"bias": torch.ones(1)})
