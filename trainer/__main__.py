@@ -90,13 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if order.config.run.ranks > 1 and not launch.is_rank():
             return _lead(words, order.config.run.ranks, order.out)
         if order.start_of_paths is not None:
-            os.chdir(order.start_of_paths)
+            _start_in(order.start_of_paths)
         return _record(order, progress, interrupt)
     except BadSetting as error:
         return _complain(str(error), BAD_SETTING)
     except OSError as error:
         # Where the records go: nothing can be written any more, so the line on stderr is all there is.
-        return _complain(_one_line(error), BROKE)
+        return _complain(f"the records cannot be written: {' '.join(str(error).split())}", BROKE)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit:  # argparse's way to end after --help
@@ -132,12 +132,29 @@ def _settings_help() -> str:
     return "\n".join(lines)
 
 
+def _start_in(folder: Path) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise _bad_folder("--cwd", folder, error) from error
+
+
+def _bad_folder(option: str, folder: Path, error: OSError) -> BadSetting:
+    """Why a folder cannot be used. Example: `--out /tmp/a/b cannot be used: /tmp/a is a file, not a folder`."""
+    stands = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), None)
+    if stands is not None and not stands.is_dir():
+        what = "a link to nothing" if not stands.exists() else "a file" if stands.is_file() else "something else"
+        return BadSetting(f"{option} {folder} cannot be used: {stands} is {what}, not a folder")
+    place = f" ({error.filename})" if error.filename and str(error.filename) != str(folder) else ""
+    return BadSetting(f"{option} {folder} cannot be used: {error.strerror or error}{place}")
+
+
 def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
     """Runs all ranks; when one of them failed, a last record says which."""
     try:
         ended = launch.run_ranks(argv, ranks, out)
     except OSError as error:
-        raise BadSetting(f"--out cannot be used: {_one_line(error)}") from error
+        raise _bad_folder("--out", out, error) from error
     if ended.code not in (COMPLETED, INTERRUPTED):
         with Records(out, append=True) as records:
             records.write("ranks", passed=False, reason=str(ended), rank=ended.rank, code=ended.code)
@@ -159,7 +176,7 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
             continued = resume.continue_records(order.out, order.point.step)
             records = Records(order.out, append=True, followers=[Loggers(order.out), Advisor()])
     except OSError as error:
-        raise BadSetting(f"--out cannot be used: {_one_line(error)}") from error
+        raise _bad_folder("--out", order.out, error) from error
     with records:
         end: dict[str, Any] = {"status": "completed", "reason": None}
         code = COMPLETED
@@ -299,6 +316,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
         settings=config.flat(),
         translated=dict(run.order.given.translated),
         ignored=dict(run.order.given.ignored),
+        assumed=dict(run.order.given.assumed),
         **more,
         device=str(device),
         dtype=config.run.dtype,

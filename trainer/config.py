@@ -44,6 +44,9 @@ class Run:
         about="go on from the checkpoint in the output folder; auto: if there is one",
         free=True,
     )
+    probe_packages: bool = switch(
+        True, "false: Ray and vllm, where they are installed, are not tried before training (5 to 25 s)", free=True
+    )
     fault: str = choice(
         "none",
         "lr-zero",
@@ -266,10 +269,14 @@ class Given:
     config: Config
     translated: Mapping[str, str]  # verl's words, each with what it became here
     ignored: Mapping[str, str]  # verl's words that mean nothing here, each with the reason
+    assumed: Mapping[str, str]  # settings that nobody gave and that are as in verl, because a word of verl's was given
 
 
 # Where numbers can go beside the record file.
 LOGGERS = ("tensorboard", "wandb", "swanlab")
+# Near names that a refusal tells; and where all of them stand.
+_NUM_NEAR = 3
+_ALL = "`python -m trainer --help` lists every setting"
 
 
 def parse(words: Iterable[str], *, devices: tuple[str, ...]) -> Config:
@@ -288,7 +295,7 @@ def read(words: Iterable[str], *, devices: tuple[str, ...]) -> Given:
     for word in words:
         key, equals, given = word.partition("=")
         if not equals:
-            raise BadSetting(f"{word!r} is no setting: write KEY=VALUE, one of {', '.join(_HOME)}")
+            raise BadSetting(f"{word!r} is no setting: write KEY=VALUE; {_ALL}")
         key = key.removeprefix("+").removeprefix("+")
         if key not in _SETTINGS and verl.knows(key):
             foreign[key] = given
@@ -301,7 +308,7 @@ def read(words: Iterable[str], *, devices: tuple[str, ...]) -> Given:
         _refuse_contradiction(name, own, made, devices)
     config = Config(**{section: kind(**values[section]) for section, kind in _SECTIONS.items()})
     _check_together(config)
-    return Given(config, made.said, made.ignored)
+    return Given(config, made.said, made.ignored, made.assumed)
 
 
 def _name(key: str) -> str:
@@ -309,9 +316,16 @@ def _name(key: str) -> str:
     if rest in _HOME and (not dot or section == _HOME[rest]):
         return rest
     names = [*_HOME, *verl.names()]
-    near = difflib.get_close_matches(key if dot else rest, names, n=1) or difflib.get_close_matches(rest, names, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise BadSetting(f"There is no setting {key!r}.{hint} Accepted: {', '.join(_HOME)}")
+    near = _nearest(key, names) or _nearest(rest, names)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise BadSetting(f"There is no setting {key!r}. {hint}{_ALL}")
+
+
+def _nearest(key: str, names: Sequence[str]) -> list[str]:
+    """Up to `_NUM_NEAR` names, the best first, and others only where they are about as near as that."""
+    found = difflib.get_close_matches(key, names, n=_NUM_NEAR)
+    nearness = {name: difflib.SequenceMatcher(None, name, key).ratio() for name in found}
+    return [name for name in found if nearness[name] > nearness[found[0]] - 0.1]
 
 
 def _value(name: str, given: str, devices: tuple[str, ...], origin: str | None = None) -> Any:

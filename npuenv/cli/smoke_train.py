@@ -42,7 +42,8 @@ def command(ui: Ui, *, target: Path | None, stack: str, out: Path | None, settin
 
     KEY=VALUE settings go to the trainer, for instance steps=400, seed=1, task=addition, device=cpu; `python -m trainer
     --help` lists them all. Trying Ray and vllm takes 5 to 25 s where they are installed; with probe_packages=false they
-    are left out, and the verdict says so. The first use of a card compiles operators for minutes: that is announced, counted apart, and no hang.
+    are left out, and the verdict says so. The first use of a card compiles operators for minutes: that is announced,
+    counted apart, and no hang.
 
     With fault=NAME the run is broken on purpose, to see that the verdict names it: lr-zero, shuffled-reward,
     constant-reward, reward-raises, reward-hangs, zero-advantage, mask-off-by-one, stale-sampler, nan-gradient,

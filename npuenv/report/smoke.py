@@ -212,6 +212,8 @@ def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
         yield "model", say(Message("smoke.model-value", model), lang)
         device = {key: header.get(name, "-") for key, name in _DEVICE.items()}
         yield "device", say(Message("smoke.device-value", device), lang)
+        if assumed := header.get("assumed"):
+            yield "assumed", ", ".join(f"{name}={value}" for name, value in assumed.items())
     if rewards:
         tenth = max(len(rewards) // 10, 1)
         first, last = (sum(part) / len(part) for part in (rewards[:tenth], rewards[-tenth:]))

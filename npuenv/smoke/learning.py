@@ -71,9 +71,12 @@ def accuracy_rises(run: Reading) -> Finding:
 
 
 def is_calibrated(run: Reading) -> bool:
-    """Whether the run was as long as the default one, and its task, reward, model and rollouts are the default's."""
-    is_long = _steps_done(run) >= CALIBRATED_STEPS
-    return is_long and all(run.setting(name) in (None, value) for name, value in CALIBRATED.items())
+    """Whether the run was as long as the default one, and its task, reward, model and rollouts are the default's.
+
+    A run on verl's defaults, a learning rate for large models above all, is not one that should have learnt this.
+    """
+    is_default = _steps_done(run) >= CALIBRATED_STEPS and not (run.header or {}).get("assumed")
+    return is_default and all(run.setting(name) in (None, value) for name, value in CALIBRATED.items())
 
 
 def _steps_done(run: Reading) -> int:

@@ -18,7 +18,12 @@ _ARITHMETIC = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e
 
 def packages(run: Reading) -> Finding:
     """Ray, tensordict and vllm, where the environment has them."""
-    args = _versions(run.stage("packages") or {})
+    stage = run.stage("packages") or {}
+    args = _versions(stage)
+    skipped = stage.get("skipped")
+    if stage.get("passed") is None and isinstance(skipped, list) and skipped:
+        args = {"names": ", ".join(map(str, skipped))}
+        return finding("training.packages", Status.SKIP, "packages-skipped", args)
     return _asked(run, "packages", "training.packages", "packages-failed", args, when_null="packages-none")
 
 

@@ -119,6 +119,14 @@ def test_the_document_holds_the_stages(tmp_path: Path) -> None:
     assert json.loads(json.dumps(document))["run"]["stage"] == [stage]
 
 
+def test_what_is_as_in_verl_though_nobody_gave_it_stands_in_the_summary() -> None:
+    file, header = io.StringIO(), {"kind": "header", "settings": {}, "assumed": {"lr": "1e-6", "kl_coef": "0"}}
+    print_summary(Console(file=file, width=200), [header], (OK,), cause=None, lang="en", files={})
+    assert "not given, as in verl  lr=1e-6, kl_coef=0" in file.getvalue()
+    print_summary(Console(file=file, width=200), [{**header, "assumed": {}}], (OK,), cause=None, lang="en", files={})
+    assert file.getvalue().count("as in verl") == 1
+
+
 def test_the_stages_before_training_stand_in_the_summary_with_their_seconds() -> None:
     file = io.StringIO()
     records: list[dict[str, Any]] = [

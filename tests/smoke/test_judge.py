@@ -341,3 +341,11 @@ def test_the_sentence_of_the_cpu_says_cores_and_precision_and_that_of_products_t
 @pytest.mark.parametrize("correct", [None, "1", [2] * 30, [0.5] * 30])
 def test_answers_that_cannot_be_read_are_unknown(correct: object) -> None:
     assert not_fine(changed("eval", correct=correct)) == {"training.accuracy-rises": (UNKNOWN, "no-evaluation")}
+
+
+def test_packages_that_were_not_tried_are_skipped_by_name_and_never_fine() -> None:
+    found = judge(restaged("packages", passed=None, skipped=["ray", "vllm"]), exit_code=0)
+    (packages,) = [each for each in found if each.check == "training.packages"]
+    assert (packages.status, packages.says.key) == (Status.SKIP, "smoke.packages-skipped")
+    assert say(packages.says) == "skipped, as probe_packages=false asks: whether ray, vllm works here is not known"
+    assert "ray, vllm" in say(packages.says, "zh")

@@ -48,6 +48,13 @@ def test_the_default_run_that_does_not_learn_fails(settings: dict[str, object]) 
     assert not_fine(flat(200, **settings)) == {"training.accuracy-rises": (FAIL, "accuracy-does-not-rise")}
 
 
+def test_a_run_on_verls_learning_rate_need_not_have_learnt_the_default_task() -> None:
+    records = [{**r, "assumed": {"lr": "1e-6"}} if r["kind"] == "header" else r for r in flat(200)]
+    assert not_fine(records) == {"training.accuracy-rises": (UNKNOWN, "too-little")}
+    records = [{**r, "assumed": {}} if r["kind"] == "header" else r for r in flat(200)]
+    assert not_fine(records) == {"training.accuracy-rises": (FAIL, "accuracy-does-not-rise")}
+
+
 def test_a_short_run_with_another_failure_keeps_that_as_its_cause() -> None:
     records = [{**r, "is_reordered": True} if r.get("name") == "reward" else r for r in flat(4)]
     named = cause(judge(records, exit_code=0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import BadSetting, Config, describe, differing, parse
+from trainer.overrides import verl
 
 DEVICES = ("auto", "cpu")
 
@@ -33,9 +34,9 @@ def test_a_name_may_stand_after_its_section_and_only_after_its_own() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? Accepted: steps, epochs"),
-        (["qqqqqq=5"], "There is no setting 'qqqqqq'. Accepted: steps,"),
-        (["steps"], "'steps' is no setting: write KEY=VALUE"),
+        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? `python -m trainer --help` lists"),
+        (["qqqqqq=5"], "There is no setting 'qqqqqq'. `python -m trainer --help` lists every setting"),
+        (["steps"], "'steps' is no setting: write KEY=VALUE; `python -m trainer --help` lists every setting"),
         (["steps=many"], "steps=many is not accepted. Accepted: a whole number from 1 to"),
         (["steps=0"], "steps=0 is not accepted"),
         (["steps=2.5"], "steps=2.5 is not accepted"),
@@ -58,6 +59,21 @@ def test_a_refusal_names_the_value_and_what_would_do(words: list[str], says: str
     with pytest.raises(BadSetting) as caught:
         read(*words)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "count"),
+    [("steps", 0), ("qqqqqq=5", 0), ("stepz=5", 1), ("run.lr=5", 1), ("actor_rollout_ref.actor.fsdp_config.x=5", 3)],
+)
+def test_an_unknown_setting_is_answered_with_three_names_at_most_and_the_place_of_all(word: str, count: int) -> None:
+    with pytest.raises(BadSetting) as caught:
+        read(word)
+    said = str(caught.value)
+    near = said.partition("Did you mean ")[2].partition("?")[0].split(" or ")
+    assert len([each for each in near if each]) == count
+    assert {*near} - {""} <= {*Config().flat(), *verl.names()}
+    assert said.endswith("`python -m trainer --help` lists every setting")
+    assert len(said) < 300
 
 
 def test_every_setting_has_its_own_name() -> None:
@@ -83,8 +99,9 @@ def test_a_default_and_its_limits_are_told_for_every_setting() -> None:
 def test_only_what_cannot_change_a_number_already_made_is_free_to_change() -> None:
     before = Config().lasting()
     assert "resume" not in before
-    free, refused = differing({**before, "steps": 7, "loggers": "wandb", "lr": 0.5, "gone": 1}, Config())
-    assert free == {"steps": (7, before["steps"]), "loggers": ("wandb", "")}
+    given = {**before, "steps": 7, "loggers": "wandb", "probe_packages": False, "lr": 0.5, "gone": 1}
+    free, refused = differing(given, Config())
+    assert free == {"steps": (7, before["steps"]), "loggers": ("wandb", ""), "probe_packages": (False, True)}
     assert refused == {"lr": (0.5, before["lr"]), "gone": (1, None)}
     del before["kl"]
     assert differing(before, Config())[1] == {"kl": (None, "low_var")}

@@ -173,7 +173,7 @@ def test_an_interrupt_while_torch_is_imported_is_an_end_too(scene: Path) -> None
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? Accepted: steps,"),
+        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? `python -m trainer --help`"),
         (["steps=none"], "steps=none is not accepted"),
         (["--steps", "5"], "unrecognized arguments: --steps"),
     ],
@@ -209,6 +209,8 @@ def test_a_run_on_verls_words_says_in_its_header_what_became_of_each(scene: Path
     assert header["ignored"] == {"trainer.nnodes=1": "ranks=N starts the processes on this machine"}
     settings = {name: header["settings"][name] for name in ("prompts_per_step", "rollouts_per_prompt", "steps", "seed")}
     assert settings == {"prompts_per_step": 4, "rollouts_per_prompt": 2, "steps": 2, "seed": 5}
+    assert header["assumed"]["lr"] == "1e-6"
+    assert header["settings"]["lr"] == 1e-6
 
 
 @pytest.mark.usefixtures("signals")
@@ -233,12 +235,35 @@ def test_without_a_folder_it_says_that_one_is_needed(scene: Path) -> None:
     assert (code, said) == (2, "trainer: the following arguments are required: --out\n")
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_line(scene: Path) -> None:
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(
+    ("words", "option", "says"),
+    [
+        (["--out", "file"], "--out {scene}/file", "{scene}/file is a file, not a folder"),
+        (["--out", "file/out"], "--out {scene}/file/out", "{scene}/file is a file, not a folder"),
+        (["--out", "file/out", "ranks=2"], "--out {scene}/file/out", "{scene}/file is a file, not a folder"),
+        (["--out", "nowhere"], "--out {scene}/nowhere", "{scene}/nowhere is a link to nothing, not a folder"),
+        (["--out", "taken"], "--out {scene}/taken", "Is a directory ({scene}/taken/metrics.jsonl)"),
+        (["--out", "out", "--cwd", "gone"], "--cwd gone", "No such file or directory"),
+        (["--out", "out", "--cwd", "file"], "--cwd file", "file is a file, not a folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_folder_that_cannot_be_used_is_one_clear_sentence_and_a_bad_setting(
+    words: list[str],
+    option: str,
+    says: str,
+    scene: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (scene / "file").write_text("")
-    code, printed, said = finish(start(scene, "--out", str(scene / "file" / "out")))
-    assert (code, printed) == (2, "")
-    assert said.startswith("trainer: --out cannot be used: NotADirectoryError")
-    assert said.count("\n") == 1
+    (scene / "nowhere").symlink_to("nothing")
+    (scene / "taken" / FILE).mkdir(parents=True)
+    monkeypatch.chdir(scene)
+    assert entry.main([*words, "steps=2", "device=cpu"]) == 2
+    said = f"trainer: {option} cannot be used: {says}\n".format(scene=scene)
+    assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -247,8 +272,7 @@ def test_a_full_disk_ends_the_run_with_one_line(scene: Path) -> None:
     (scene / "out" / FILE).symlink_to("/dev/full")
     code, printed, said = finish(start(scene, "--out", str(scene / "out"), "steps=2", "device=cpu"))
     assert (code, printed) == (1, "")
-    assert "No space left on device" in said
-    assert "Traceback" not in said
+    assert said == "trainer: the records cannot be written: [Errno 28] No space left on device\n"
 
 
 def test_a_run_that_breaks_leaves_the_reason_in_its_last_record(scene: Path) -> None:

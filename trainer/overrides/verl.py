@@ -1,9 +1,12 @@
 """verl's names for settings: `actor_rollout_ref.rollout.n=5` becomes `rollouts_per_prompt=5`.
 
 Three things happen to a key of verl's: it has one of ours in its place, it means nothing here (and the reason is told),
-or several of them together become one of ours, as the batch and the mini batch do. Whoever gives a key of the actor
-gets verl's defaults for what he leaves out (no bonus for entropy, a constant learning rate, ...), not those of the
-small task. Start from `translate`. Source: verl, trainer/config/ppo_trainer.yaml and the files it includes.
+or several of them together become one of ours, as the batch and the mini batch do.
+
+One word of verl's, whichever, makes the whole command line one of verl's: what then is not given of loss and optimizer
+is as in verl (no bonus for entropy, a constant learning rate of 1e-6, ...) and told in `assumed`. The estimator, sizes,
+lengths and the engine stay those of this trainer. Start from `translate`.
+Source: verl, trainer/config/ppo_trainer.yaml and the files it includes.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ class Translation:
     origin: dict[str, str] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)  # verl's word, and what it became
     ignored: dict[str, str] = field(default_factory=dict)  # verl's word, and why it changes nothing
+    assumed: dict[str, str] = field(default_factory=dict)  # settings that nobody gave, as verl has them
 
     def put(self, name: str, value: str, origin: str, why: str = "") -> None:
         """A setting of ours. Raises BadSetting where another word of verl's has made it something else."""
@@ -57,8 +61,14 @@ class Translation:
     def assume(self, name: str, value: str, own: Mapping[str, str]) -> None:
         """What verl does where nothing is said; less than a word of either kind."""
         if name not in self.settings and name not in own:
-            self.settings[name] = value
-            self.said[f"({name})"] = f"{name}={value}, verl's default"
+            self.settings[name] = self.assumed[name] = value
+
+    def drop(self, name: str, why: str) -> None:
+        """Leaves out a setting of ours that verl's words came to; those words are then told as ignored."""
+        if name in self.origin:
+            origin = self.origin.pop(name)
+            del self.settings[name], self.said[origin]
+            self.ignored[origin] = why
 
 
 def names() -> Iterable[str]:
@@ -87,8 +97,9 @@ def translate(given: Mapping[str, str], own: Mapping[str, str]) -> Translation:
             _alone(key, text, values[key], made)
     for rule in _RULES:
         rule(_Words(values, given), own, made)
-    if any(key.startswith(ACTOR) for key in given):
-        for name, value in _DEFAULTS.items():
+    if given:
+        critic = _CRITIC_DEFAULTS if _chosen("estimator", own, made) == "gae" else {}
+        for name, value in {**_DEFAULTS, **critic}.items():
             made.assume(name, value, own)
     return made
 
@@ -169,6 +180,8 @@ def _batches(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     if whole in words:
         made.put("prompts_per_step", str(words.count(whole)), words.word(whole))
     if part not in words:
+        if whole in words:
+            made.assume("mini_batches", str(-(-words.count(whole) // _MINI_BATCH)), own)
         return
     if whole not in words and "prompts_per_step" not in own:
         raise BadSetting(f"{words.word(part)} says nothing without {whole}: how many prompts a step has")
@@ -176,6 +189,10 @@ def _batches(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     if total % size:
         raise BadSetting(f"{words.word(part)} must divide the {total} prompts of a step")
     made.put("mini_batches", str(total // size), words.word(part), f" ({total} / {size})")
+
+
+# Prompts of a mini batch in verl, where nothing is said.
+_MINI_BATCH = 256
 
 
 def _whole(text: str) -> int:
@@ -215,8 +232,8 @@ def _divergence(words: _Words, own: Mapping[str, str], made: Translation) -> Non
                 made.put(keys[key], _kl_word(key, words), words.word(key))
     if words.is_on(in_loss) or words.is_on(in_reward):
         made.assume("kl_coef", "0.001", own)
-    elif in_loss in words or in_reward in words:
-        made.assume("kl_coef", "0", own)
+    if words.is_on(in_reward):
+        made.assume("kl", "k1", own)
 
 
 def _kl_word(key: str, words: _Words) -> str:
@@ -314,6 +331,27 @@ def _task(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     raise BadSetting(f"{words.word(files)} does not tell what is asked: add task=gsm8k, math, code or file")
 
 
+# Settings of ours that only one value of another setting reads: that setting, and the value.
+_READ_BY: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("tensor_parallel", "memory_fraction", "enforce_eager", "sleep"), ("engine", "vllm")),
+    **dict.fromkeys(("lam", "critic_lr", "value_clip"), ("estimator", "gae")),
+}
+# Ours where neither kind of word says it: the defaults of trainer.config, which imports this module.
+_OURS: Mapping[str, str] = {"engine": "builtin", "estimator": "grpo"}
+
+
+def _unread(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """What was translated and would change nothing is told as ignored."""
+    for name, (decides, value) in _READ_BY.items():
+        chosen = _chosen(decides, own, made)
+        if chosen != value:
+            made.drop(name, f"only {decides}={value} reads {name}, and this run has {decides}={chosen}")
+
+
+def _chosen(name: str, own: Mapping[str, str], made: Translation) -> str:
+    return made.settings.get(name, own.get(name, _OURS[name])).lower()
+
+
 _RULES: tuple[Callable[[_Words, Mapping[str, str], Translation], None], ...] = (
     _batches,
     _clip,
@@ -323,8 +361,9 @@ _RULES: tuple[Callable[[_Words, Mapping[str, str], Translation], None], ...] = (
     _overlong,
     _length,
     _task,
+    _unread,
 )
-# What verl does with an actor where nothing is said. The learner's sizes stay those of this trainer.
+# What verl's loss and optimizer are where nothing is said.
 _DEFAULTS: Mapping[str, str] = {
     "entropy_coef": "0",
     "lr": "1e-6",
@@ -333,3 +372,4 @@ _DEFAULTS: Mapping[str, str] = {
     "kl_coef": "0",
     "mini_batches": "1",
 }
+_CRITIC_DEFAULTS: Mapping[str, str] = {"critic_lr": "1e-5"}

@@ -30,11 +30,16 @@ def installed() -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is not None]
 
 
-def probe(device: torch.device, *, limit_s: float = LIMIT_S) -> Stage:
-    """Ray passes a TensorDict through an actor; vllm is imported and, where there is a card, generates a token."""
+def probe(device: torch.device, *, is_wanted: bool = True, limit_s: float = LIMIT_S) -> Stage:
+    """Ray passes a TensorDict through an actor; vllm is imported and, where there is a card, generates a token.
+
+    Not wanted, nothing is started; what was left out stands under `skipped`.
+    """
     names = installed()
     if not names:
         return Stage(None, "neither ray nor vllm is installed, and this run needs neither")
+    if not is_wanted:
+        return Stage(None, f"probe_packages=false: {' and '.join(names)} skipped", {"skipped": names})
     measured: dict[str, Any] = {}
     problems = []
     for name in names:

@@ -37,9 +37,10 @@ def ask(parts: Parts, config: Config, records: Records, progress: Progress) -> N
     """Asks every question and records the answers. Raises StageFailed where training would be in vain."""
     device, dtype = parts.device, config.run.dtype
     if parts.world.is_first:
-        if packages.installed():
+        is_wanted = config.run.probe_packages
+        if is_wanted and packages.installed():
             announce(records, "packages", may_take_s=packages.LIMIT_S * 2)
-        run("packages", partial(packages.probe, device), records)
+        run("packages", partial(packages.probe, device, is_wanted=is_wanted), records)
     write(records, "import", imported(device), progress.seconds.get("import", 0.0))
     if devices.compiles(device):
         announce(records, "compiling", may_take_s=COMPILING_S)

@@ -110,7 +110,7 @@ def test_the_38_words_of_the_quick_start_all_have_a_meaning_or_a_reason() -> Non
         "nnodes",
     }  # fmt: skip
     assert given.translated["actor_rollout_ref.actor.ppo_mini_batch_size=64"] == "mini_batches=2 (128 / 64)"
-    assert given.translated["(lr_schedule)"] == "lr_schedule=constant, verl's default"
+    assert given.assumed == {"lr_schedule": "constant", "weight_decay": "0.01"}
 
 
 def test_the_words_of_the_noise_guide_too_with_hydras_plus_before_them() -> None:
@@ -153,6 +153,9 @@ def test_the_divergence_counts_where_verl_would_count_it() -> None:
     assert values(understood(f"{actor}use_kl_loss=True"), *names) == {"kl_in": "loss", "kl_coef": 1e-3, "kl": "low_var"}
     given = understood("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.2", "algorithm.kl_penalty=kl")
     assert values(given, *names) == {"kl_in": "reward", "kl_coef": 0.2, "kl": "k1"}
+    given = understood("algorithm.use_kl_in_reward=True")
+    assert values(given, *names) == {"kl_in": "reward", "kl_coef": 1e-3, "kl": "k1"}
+    assert understood("algorithm.use_kl_in_reward=True", "kl=k3").config.algorithm.kl == "k3"
     assert "counts in one place only" in refused(f"{actor}use_kl_loss=True", "algorithm.use_kl_in_reward=True")
     assert "Accepted: kl, k1, mse" in refused(f"{actor}use_kl_loss=True", f"{actor}kl_loss_type=full")
 
@@ -167,7 +170,7 @@ def test_one_bound_of_the_clip_may_differ_from_the_other() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["actor_rollout_ref.rollout.nn=5"], "Did you mean actor_rollout_ref.rollout.n?"),
+        (["actor_rollout_ref.rollout.nn=5"], "Did you mean actor_rollout_ref.rollout.n or "),
         (["actor_rollout_ref.actor.optim.learning_rate=5"], "There is no setting"),
         (["trainer.total_epoch=5"], "Did you mean trainer.total_epochs?"),
         (["+trainer.noise_injection.sigma_begin=1"], "Did you mean trainer.noise_injection.sigma_"),
@@ -212,10 +215,97 @@ def test_our_words_stand_where_verls_are_silent() -> None:
     assert values(given, "entropy_coef", "prompts_per_step", "mini_batches") == {
         "entropy_coef": 0.1, "prompts_per_step": 8, "mini_batches": 1,
     }  # fmt: skip
-    assert understood("actor_rollout_ref.rollout.n=4").config.algorithm.entropy_coef == Config().algorithm.entropy_coef
     assert (
         understood("prompts_per_step=8", "actor_rollout_ref.actor.ppo_mini_batch_size=2").config.optim.mini_batches == 4
     )
+
+
+VERLS = {
+    "entropy_coef": "0", "lr": "1e-6", "lr_schedule": "constant", "weight_decay": "0.01", "kl_coef": "0",
+    "mini_batches": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["actor_rollout_ref.actor.grad_clip=1", "actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=rloo",
+     "data.seed=1", "trainer.nnodes=1", "ray_kwargs.ray_init.num_cpus=4"],
+)  # fmt: skip
+def test_one_word_of_verls_whichever_brings_verls_loss_and_optimizer_and_says_so(word: str) -> None:
+    given = understood(word)
+    assert given.assumed == VERLS
+    assert {name: str(value) for name, value in values(given, *VERLS).items()} == {
+        **VERLS, "entropy_coef": "0.0", "lr": "1e-06", "kl_coef": "0.0",
+    }  # fmt: skip
+    assert [told for told in given.translated if told.startswith("(")] == []
+
+
+def test_without_a_word_of_verls_nothing_is_verls() -> None:
+    assert understood("rollouts_per_prompt=4", "optim.grad_clip=1").assumed == {}
+    assert understood("rollouts_per_prompt=4").config.optim == Config().optim
+
+
+def test_what_is_given_under_either_name_is_not_assumed() -> None:
+    given = understood("data.seed=1", "lr=0.1", "actor_rollout_ref.actor.optim.weight_decay=0")
+    assert given.assumed == {name: value for name, value in VERLS.items() if name not in ("lr", "weight_decay")}
+    assert values(given, "lr", "weight_decay") == {"lr": 0.1, "weight_decay": 0.0}
+
+
+def test_the_critic_is_verls_where_there_is_one() -> None:
+    assert understood("algorithm.adv_estimator=gae").config.optim.critic_lr == 1e-5
+    assert understood("estimator=GAE", "data.seed=1").assumed == {**VERLS, "critic_lr": "1e-5"}
+    assert understood("algorithm.adv_estimator=gae", "critic.optim.lr=2e-5").config.optim.critic_lr == 2e-5
+
+
+@pytest.mark.parametrize(("prompts", "count"), [(1024, 4), (257, 2), (256, 1), (16, 1)])
+def test_a_mini_batch_has_256_prompts_where_nothing_is_said(prompts: int, count: int) -> None:
+    given = understood(f"data.train_batch_size={prompts}")
+    assert (given.config.optim.mini_batches, given.assumed["mini_batches"]) == (count, str(count))
+
+
+OF_VLLM = {
+    "tensor_model_parallel_size=2": "tensor_parallel", "gpu_memory_utilization=0.9": "memory_fraction",
+    "enforce_eager=True": "enforce_eager", "free_cache_engine=True": "sleep",
+}  # fmt: skip
+NAME_OF_ENGINE = "actor_rollout_ref.rollout.name"
+
+
+@pytest.mark.parametrize(("word", "name"), OF_VLLM.items())
+@pytest.mark.parametrize(
+    ("chosen", "engine"),
+    [([f"{NAME_OF_ENGINE}=hf"], "transformers"), ([], "builtin"), (["engine=scripted"], "scripted")],
+)
+def test_what_only_vllm_reads_is_ignored_with_another_engine(
+    chosen: list[str], engine: str, word: str, name: str
+) -> None:
+    word = f"actor_rollout_ref.rollout.{word}"
+    given = understood(word, *chosen)
+    assert given.ignored == {word: f"only engine=vllm reads {name}, and this run has engine={engine}"}
+    assert word not in given.translated
+    assert values(given, name) == {name: Config().flat()[name]}
+
+
+@pytest.mark.parametrize("chosen", [f"{NAME_OF_ENGINE}=vllm", "engine=VLLM"])
+def test_with_vllm_it_is_translated(chosen: str) -> None:
+    words = [f"actor_rollout_ref.rollout.{word}" for word in OF_VLLM]
+    given = understood(*words, chosen)
+    assert (given.ignored, {*words} - {*given.translated}) == ({}, set())
+    assert values(given, *OF_VLLM.values()) == {
+        "tensor_parallel": 2, "memory_fraction": 0.9, "enforce_eager": True, "sleep": True,
+    }  # fmt: skip
+
+
+def test_what_only_a_critic_reads_is_ignored_without_one() -> None:
+    given = understood("algorithm.adv_estimator=grpo", "critic.optim.lr=0.5", "algorithm.lam=0.9")
+    assert given.ignored == {
+        "critic.optim.lr=0.5": "only estimator=gae reads critic_lr, and this run has estimator=grpo",
+        "algorithm.lam=0.9": "only estimator=gae reads lam, and this run has estimator=grpo",
+    }
+    assert understood("algorithm.adv_estimator=gae", "algorithm.lam=0.9").config.algorithm.lam == 0.9
+
+
+def test_what_counts_as_given_by_nobody_is_the_trainers_default() -> None:
+    assert {name: Config().flat()[name] for name in verl._OURS} == verl._OURS
 
 
 def test_every_key_is_in_one_table_and_every_setting_that_it_names_exists() -> None:

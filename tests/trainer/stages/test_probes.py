@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import CPU, TINY, only, read
+from trainer_cases import CPU, TINY, changed, only, read
 
 from trainer import device as devices
 from trainer.assembly import assemble
@@ -231,6 +231,36 @@ def test_a_package_is_believed_by_what_its_child_says(
 def test_a_stack_without_ray_and_vllm_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "installed", list)
     assert packages.probe(CPU) == Stage(None, "neither ray nor vllm is installed, and this run needs neither")
+
+
+def test_packages_that_are_not_to_be_tried_are_named_and_no_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("a child was started")
+
+    monkeypatch.setattr(packages, "installed", lambda: ["ray", "vllm"])
+    monkeypatch.setattr(subprocess, "Popen", start)
+    config = changed(TINY, probe_packages=False)
+    with Records(tmp_path) as records:
+        probes.ask(assemble(config, CPU, seed=0), config, records, Progress())
+    found = read(tmp_path)
+    assert [record for record in found if record["kind"] == "note"] == []
+    record = only(found, name="packages")
+    assert (record["passed"], record["skipped"]) == (None, ["ray", "vllm"])
+    assert record["reason"] == "probe_packages=false: ray and vllm skipped"
+
+
+def test_by_default_packages_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child(tmp_path, monkeypatch, CHILDREN["fine"])
+    found = asked(tmp_path)
+    assert only(found, name="packages")["passed"] is True
+    assert only(found, kind="note")["what"] == "packages"
+
+
+def test_without_packages_there_is_nothing_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "installed", list)
+    assert packages.probe(CPU, is_wanted=False) == packages.probe(CPU)
 
 
 def test_ray_passes_a_tensordict_through_an_actor_where_it_is_installed() -> None:
