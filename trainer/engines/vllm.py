@@ -1,6 +1,6 @@
 """Sampling with vLLM, on CUDA or, through vllm-ascend, on NPUs.
 
-Names and arguments are those that vllm 0.11.0, 0.18.0 and 0.23.0 and vllm-ascend 0.23.0 have in common. vLLM is
+Names and arguments are those that vllm and vllm-ascend 0.11.0, 0.18.0 and 0.23.0 have in common. vLLM is
 imported when an engine starts, never before. Each request carries a seed of its own, drawn from a generator whose
 state a checkpoint can hold; the engine's own seed would tie the draws to the number of requests since its start.
 """
@@ -173,7 +173,14 @@ def load(weights: Sequence[tuple[str, Tensor]], model: nn.Module) -> None:
 
 def reload(worker: Any) -> None:
     """Reads the model's folder again. Through the runner: vllm-ascend's worker has no method of its own for it."""
-    worker.model_runner.reload_weights()
+    if hasattr(worker.model_runner, "reload_weights"):
+        worker.model_runner.reload_weights()
+        return
+    from vllm.model_executor.model_loader import get_model_loader
+
+    # The runner of vllm-ascend 0.11.0 has none either; this is what vLLM's own of that version does.
+    config = worker.vllm_config
+    get_model_loader(config.load_config).load_weights(worker.get_model(), model_config=config.model_config)
 
 
 def read(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> dict[str, Tensor]:
