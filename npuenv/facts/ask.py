@@ -49,7 +49,11 @@ _VENV_PYTHON = "import sys; print('%d.%d' % sys.version_info[:2] if sys.prefix !
 
 def ask(host: Host, want: Condition) -> Fact[str]:
     """The present value of the fact that `want` names. Raises KeyError for a fact nobody can ask."""
-    return _ASKED[want.fact](host, *want.of)
+    if want.fact in _ASKED:
+        return _ASKED[want.fact](host, *want.of)
+    from npuenv.facts.prerequisites import ASKED
+
+    return ASKED[want.fact](host, *want.of)
 
 
 def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:

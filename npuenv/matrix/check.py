@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _ROW_PINS = ("torch-npu", "vllm-ascend", "triton-ascend")
 _TABLES = (
     "hardware", "cann", "systems", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "images", "indexes",
-    "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions",
+    "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions", "system_names",
+    "cann_files", "probes",
 )  # fmt: skip
 # The fields that hold a day, beside `seen`.
 _DAYS = ("published", "released", "date")

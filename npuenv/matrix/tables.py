@@ -11,6 +11,7 @@ from npuenv.matrix import rows
 from npuenv.matrix.load import load_table, parse_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 R = TypeVar("R", bound="rows.Row")
@@ -100,6 +101,19 @@ class Matrix:
         return self._table("systems", rows.System)
 
     @functools.cached_property
+    def system_names(self) -> tuple[rows.SystemName, ...]:
+        return self._table("system_names", rows.SystemName)
+
+    @functools.cached_property
+    def cann_files(self) -> tuple[rows.CannFile, ...]:
+        return self._table("cann_files", rows.CannFile)
+
+    @functools.cached_property
+    def probes(self) -> tuple[rows.Probe, ...]:
+        """In the order in which they are to be imported."""
+        return self._table("probes", rows.Probe)
+
+    @functools.cached_property
     def contradictions(self) -> tuple[rows.Contradiction, ...]:
         return self._table("contradictions", rows.Contradiction)
 
@@ -112,6 +126,11 @@ class Matrix:
     def recipes_of(self, file: str) -> tuple[rows.Recipe, ...]:
         """The published stacks of one file of the folder `frameworks`."""
         return self._table(f"frameworks/{file}", rows.Recipe)
+
+    def dnf_names(self, packages: Iterable[str]) -> tuple[str, ...]:
+        """System packages, named as on Debian, under their names where dnf or yum installs them, each once."""
+        named = {row.id: row.dnf for row in self.system_names}
+        return tuple(dict.fromkeys(name for package in packages for name in named.get(package, (package,))))
 
     def system_row(self, name: str) -> rows.System | None:
         return next((row for row in self.systems if row.id == name), None)

@@ -1,4 +1,4 @@
-"""Where a stack's CANN keeps the scripts that set its environment."""
+"""Where a stack's CANN keeps the scripts that set its environment, and how a program is run with them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,39 @@ def cann_scripts(stack: Stack) -> tuple[str, str]:
     (`cann-8.5.0`) inside it.
     """
     root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
-    is_old = root.parent.name == "ascend-toolkit"
-    home, ascend = (root.parent, root.parent.parent) if is_old else (root, root.parent)
-    return str(home / "set_env.sh"), str(ascend / "nnal" / "atb" / "set_env.sh")
+    home = root.parent if _is_old(root) else root
+    return str(home / "set_env.sh"), str(PurePosixPath(ascend_folder(stack)) / "nnal" / "atb" / "set_env.sh")
+
+
+def ascend_folder(stack: Stack) -> str:
+    """The folder that CANN's installers are given.
+
+    Example: /usr/local/Ascend for /usr/local/Ascend/cann-8.5.0 and for /usr/local/Ascend/ascend-toolkit/8.3.RC1
+    """
+    root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
+    return str(root.parent.parent if _is_old(root) else root.parent)
+
+
+def _is_old(root: PurePosixPath) -> bool:
+    return root.parent.name == "ascend-toolkit"
+
+
+LAUNCHER = """\
+#!/bin/sh
+# Runs a command with the environment of CANN (its script is named in NPUENV_CANN) and of NNAL, where that is installed.
+# These scripts read variables that need not be set, so `set -u` must be off here.
+set +u
+if [ ! -r "$NPUENV_CANN" ]; then
+    echo "CANN is not installed: there is no $NPUENV_CANN" >&2
+    exit 1
+fi
+. "$NPUENV_CANN"
+if [ -r "$NPUENV_NNAL" ]; then
+    . "$NPUENV_NNAL"
+fi
+if [ -n "$VIRTUAL_ENV" ]; then
+    PATH="$VIRTUAL_ENV/bin:$PATH"
+    export PATH
+fi
+exec "$@"
+"""

@@ -8,67 +8,131 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.lock.file import write_lock
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.plan.types import Action, Run, Step, Want, WriteFile
-from npuenv.store.places import MARKER, marker_text
+from npuenv.store.manifest import manifest_text
+from npuenv.store.places import marker_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from npuenv.plan.making import Making
 
 ACTIVATION = "activate.sh"
+# Without conda-meta conda sees a folder, and fills it; with it, it would remove the whole environment first, our own
+# files too.
+_OF_VENV = ("bin", "lib", "lib64", "include", "share", "src", "pyvenv.cfg", "conda-meta")
+_OF_CONDA = (*_OF_VENV, "etc", "man", "sbin", "ssl", "var", "compiler_compat",
+             "aarch64-conda-linux-gnu", "x86_64-conda-linux-gnu")  # fmt: skip
 
 
-def venv(making: Making) -> Step:
-    """A fresh environment unless the one there has this Python and this lock; older content goes first."""
-    root, own = making.target.root, making.target.own
-    stale = [f"{root}/{name}" for name in ("bin", "lib", "lib64", "include", "share", "src", "pyvenv.cfg")]
-    inspector = pkgutil.get_data("npuenv.plan", "inspector.py")
-    assert inspector is not None
+def make(making: Making) -> Step:
+    """A fresh environment unless the one there has this Python and this lock; older content goes first.
+
+    In an environment that the user had already nothing is made and nothing goes.
+    """
+    root, own, kind = making.target.root, making.target.own, making.target.kind
+    version = making.stack.platform.python
+    inspector = _inspector()
     do: tuple[Action, ...] = (
         WriteFile(f"{root}/{MARKER}", marker_text(making.lock, "building")),
-        Run(("rm", "-rf", *stale)),
-        making.uv("venv", "--allow-existing", "--no-project", "--python", making.tools.base_python, root),
-        WriteFile(f"{root}/{INSPECTOR}", inspector.decode()),
+        *_made(making),
+        WriteFile(f"{root}/{INSPECTOR}", inspector),
         WriteFile(own("lock.toml"), write_lock(making.lock)),
     )
-    wants = (
-        Want("venv.python", (root,), making.stack.platform.python),
-        Want("file.text", (f"{root}/{INSPECTOR}",), inspector.decode()),
+    wants: tuple[Want, ...] = (
+        Want("venv.python" if kind == "venv" else "prefix.python", (root,), version),
+        Want("file.text", (f"{root}/{INSPECTOR}",), inspector),
         Want("file.text", (own("lock.toml"),), write_lock(making.lock)),
     )
-    return Step("venv", Message("plan.why-venv", {"python": making.stack.platform.python}), do, wants)
+    if kind == "conda":
+        wants = (*wants, Want("path.state", (f"{root}/conda-meta",), "folder"))
+    step, key = _STEPS[kind]
+    is_asking = kind == "conda" and not making.tools.wheels
+    return Step(step, Message(key, {"python": version, "path": root}), do, wants, needs_network=is_asking)
+
+
+# Kind of target -> the step's id, and why it is done.
+_STEPS = {
+    "venv": ("venv", "plan.why-venv"),
+    "conda": ("conda", "plan.why-conda"),
+    "existing": ("prepare", "plan.why-existing"),
+}
+
+
+def _made(making: Making) -> tuple[Action, ...]:
+    root, kind, tools = making.target.root, making.target.kind, making.tools
+    if kind == "venv":
+        stale = Run(("rm", "-rf", *(f"{root}/{name}" for name in _OF_VENV)))
+        new = making.uv("venv", "--allow-existing", "--no-project", "--python", tools.base_python, root)
+        return stale, new
+    if kind == "conda":
+        stale = Run(("rm", "-rf", *(f"{root}/{name}" for name in _OF_CONDA)))
+        # Source: conda 26.5 `conda create`: -y, -q, -p PREFIX, --no-default-packages, --offline.
+        options = ("--yes", "--quiet", "--no-default-packages", *tools.offline, "--prefix", root)
+        return stale, Run((tools.conda, "create", *options, f"python={making.stack.platform.python}"))
+    return ()
 
 
 def mend(making: Making) -> Step:
-    root = making.target.root
-    do = (Run((making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "mend", root)),)
-    return Step("mend", Message("plan.why-mend"), do, (Want("env.intact", (root,), "yes"),))
+    root, over = making.target.root, making.over
+    argv = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "mend", root, *over, "--uv", making.tools.uv)
+    return Step("mend", Message("plan.why-mend"), (Run(argv),), (Want("env.intact", (root, *over), "yes"),))
 
 
-def activate(making: Making, text: str) -> Step:
-    path = f"{making.target.root}/{ACTIVATION}"
-    want = Want("file.text", (path,), text)
-    return Step("activate", Message("plan.why-activate", {"path": path}), (WriteFile(path, text),), (want,))
+def activate(making: Making, files: Mapping[str, str]) -> Step:
+    """The activation scripts and what they read: path below the environment -> text."""
+    placed = {f"{making.target.root}/{name}": text for name, text in files.items()}
+    do = tuple(WriteFile(path, text) for path, text in placed.items())
+    wants = tuple(Want("file.text", (path,), text) for path, text in placed.items())
+    return Step("activate", Message("plan.why-activate", {"path": f"{making.target.root}/{ACTIVATION}"}), do, wants)
 
 
 def verify(making: Making) -> Step:
-    root, torch = making.target.root, making.lock.package("torch")
-    words = ["--import", f"torch=={torch.version}"] if torch else []
-    words += [f"{package.name}=={package.version}" for package in making.lock.packages]
+    root, lock = making.target.root, making.lock
+    words = [word for probe in _probes(making) for word in ("--import", probe)]
+    words += [f"{package.name}=={package.version}" for package in lock.packages]
     words += [canonicalize_name(s.name) for s in making.stack.git_sources if s.how != "pythonpath"]
-    argv = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "verify", root, making.lock.hash, *words)
-    want = Want("env.verified", (root,), making.lock.hash)
+    inspector = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}")
+    argv = (*inspector, "verify", root, lock.hash, *making.over, *words)
+    want = Want("env.verified", (root, *making.over), lock.hash)
     return Step("verify", Message("plan.why-verify"), (Run(argv),), (want,))
 
 
-def finish(making: Making) -> Step:
-    """The environment is declared complete, and becomes the current one by renaming a link over the old one."""
+def _probes(making: Making) -> list[str]:
+    """Modules to import: torch with the version that it must call itself, then those of the table that the lock has."""
+    torch = making.lock.package("torch")
+    found = [f"torch=={torch.version}"] if torch else []
+    return found + [row.module for row in load_matrix().probes if making.lock.package(row.distribution)]
+
+
+def finish(making: Making, steps: Sequence[str]) -> Step:
+    """The environment is declared complete, and becomes the current one; the one before stays reachable beside it."""
     root, link = making.target.root, making.target.link
-    text = marker_text(making.lock, "complete")
-    do: list[Action] = [WriteFile(f"{root}/{MARKER}", text)]
-    wants = [Want("file.text", (f"{root}/{MARKER}",), text)]
+    marker = marker_text(making.lock, "complete")
+    manifest = manifest_text(
+        making.stack,
+        making.lock,
+        kind=making.target.kind,
+        origin="bundle" if making.tools.wheels else "indexes",
+        steps=(*steps, "finish"),
+        request=making.request,
+    )
+    do: list[Action] = [WriteFile(f"{root}/{MANIFEST}", manifest), WriteFile(f"{root}/{MARKER}", marker)]
+    wants = [
+        Want("file.text", (f"{root}/{MANIFEST}",), manifest),
+        Want("file.text", (f"{root}/{MARKER}",), marker),
+    ]
     if link:
-        do += [Run(("ln", "-sfn", root, f"{link}.new")), Run(("mv", "-T", f"{link}.new", link))]
+        do.append(Run((making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "switch", root, link)))
         wants.append(Want("path.link", (link,), root))
     return Step("finish", Message("plan.why-finish"), tuple(do), tuple(wants))
+
+
+def _inspector() -> str:
+    text = pkgutil.get_data("npuenv.plan", "inspector.py")
+    assert text is not None
+    return text.decode()

@@ -1,43 +1,56 @@
 """From a stack and its lock to the steps that put it into an environment. Start from `plan_install`.
 
-Packages go in group by group in the stack's published order, each at its exact version with its hash and without asking
-for dependencies, so no order can change what ends up there; order still counts for components built from source and for
-triton-ascend, which overwrites files of `triton` and therefore comes last.
+Packages go in at their exact versions with their hashes and without asking for dependencies, so no order among them can
+change what ends up there; the stack's published order counts for components built from source and for triton-ascend,
+which overwrites files of `triton` and therefore comes last.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.messages import Message
 from npuenv.plan import environment, packages, sources
-from npuenv.plan.making import Making, Tools
+from npuenv.plan.making import LAST, Making, Tools
 from npuenv.plan.types import Plan, Step
 from npuenv.resolve.types import BuildStep, Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from npuenv.lock.file import Lock
     from npuenv.store.places import Target
 
 __all__ = ["LAST", "Tools", "plan_install"]
 
-LAST = "triton-ascend"
 
-
-def plan_install(stack: Stack, lock: Lock, target: Target, tools: Tools, *, activation: str) -> Plan:
+def plan_install(
+    stack: Stack,
+    lock: Lock,
+    target: Target,
+    tools: Tools,
+    *,
+    activation: str | Mapping[str, str],
+    request: Mapping[str, Any] | None = None,
+    before: Sequence[Step] = (),
+) -> Plan:
     """The whole road from an empty folder to a verified environment.
 
-    `activation` is the text of the activation script. Packages without a hash get a step of their own that says so;
-    callers that execute the plan refuse such a lock first (`npuenv.lock.refuse.require_complete`).
+    `activation` are the texts of the activation's files by their paths below the environment; one text alone is that of
+    `activate.sh`. `request` is what was asked for, for the manifest; `before` are
+    the steps that the environment stands on (`npuenv.plan.system`, `npuenv.plan.cann_files`). Packages without a hash
+    get a step of their own that says so; callers that execute the plan refuse such a lock first
+    (`npuenv.lock.refuse.require_complete`).
     """
-    making = Making(stack, lock, target, tools)
-    steps = [environment.venv(making), environment.mend(making)]
-    for item in in_order(stack):
-        steps += _component(making, item)
-    steps += [environment.activate(making, activation), environment.verify(making), environment.finish(making)]
+    making = Making(stack, lock, target, tools, request or {})
+    steps = [*before, environment.make(making)]
+    if target.kind != "existing":  # what is damaged there may be the user's, and then nobody would put it back
+        steps.append(environment.mend(making))
+    steps += _components(making)
+    files = {environment.ACTIVATION: activation} if isinstance(activation, str) else activation
+    steps += [environment.activate(making, files), environment.verify(making)]
+    steps.append(environment.finish(making, [step.id for step in steps]))
     return Plan(_chained(steps))
 
 
@@ -51,12 +64,22 @@ def in_order(stack: Stack) -> list[BuildStep]:
     return [item for item in items if item not in last] + last
 
 
-def _component(making: Making, item: BuildStep) -> list[Step]:
-    if item.does == "uninstall":
-        return [packages.take_out(making, item)]
-    if item.does == "git":
-        return [step for name in item.what for step in sources.build(making, item, making.source(name))]
-    return packages.put_in(making, item)
+def _components(making: Making) -> list[Step]:
+    """The stack's order as steps. Wheels between two things that need order go in together."""
+    steps: list[Step] = []
+    wheels: list[BuildStep] = []
+    for item in in_order(making.stack):
+        is_last = LAST in item.what
+        if item.does not in ("git", "uninstall") and not is_last:
+            wheels.append(item)
+            continue
+        steps += packages.put_in(making, wheels)
+        wheels = []
+        if item.does == "git":
+            steps += [step for name in item.what for step in sources.build(making, item, making.source(name))]
+        else:
+            steps += [packages.take_out(making, item)] if item.does == "uninstall" else packages.put_in(making, [item])
+    return steps + packages.put_in(making, wheels)
 
 
 def _chained(steps: Sequence[Step]) -> tuple[Step, ...]:

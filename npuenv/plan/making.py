@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from npuenv.lock.file import Lock
     from npuenv.resolve.types import GitSource, Stack
     from npuenv.store.places import Target
+
+LAST = "triton-ascend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,14 @@ class Tools:
     link_mode: str = "copy"
     wheels: str = ""  # a bundle's folder that holds every wheel; then no index is asked for anything
     given: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> archive or folder instead of git
+    digests: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> what `given` holds, as
+    # `npuenv.plan.given.digests_of` tells it; a name that lacks was not looked at
+    conda: str = ""  # the program that makes conda environments; needed for a target of that kind
+
+    @property
+    def offline(self) -> tuple[str, ...]:
+        """What keeps uv from the network where everything is at hand."""
+        return ("--offline",) if self.wheels else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,12 @@ class Making:
     lock: Lock
     target: Target
     tools: Tools
+    request: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, for the manifest
+
+    @property
+    def over(self) -> tuple[str, ...]:
+        """The inspector's word for the one package that may own files of another: it goes in last, and counts."""
+        return ("--over", f"{LAST}=triton") if self.lock.package(LAST) else ()
 
     def uv(self, *argv: str, env: Mapping[str, str] | None = None, unset: tuple[str, ...] = ()) -> Run:
         """A call of uv."""

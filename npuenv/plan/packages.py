@@ -1,7 +1,13 @@
-"""The steps that put wheels in, each at its exact version with its hash, and take wheels out."""
+"""The steps that put wheels in, each at its exact version with its hash, and take wheels out.
+
+Every call of uv costs what it takes to look through the environment, so packages that come from one place go in
+together, whichever entries of the stack's order named them: without dependencies and at exact versions no order among
+wheels can change the result. A build, an uninstallation and the package that must be last end such a run.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
@@ -19,60 +25,108 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import BuildStep
 
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY")
+_ALL_PLACES = (*_INDEX_VARIABLES, "UV_FIND_LINKS")
+_NETWORK = tuple(
+    spelling
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for spelling in (name, name.upper())
+)  # fmt: skip
 
 
-def put_in(making: Making, item: BuildStep) -> list[Step]:
-    """One step per place the packages come from: a labelled index must not serve what belongs to another."""
-    if item.does == "rest":
-        named = {canonicalize_name(n) for other in making.stack.order for n in other.what if other.does != "git"}
-        packages = [p for p in making.lock.packages if p.name not in named]
-    else:
-        wanted = {canonicalize_name(name) for name in item.what}
-        packages = [p for p in making.lock.packages if p.name in wanted]
-    groups: dict[tuple[str, str, bool], list[LockedPackage]] = {}
-    for package in packages:
-        folder = making.tools.in_links.get(package.name, "") if package.index else ""
-        groups.setdefault((package.index or "", folder, bool(package.sha256)), []).append(package)
-    steps = []
-    for (label, folder, is_hashed), group in groups.items():
-        suffix = "" if len(groups) == 1 else f"@{label or 'default'}{'' if is_hashed else '-unhashed'}"
-        steps.append(_group(making, f"{item.id}{suffix}", item.why, group, label=label, folder=folder))
-    return steps
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where packages come from: a labelled index must not serve what belongs to another."""
+
+    label: str  # of an index; "": the default one
+    folder: str  # a folder that is used instead of every index; "": none
+    is_hashed: bool
+
+
+@dataclass(slots=True)
+class _Group:
+    """What one call of uv puts in."""
+
+    items: list[BuildStep] = field(default_factory=list)
+    packages: list[LockedPackage] = field(default_factory=list)
+
+
+def put_in(making: Making, items: Sequence[BuildStep]) -> list[Step]:
+    """One step per place that the packages of these entries come from."""
+    groups: dict[_Place, _Group] = {}
+    for item in items:
+        for package in _packages(making, item):
+            group = groups.setdefault(_place(making, package), _Group())
+            if item not in group.items:
+                group.items.append(item)
+            group.packages.append(package)
+    parted = {item.id for item in items if sum(item in group.items for group in groups.values()) > 1}
+    return [_step(making, place, group, parted) for place, group in groups.items()]
 
 
 def take_out(making: Making, item: BuildStep) -> Step:
     names = [canonicalize_name(name) for name in item.what]
-    run = making.uv("pip", "uninstall", "--python", making.target.python, *names)
+    run = making.uv("pip", "uninstall", "--python", making.target.python, *making.tools.offline, *names)
     # A name that goes in again later cannot be a condition: it would make every further run take it out once more.
     later = {package.name for package in making.lock.packages}
     wants = tuple(Want("dist.version", (making.target.python, n), "") for n in names if n not in later)
-    return Step(item.id, item.why, (run,), wants or (_complete_want(making, names),))
+    again = [package for package in making.lock.packages if package.name in names]
+    return Step(item.id, item.why, (run,), wants or (_complete_want(making, again),))
 
 
-def _group(making: Making, step: str, why: Message, group: list[LockedPackage], *, label: str, folder: str) -> Step:
-    names = [f"{package.name}=={package.version}" for package in group]
-    is_hashed = all(package.sha256 for package in group)
-    lines = [" ".join([f"{p.name}=={p.version}", *(f"--hash=sha256:{digest}" for digest in p.sha256)]) for p in group]
-    file = making.target.own(f"{step}.txt")
-    platform = ("--python-platform", uv_platform(making.stack.platform))
-    options = ["--no-deps", *platform, "--link-mode", making.tools.link_mode]
-    options += ["--require-hashes"] * is_hashed
-    env: dict[str, str] = {}
-    unset: tuple[str, ...] = ()
-    if folder:
-        options += ["--no-index", "--find-links", folder]
-        unset = (*_INDEX_VARIABLES, "UV_FIND_LINKS")
-    elif label:
-        env, unset = {"UV_DEFAULT_INDEX": named_index(label, making.tools.indexes[label], {})}, _INDEX_VARIABLES
-    else:
-        options += making.tools.settings.options
+def _packages(making: Making, item: BuildStep) -> list[LockedPackage]:
+    """What an entry puts in; for `rest` whatever no other entry names."""
+    if item.does == "rest":
+        named = {canonicalize_name(n) for other in making.stack.order for n in other.what if other.does != "git"}
+        return [p for p in making.lock.packages if p.name not in named]
+    wanted = {canonicalize_name(name) for name in item.what}
+    return [p for p in making.lock.packages if p.name in wanted]
+
+
+def _place(making: Making, package: LockedPackage) -> _Place:
+    if making.tools.wheels:
+        return _Place("", making.tools.wheels, bool(package.sha256))
+    folder = making.tools.in_links.get(package.name, "") if package.index else ""
+    return _Place(package.index or "", folder, bool(package.sha256))
+
+
+def _step(making: Making, place: _Place, group: _Group, parted: set[str]) -> Step:
+    """The step is called after the entries it does; with the place where one of them is done in several."""
+    name = "+".join(item.id for item in group.items)
+    if any(item.id in parted for item in group.items):
+        name += f"@{place.label or 'default'}{'' if place.is_hashed else '-unhashed'}"
+    lines = [
+        " ".join([f"{p.name}=={p.version}", *(f"--hash=sha256:{digest}" for digest in p.sha256)])
+        for p in group.packages
+    ]
+    file = making.target.own(f"{name}.txt")
+    options, env, unset = _from(making, place)
+    if making.target.kind == "existing":
+        options.append("--reinstall")  # nothing takes damaged packages out of an environment that is not ours
     run = making.uv("pip", "install", "--python", making.target.python, *options, "-r", file, env=env, unset=unset)
-    said = {"why": why, "count": len(group), "from": folder or label or Message("plan.default-index")}
-    message = Message("plan.why-group" if is_hashed else "plan.why-group-unhashed", said)
-    want = Want("env.dists", (making.target.root, *names), "complete")
-    return Step(step, message, (WriteFile(file, "\n".join(lines) + "\n"), run), (want,), needs_network=not folder)
+    said = {
+        "why": tuple(item.why for item in group.items),
+        "count": len(group.packages),
+        "from": place.folder or place.label or Message("plan.default-index"),
+    }
+    message = Message("plan.why-group" if place.is_hashed else "plan.why-group-unhashed", said)
+    want = _complete_want(making, group.packages)
+    do = (WriteFile(file, "\n".join(lines) + "\n"), run)
+    return Step(name, message, do, (want,), needs_network=not place.folder)
 
 
-def _complete_want(making: Making, names: Sequence[str]) -> Want:
-    found = [p for p in making.lock.packages if p.name in names]
-    return Want("env.dists", (making.target.root, *(f"{p.name}=={p.version}" for p in found)), "complete")
+def _from(making: Making, place: _Place) -> tuple[list[str], dict[str, str], tuple[str, ...]]:
+    """uv's options, the variables it gets and those it must not see."""
+    options = ["--no-deps", "--python-platform", uv_platform(making.stack.platform)]
+    options += ["--link-mode", making.tools.link_mode, *["--require-hashes"] * place.is_hashed]
+    if place.folder:
+        unset = (*_ALL_PLACES, *_NETWORK) if making.tools.wheels else _ALL_PLACES
+        return [*options, "--no-index", "--find-links", place.folder, *making.tools.offline], {}, unset
+    if place.label:
+        address = named_index(place.label, making.tools.indexes[place.label], {})
+        return options, {"UV_DEFAULT_INDEX": address}, _INDEX_VARIABLES
+    return [*options, *making.tools.settings.options], {}, ()
+
+
+def _complete_want(making: Making, packages: Sequence[LockedPackage]) -> Want:
+    names = (f"{package.name}=={package.version}" for package in packages)
+    return Want("env.dists", (making.target.root, *making.over, *names), "complete")

@@ -1,78 +1,151 @@
-"""The steps that fetch a component's repository at its pinned place and build it inside the environment."""
+"""The steps that fetch a component's source, from its repository or as the user supplied it, and build it inside.
+
+A source is put together beside its place and then exchanged for the former one, so that a repository that cannot be
+reached leaves what was there. The notes `source-NAME.txt` and `built-NAME.txt` say what lies there and what was built.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
 from npuenv.messages import Message
-from npuenv.plan.cann import cann_scripts
+from npuenv.plan.cann import LAUNCHER, cann_scripts
+from npuenv.plan.given import is_folder, unpacker
 from npuenv.plan.types import Action, Run, Step, Want, WriteFile
 
 if TYPE_CHECKING:
     from npuenv.plan.making import Making
     from npuenv.resolve.types import BuildStep, GitSource
 
+UNPACKER = "unpacker.py"
+
 
 def build(making: Making, item: BuildStep, source: GitSource) -> list[Step]:
+    """The step that brings the source, and the one that builds it unless it is used where it lies."""
     name = canonicalize_name(source.name)
-    folder, note = f"{making.target.root}/src/{source.name}", making.target.own(f"source-{name}.txt")
-    text = f"{source.repo} {source.ref}\n"
+    is_only = len(item.what) == 1
+    fetch = f"{item.id}-source" if is_only else f"{name}-source"
+    given = making.tools.given.get(name, "")
+    steps = [_given(making, fetch, source, given) if given else _cloned(making, fetch, source)]
+    if source.how != "pythonpath":
+        steps.append(_built(making, item.id if is_only else name, item.why, source))
+    return steps
+
+
+def _place(making: Making, source: GitSource) -> str:
+    return f"{making.target.root}/src/{source.name}"
+
+
+def _note(making: Making, source: GitSource) -> tuple[str, str]:
+    """The note beside a source: its path, and its text, which is another one for another source."""
+    name = canonicalize_name(source.name)
+    given, digest = making.tools.given.get(name, ""), making.tools.digests.get(name, "")
+    if not given:
+        text = f"{source.repo} {source.ref}"
+    elif _is_linked(source, given, digest):
+        text = f"folder {given}"  # what is in it is its owner's business, and may change
+    else:
+        text = digest or given  # the same archive at another place is the same source
+    return making.target.own(f"source-{name}.txt"), f"{text}\n"
+
+
+def _is_linked(source: GitSource, given: str, digest: str) -> bool:
+    """True for a folder that is to stay editable: the user goes on working in it. All else is unpacked or copied."""
+    return is_folder(given, digest) and source.how != "install"
+
+
+def _cloned(making: Making, step: str, source: GitSource) -> Step:
+    folder = _place(making, source)
+    new = f"{folder}.new"
     # A clone knows every branch but the default one under the remote's name only.
     ref = f"origin/{source.ref}" if source.is_moving else source.ref
-    fetch = Step(
-        f"{item.id}-source" if len(item.what) == 1 else f"{name}-source",
-        Message("plan.why-source-moving" if source.is_moving else "plan.why-source",
-                {"repo": source.repo, "ref": source.ref}),
-        (
-            Run(("rm", "-rf", folder)),
-            Run(("git", "clone", "--filter=blob:none", "--no-checkout", source.repo, folder)),
-            Run(("git", "-C", folder, "checkout", "--detach", ref)),
-            Run(("git", "-C", folder, "submodule", "update", "--init", "--recursive")),
-            WriteFile(note, text),
-        ),
-        (Want("file.text", (note,), text), Want("path.state", (f"{folder}/.git",), "folder")),
-        needs_network=True,
-    )  # fmt: skip
-    if source.how == "pythonpath":
-        return [fetch]
+    why = Message(
+        "plan.why-source-moving" if source.is_moving else "plan.why-source", {"repo": source.repo, "ref": source.ref}
+    )
+    do = (
+        Run(("rm", "-rf", new)),
+        Run(("git", "clone", "--filter=blob:none", "--no-checkout", source.repo, new)),
+        Run(("git", "-C", new, "checkout", "--detach", ref)),
+        Run(("git", "-C", new, "submodule", "update", "--init", "--recursive")),
+        *_exchange(making, source),
+    )
+    wants = (Want("file.text", *_want_note(making, source)), Want("path.state", (f"{folder}/.git",), "folder"))
+    return Step(step, why, do, wants, needs_network=True)
+
+
+def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
+    folder = _place(making, source)
+    new = f"{folder}.new"
+    digest = making.tools.digests.get(canonicalize_name(source.name), "")
+    program = making.target.own(UNPACKER)
+    do: tuple[Action, ...] = (Run(("rm", "-rf", new)),)
+    if _is_linked(source, given, digest):
+        why = Message("plan.why-source-linked", {"name": source.name, "path": given})
+        do += (Run(("mkdir", "-p", f"{making.target.root}/src")), Run(("ln", "-s", given, new)))
+    else:
+        why = Message("plan.why-source-given", {"name": source.name, "path": given})
+        argv = (making.tools.base_python, "-I", "-B", program, "unpack", given, digest or "-", new)
+        do += (WriteFile(program, unpacker()), Run(argv))
+    wants = (Want("file.text", *_want_note(making, source)), Want("path.state", (folder,), "folder"))
+    return Step(step, why, (*do, *_exchange(making, source)), wants)
+
+
+def _want_note(making: Making, source: GitSource) -> tuple[tuple[str, ...], str]:
+    path, text = _note(making, source)
+    return (path,), text
+
+
+def _exchange(making: Making, source: GitSource) -> tuple[Action, ...]:
+    """The new folder takes the old one's place. The note goes before and comes after: between, nothing is claimed."""
+    folder, (note, text) = _place(making, source), _note(making, source)
+    return (
+        Run(("rm", "-f", note)),
+        Run(("rm", "-rf", folder)),
+        Run(("mv", f"{folder}.new", folder)),
+        WriteFile(note, text),
+    )
+
+
+def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
+    name, folder = canonicalize_name(source.name), _place(making, source)
+    env = {**_build_env(making, source), **source.build_env}
     where = ("-e", folder) if source.how == "editable" else (folder,)
-    build = making.uv(
-        "pip", "install", "--python", making.target.python, "--no-deps", "--no-build-isolation", *where,
-        env={**_build_env(making), **source.build_env},
-    )  # fmt: skip
-    do: tuple[Action, ...] = (build,)
+    # uv looks at a folder's build files alone to see whether it changed; what is built here always is another source.
+    options = ("--no-deps", "--no-build-isolation", "--reinstall-package", name, *making.tools.offline)
+    build = making.uv("pip", "install", "--python", making.target.python, *options, *where, env=env)
+    note, text = making.target.own(f"built-{name}.txt"), _built_text(making, source, env)
+    do: tuple[Action, ...] = (Run(("rm", "-f", note)), build)
     if making.stack.cann_root:
         # Builds need CANN's variables; its set_env.sh is a shell script, so a small launcher sources it.
         launcher = making.target.own("with-cann.sh")
-        do = (WriteFile(launcher, _LAUNCHER, 0o755), Run(("sh", launcher, *build.argv), build.env, build.unset))
-    want = Want("env.dists", (making.target.root, name), "complete")
-    return [fetch, Step(item.id if len(item.what) == 1 else name, item.why, do, (want,))]
+        run = Run(("sh", launcher, *build.argv), build.env, build.unset)
+        do = (Run(("rm", "-f", note)), WriteFile(launcher, LAUNCHER, 0o755), run)
+    wants = (
+        Want("env.dists", (making.target.root, name), "complete"),
+        Want("file.text", (note,), text),
+    )
+    return Step(step, why, (*do, WriteFile(note, text)), wants)
 
 
-def _build_env(making: Making) -> dict[str, str]:
+def _built_text(making: Making, source: GitSource, env: dict[str, str]) -> str:
+    """What a build was made from: the source and the variables that decide what comes out of it."""
+    settings = {**source.build_env} | ({"SOC_VERSION": env["SOC_VERSION"]} if "SOC_VERSION" in env else {})
+    return _note(making, source)[1] + "".join(f"{key}={value}\n" for key, value in sorted(settings.items()))
+
+
+def _build_env(making: Making, source: GitSource) -> dict[str, str]:
     # With torch_npu installed a plain `import torch` in a setup.py dies where no card is there: no autoload.
     env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VIRTUAL_ENV": making.target.root}
     if making.stack.cann_root:
         env["NPUENV_CANN"], env["NPUENV_NNAL"] = cann_scripts(making.stack)
+    if making.tools.given.get(canonicalize_name(source.name)) and _is_version(source.ref):
+        # An archive of a repository has no history that setuptools-scm could read the version from.
+        env["SETUPTOOLS_SCM_PRETEND_VERSION"] = source.ref.removeprefix("v")
     return env | ({"SOC_VERSION": making.stack.soc_version} if making.stack.soc_version else {})
 
 
-_LAUNCHER = """\
-#!/bin/sh
-# Runs a command with the environment of CANN (its script is named in NPUENV_CANN) and of NNAL, where that is installed.
-# These scripts read variables that need not be set, so `set -u` must be off here.
-set +u
-if [ ! -r "$NPUENV_CANN" ]; then
-    echo "CANN is not installed: there is no $NPUENV_CANN" >&2
-    exit 1
-fi
-. "$NPUENV_CANN"
-if [ -r "$NPUENV_NNAL" ]; then
-    . "$NPUENV_NNAL"
-fi
-PATH="$VIRTUAL_ENV/bin:$PATH"
-export PATH
-exec "$@"
-"""
+def _is_version(ref: str) -> bool:
+    return re.fullmatch(r"v?\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", ref) is not None

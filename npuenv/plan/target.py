@@ -1,4 +1,7 @@
-"""Whether an environment may go to its place, and which interpreter it is made from. Start from `check_target`."""
+"""Whether an environment may go to its place, and what it is made from.
+
+Start from `check_target`; for an environment that is there already from `existing_target`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,24 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, NothingFits
+from npuenv.facts.manifest import MARKER
 from npuenv.host.base import Host, PathState
 from npuenv.messages import Message
-from npuenv.store.places import MARKER, Target
+from npuenv.store.places import Target
 
 if TYPE_CHECKING:
     from npuenv.lock.file import Lock
+    from npuenv.resolve.types import Stack
 
 _NAME_VERSION = """
 import json, platform, sys
 print(json.dumps([*sys.version_info[:3], platform.machine(), getattr(sys, "_base_executable", None) or sys.executable]))
+"""
+_PREFIX = """
+import json, os, platform, sys, sysconfig
+managed = sys.prefix == sys.base_prefix and os.path.exists(
+    os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
+print(json.dumps(["%d.%d" % sys.version_info[:2], platform.machine(), sys.prefix, managed]))
 """
 # MiB on disk after installation, measured; everything else counts as _OTHER_MIB.
 _HEAVY_MIB = {
@@ -57,6 +68,44 @@ def check_target(host: Host, target: Target, lock: Lock) -> None:
         raise BadInput(Message("plan.target-read-only", {"path": place}), Message("plan.choose-target"))
     if not looked.names:
         _check_room(host, place, lock)
+
+
+def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
+    """The environment that a Python belongs to, as a target. Raises BadInput: not its own prefix, another version.
+
+    An environment that a system's package manager looks after, and one that cannot be written to, are refused too.
+    """
+    ran = host.run((exe, "-I", "-c", _PREFIX), timeout_s=20.0)
+    try:
+        version, machine, prefix, managed = json.loads(ran.out) if ran.code == 0 else ("", "", "", False)
+    except ValueError:
+        version, machine, prefix, managed = "", "", "", False
+    said = {"exe": exe, "version": stack.platform.python, "arch": stack.platform.arch}
+    if not version:
+        raise BadInput(Message("plan.into-no-python", said), Message("plan.into-hint"))
+    if (version, machine) != (stack.platform.python, stack.platform.arch):
+        raise BadInput(Message("plan.into-unfit", {**said, "is": f"{version} {machine}"}), Message("plan.into-hint"))
+    target = Target(prefix, kind="existing")
+    if managed or host.look(target.python).state is not PathState.FILE:
+        raise BadInput(Message("plan.into-system", {**said, "path": prefix}), Message("plan.into-hint"))
+    if not host.look(prefix).is_writable:
+        raise BadInput(Message("plan.target-read-only", {"path": prefix}), Message("plan.into-hint"))
+    _check_room(host, prefix, lock)
+    return target
+
+
+def find_conda(host: Host) -> str:
+    """The program that makes conda environments. Raises NothingFits where there is none."""
+    environ = host.environ()
+    home = environ.get("HOME", "")
+    folders = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
+    kept = ("miniconda3", "miniforge3", "anaconda3", "mambaforge")
+    folders += [f"{place}/{name}/bin" for place in (home, "/opt") if place for name in kept] + ["/opt/conda/bin"]
+    paths = [environ.get("CONDA_EXE", ""), *(f"{folder}/{name}" for name in ("conda", "mamba") for folder in folders)]
+    for path in filter(None, paths):
+        if host.look(path).state is PathState.FILE:
+            return path
+    raise NothingFits(Message("plan.no-conda"), Message("plan.no-conda-hint"))
 
 
 def is_ours(host: Host, target: Target) -> bool:

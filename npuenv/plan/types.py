@@ -40,8 +40,8 @@ Action = Run | WriteFile
 class Want:
     """A condition: the fact `fact` about `of` has `value`. `execute` asks it through `npuenv.facts`.
 
-    Facts that can be asked: `path.state` (of a path: "file", "folder", ...), `file.text` (of a path), `dist.version`
-    (of a target's Python and a distribution name; "" when it is not installed), `venv.python` (of a target: "3.11").
+    Facts that can be asked stand in `npuenv.facts.ask` (paths, distributions), `npuenv.facts.environment` (environments
+    of ours) and `npuenv.facts.prerequisites` (the system's packages, CANN).
     """
 
     fact: str

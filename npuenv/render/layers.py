@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from npuenv._toml import load_file
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.plan.cann import cann_scripts
 from npuenv.render.dockerfile import (
@@ -95,9 +94,7 @@ def _system_packages(recipe: Recipe) -> tuple[Command, ...]:
 
 def _dnf_names(packages: Sequence[str]) -> tuple[str, ...]:
     """The packages under their names on systems with dnf, each once."""
-    rows = load_file(Path(__file__).with_name("system_names.toml"))["row"]
-    named: dict[str, list[str]] = {row["debian"]: row["dnf"] for row in rows}
-    return tuple(dict.fromkeys(name for package in packages for name in named.get(package, [package])))
+    return load_matrix().dnf_names(packages)
 
 
 def package_tool(os: str) -> str | None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
 import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.prerequisites import PREFIX_PYTHON
 from npuenv.messages import Message, say
 from npuenv.plan.types import Action, Plan, Step, Want, WriteFile
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _END = "NPUENV_END_OF_FILE"
 _PYTHON_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+_STATUS = "${Status}\\n"
+_BELOW = ("system.packages", "cann.toolkit", "cann.ops", "cann.nnal")
 _HAS_DIST = "import sys; from importlib.metadata import version; version(sys.argv[1])"
 
 
@@ -60,12 +64,16 @@ def _test(want: Want) -> str | None:
         return f"{inspector} check {_words(want.of)} >/dev/null 2>&1"
     if want.fact in ("env.intact", "env.verified"):
         sign = '"damaged": {}' if want.fact == "env.intact" else f'"verified": "{want.value}"'
-        return f"{inspector} state {path} 2>/dev/null | grep -q {shlex.quote(sign)}"
+        return f"{inspector} state {_words(want.of)} 2>/dev/null | grep -q {shlex.quote(sign)}"
     if want.fact == "file.text":
         digest = hashlib.sha256(want.value.encode()).hexdigest()
         return f'[ "$(sha256sum < {path} 2>/dev/null | cut -c 1-64)" = {digest} ]'
     if want.fact == "venv.python":
         return f'[ "$({python} -c {shlex.quote(_PYTHON_VERSION)} 2>/dev/null)" = {wanted} ]'
+    if want.fact == "prefix.python":
+        return f'[ "$({python} -c {shlex.quote(PREFIX_PYTHON)} {path} 2>/dev/null)" = {wanted} ]'
+    if want.fact in _BELOW:
+        return _test_below(want)
     if want.fact == "path.link":
         return f'[ "$(readlink {path})" = {wanted} ]'
     if want.fact == "path.state" and want.value in ("file", "folder"):
@@ -73,6 +81,24 @@ def _test(want: Want) -> str | None:
     if want.fact == "dist.version" and not want.value:
         return f"! {path} -I -c {shlex.quote(_HAS_DIST)} {shlex.quote(want.of[1])} >/dev/null 2>&1"
     return None
+
+
+def _test_below(want: Want) -> str:
+    """Conditions about what an environment stands on, from the same files and databases as `facts.prerequisites`."""
+    if want.fact == "system.packages":
+        database, *names = want.of
+        if database == "rpm":
+            return f"rpm -q {_words(names)} >/dev/null 2>&1"
+        return f"! dpkg-query -W -f {shlex.quote(_STATUS)} {_words(names)} 2>&1 | grep -qv ' ok installed$'"
+    root = shlex.quote(want.of[0])
+    key, places = {
+        "cann.toolkit": ("version=", f"{root}/*-linux/ascend_toolkit_install.info"),
+        # The kernels of releases before 8.5 have no file of their own but this one.
+        "cann.ops": ("version(_dir)?=", f"{root}/*-linux/ascend_ops_install.info {root}/opp_kernel/version.info"),
+        "cann.nnal": ("Ascend-cann-atb *: *", f"{root}/nnal/atb/latest/version.info"),
+    }[want.fact]
+    line = f"^{key}{re.escape(want.of[1])}([.][Bb][0-9]+)?[[:space:]]*$"
+    return f"grep -Eqs {shlex.quote(line)} {places}"
 
 
 def _action(action: Action) -> list[str]:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from npuenv.lock.file import Lock
 
-MARKER = "npuenv-env.json"
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -23,6 +21,7 @@ class Target:
 
     root: str
     link: str | None = None
+    kind: str = "venv"  # venv | conda | existing: an environment that the user had already
 
     @property
     def python(self) -> str:

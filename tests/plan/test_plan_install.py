@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from plan_cases import INDEXES, NPU, planned, requirements, runs, stack_and_lock, step_of
 
 from npuenv.facts.pip import UvSettings
-from npuenv.lock import Lock, read_lock
-from npuenv.matrix import load_matrix
 from npuenv.messages import say
-from npuenv.plan import Plan, Run, Step, WriteFile
-from npuenv.plan.cann import cann_scripts
+from npuenv.plan import WriteFile
 from npuenv.plan.install import Tools, plan_install
 from npuenv.plan.target import room_mib
-from npuenv.render.activate import render_activation
 from npuenv.render.script import render_script
-from npuenv.resolve import resolve
-from npuenv.resolve.types import Request, Stack
 from npuenv.store.places import Target, default_environment, target_for
-
-FOLDER = Path(__file__).parents[2] / "lockfiles"
-NPU = ["verl-0.7.0-cann8.3.RC1", "verl-qwen3.5-cann8.5.0", "verl-0.7.1-cann8.5.0", "verl-cann9.1.0", "roll-cann9.1.0"]
-INDEXES = {row.label: row.url for row in load_matrix().indexes if row.url}
-
-
-def stack_and_lock(name: str, arch: str = "aarch64") -> tuple[Stack, Lock]:
-    stack = resolve(Request(stack=name, arch=arch), load_matrix())
-    assert isinstance(stack, Stack)
-    return stack, read_lock(FOLDER / f"{name}.{stack.platform.tag}.toml")
-
-
-def planned(name: str, arch: str = "aarch64", **more: object) -> tuple[Stack, Lock, Plan]:
-    stack, lock = stack_and_lock(name, arch)
-    tools = Tools("/usr/bin/pythonX", "/opt/uv", indexes=INDEXES, **more)  # type: ignore[arg-type]
-    return (
-        stack,
-        lock,
-        plan_install(stack, lock, Target("/t/env"), tools, activation=render_activation(stack, "/t/env")),
-    )
-
-
-def runs(step: Step) -> list[Run]:
-    return [action for action in step.do if isinstance(action, Run)]
-
-
-def requirements(step: Step) -> list[str]:
-    return [
-        line for a in step.do if isinstance(a, WriteFile) and a.path.endswith(".txt") for line in a.text.splitlines()
-    ]
 
 
 @pytest.mark.parametrize("arch", ["aarch64", "x86_64"])
@@ -68,7 +34,8 @@ def test_triton_ascend_is_the_last_thing_installed_and_triton_never_is(name: str
     _, lock, plan = planned(name)
     ids = [step.id for step in plan.steps]
     assert ids[-4:] == ["triton-ascend", "activate", "verify", "finish"]
-    assert ids.index("torch") < ids.index("vllm-source") < ids.index("vllm") < ids.index("triton-leftovers")
+    torch = ids.index(step_of(plan, "torch").id)
+    assert torch < ids.index("vllm-source") < ids.index("vllm") < ids.index("triton-leftovers")
     assert lock.package("triton") is None
     leftovers = plan.steps[ids.index("triton-leftovers")]
     assert [want.of[1] for want in leftovers.done_when] == ["triton"]
@@ -94,9 +61,49 @@ def test_a_wheel_in_find_links_is_taken_without_any_index() -> None:
 
 def test_packages_without_a_hash_have_a_step_of_their_own_that_says_so() -> None:
     _, _, plan = planned("cpu", "aarch64")
-    torch = next(step for step in plan.steps if step.id == "torch")
+    torch = step_of(plan, "torch")
     assert "--require-hashes" not in runs(torch)[0].argv
     assert "hashes not known" in say(torch.why)
+
+
+def test_wheels_from_one_place_go_in_together_and_the_step_names_what_it_does() -> None:
+    _, lock, plan = planned("verl-0.7.1-cann8.5.0")
+    ids = [step.id for step in plan.steps]
+    assert ids[:3] == ["venv", "mend", "ray+torch+torch-npu+rest"]
+    (run,) = runs(plan.steps[2])
+    assert len(requirements(plan.steps[2])) == len(lock.packages) - 1  # all but triton-ascend, which is last
+    assert run.argv[run.argv.index("-r") + 1] == "/t/env/.npuenv/ray+torch+torch-npu+rest.txt"
+    assert "Ray" in say(plan.steps[2].why) or "ray" in say(plan.steps[2].why)
+
+
+def test_wheels_of_another_place_have_a_step_of_their_own_and_do_not_end_the_others() -> None:
+    _, _, plan = planned("verl-0.7.1-cann8.5.0", "x86_64")
+    ids = [step.id for step in plan.steps if requirements(step)]
+    assert ids == ["ray+torch-npu+rest", "torch", "triton-ascend"]
+
+
+def test_an_entry_that_comes_from_two_places_is_named_after_each() -> None:
+    stack, lock = stack_and_lock("verl-0.7.1-cann8.5.0")
+    moved = [replace(p, index="pytorch-cpu") if p.name == "torchvision" else p for p in lock.packages]
+    tools = Tools("/usr/bin/pythonX", "/opt/uv", indexes=INDEXES)
+    plan = plan_install(stack, replace(lock, packages=tuple(moved)), Target("/t"), tools, activation="")
+    ids = [step.id for step in plan.steps if requirements(step)]
+    assert ids == ["ray+torch+torch-npu+rest@default", "torch@pytorch-cpu", "triton-ascend"]
+
+
+@pytest.mark.parametrize("name", ["cpu", *NPU])
+def test_with_a_bundle_every_wheel_comes_from_its_folder_and_nothing_asks_the_network(name: str) -> None:
+    _, lock, plan = planned(name, "x86_64", wheels="/bundle/wheels")
+    steps = [step for step in plan.steps if requirements(step)]
+    assert sum(len(requirements(step)) for step in steps) == len(lock.packages)
+    for step in steps:
+        (run,) = runs(step)
+        at = run.argv.index("--no-index")
+        assert run.argv[at : at + 4] == ("--no-index", "--find-links", "/bundle/wheels", "--offline")
+        assert run.env == {} and {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "HTTPS_PROXY"} <= set(run.unset)
+        assert not step.needs_network
+    num_calls = {"cpu": 1}.get(name, 3)  # hashed, unhashed, and triton-ascend at the end
+    assert len(steps) <= num_calls + (name == "cpu" and not all(p.sha256 for p in lock.packages))
 
 
 def test_groups_of_one_step_are_parted_by_where_they_come_from() -> None:
@@ -104,53 +111,6 @@ def test_groups_of_one_step_are_parted_by_where_they_come_from() -> None:
     for step in plan.steps:
         labels = {run.env.get("UV_DEFAULT_INDEX", "").partition("=")[0] for run in runs(step)}
         assert len(labels) <= 1, step.id
-
-
-@pytest.mark.parametrize("name", NPU)
-def test_builds_run_inside_cann_without_isolation_and_without_autoload(name: str) -> None:
-    stack, _, plan = planned(name)
-    for source in stack.git_sources:
-        step = next((step for step in plan.steps if step.id == source.name), None)
-        if source.how == "pythonpath":
-            assert step is None
-            continue
-        assert step is not None
-        (run,) = runs(step)
-        assert run.argv[:2] == ("sh", "/t/env/.npuenv/with-cann.sh")
-        assert "--no-build-isolation" in run.argv and "--no-deps" in run.argv
-        assert run.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
-        assert (run.env["NPUENV_CANN"], run.env["NPUENV_NNAL"]) == cann_scripts(stack)
-        assert run.env.items() >= dict(source.build_env).items()
-        fetch = next(step for step in plan.steps if step.id == f"{source.name}-source")
-        ref = f"origin/{source.ref}" if source.is_moving else source.ref
-        folder = f"/t/env/src/{source.name}"
-        assert ("git", "-C", folder, "checkout", "--detach", ref) in [run.argv for run in runs(fetch)]
-        assert ("moves" in say(fetch.why)) is source.is_moving
-
-
-@pytest.mark.parametrize("wanted", ["verl", "mindspeed"])
-def test_the_git_commands_of_a_plan_get_a_tag_and_a_branch_from_a_real_repository(tmp_path: Path, wanted: str) -> None:
-    stack, _, plan = planned("verl-cann9.1.0")
-    source = next(source for source in stack.git_sources if source.name == wanted)
-    origin = tmp_path / "origin"
-
-    def git(*argv: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always")
-        return subprocess.run(["git", *who, *argv], check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "--quiet", "-b", "main", str(origin))
-    git("-C", str(origin), "commit", "--quiet", "--allow-empty", "-m", "the release")
-    git("-C", str(origin), "branch" if source.is_moving else "tag", source.ref)
-    released = git("-C", str(origin), "rev-parse", "HEAD")
-    git("-C", str(origin), "commit", "--quiet", "--allow-empty", "-m", "later work")
-    clone = str(tmp_path / "clone")
-    places = {source.repo: str(origin), f"/t/env/src/{source.name}": clone}
-    fetch = next(step for step in plan.steps if step.id == f"{source.name}-source")
-    for run in runs(fetch):
-        if run.argv[0] == "git":
-            git(*(places.get(word, word) for word in run.argv[1:]))
-    assert git("-C", clone, "rev-parse", "HEAD") == released
-    assert source.is_moving is (wanted == "mindspeed")
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -163,6 +123,33 @@ def test_the_script_of_every_stack_is_posix_and_holds_no_secret(name: str, shell
     assert subprocess.run([shell, "-n"], input=text, text=True, capture_output=True).returncode == 0
     assert "hidden-word" not in text and "HTTP_PROXY" in text
     assert render_script(plan, settings, title=name, lang=lang) == text
+
+
+def test_the_last_steps_prove_what_was_installed_and_write_down_what_it_is() -> None:
+    stack, lock = stack_and_lock("verl-0.7.1-cann8.5.0")
+    _, _, plan = planned("verl-0.7.1-cann8.5.0", target=Target("/d/e", "/d/current"))
+    (verify,) = runs(plan.steps[-2])
+    probes = [verify.argv[at + 1] for at, word in enumerate(verify.argv) if word == "--import"]
+    torch = lock.package("torch")
+    assert torch is not None and probes[0] == f"torch=={torch.version}"
+    assert {"numpy", "pandas", "pyarrow", "ray", "transformers", "datasets", "tensordict"} <= set(probes)
+    assert verify.argv[6:9] == (lock.hash, "--over", "triton-ascend=triton")
+    assert {f"{p.name}=={p.version}" for p in lock.packages} < set(verify.argv)
+    finish = plan.steps[-1]
+    (switch,) = runs(finish)
+    assert switch.argv == ("/d/e/bin/python", "-I", "-B", "/d/e/.npuenv/inspector.py", "switch", "/d/e", "/d/current")
+    manifest = json.loads(next(a.text for a in finish.do if isinstance(a, WriteFile) and a.path.endswith(".json")))
+    assert manifest["lock"] == lock.hash and manifest["steps"] == [step.id for step in plan.steps]
+    assert manifest["origin"] == "indexes" and manifest["kind"] == "venv"
+    assert {source["name"] for source in manifest["sources"]} == {source.name for source in stack.git_sources}
+
+
+def test_only_modules_of_the_lock_are_probed() -> None:
+    _, lock, plan = planned("cpu", "x86_64")
+    (verify,) = runs(plan.steps[-2])
+    probes = [verify.argv[at + 1] for at, word in enumerate(verify.argv) if word == "--import"]
+    assert probes[0].startswith("torch==") and ("numpy" in probes) is (lock.package("numpy") is not None)
+    assert "ray" not in probes and "--over" not in verify.argv
 
 
 def test_the_environment_of_a_lock_lies_under_its_hash_and_never_moves() -> None:

@@ -100,7 +100,7 @@ def opp(host: Host) -> Fact[str]:
 
 def nnal(host: Host) -> Fact[Nnal]:
     """ATB, by ATB_HOME_PATH or in the usual folders."""
-    return _first(_nnal_places(host), lambda root, said: _atb(host, root, said))
+    return _first(_nnal_places(host), lambda root, said: read_nnal(host, root, said))
 
 
 def _first(places: Iterator[tuple[str, str]], read: Callable[[str, str], Fact[T]]) -> Fact[T]:
@@ -233,7 +233,8 @@ def _nnal_places(host: Host) -> Iterator[tuple[str, str]]:
         yield root, root
 
 
-def _atb(host: Host, root: str, said: str) -> Fact[Nnal]:
+def read_nnal(host: Host, root: str, said: str) -> Fact[Nnal]:
+    """The ATB in one folder, from its version file; `said` is who named it."""
     path = f"{root}/version.info"
     text = file_text(host, path)
     if text.value is None:

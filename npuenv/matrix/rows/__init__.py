@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 _SUBJECTS = {
     "base": ("Row", "Strength", "VerifiedBy"),
     "limits": ("Contradiction", "Limit", "Unsupported"),
-    "machine": ("Cann", "Hardware", "Image", "Index", "NpuFault", "Setting", "System", "Variable"),
+    "machine": (
+        "Cann",
+        "CannFile",
+        "Hardware",
+        "Image",
+        "Index",
+        "NpuFault",
+        "Probe",
+        "Setting",
+        "System",
+        "SystemName",
+        "Variable",
+    ),
     "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend"),
     "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
 }

@@ -47,6 +47,29 @@ class System(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class SystemName(Row):
+    """A system package that is called otherwise where dnf or yum installs it. `id` is its name on Debian and Ubuntu."""
+
+    dnf: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CannFile(Row):
+    """A file of CANN that a public source gives the sha256 of. `id` is the file's name."""
+
+    sha256: str
+    size: int = 0  # in bytes; 0: the source does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Row):
+    """A module whose import must work without a card wherever its distribution is installed."""
+
+    module: str
+    distribution: str
+
+
+@dataclass(frozen=True, slots=True)
 class Image(Row):
     """Base images that published Dockerfiles build on."""
 
@@ -76,7 +99,8 @@ class Setting(Row):
 
     name: str
     value: str
-    role: Literal["all", "train", "rollout", "build", "multi-node"]
+    # run: every process of a run that is started from a shell; multi-node: such a run on several nodes
+    role: Literal["all", "train", "rollout", "build", "run", "multi-node"]
     frameworks: tuple[str, ...]
     why: str
     since: str = ""  # vllm-ascend version from which the variable is read; "": always

@@ -1,0 +1,134 @@
+"""What an environment that npuenv made says of itself: what it was made from, what was verified when. `describe`.
+
+Three small files make it up. The marker (`npuenv-env.json`) says which lock, and building or complete; the manifest
+(`.npuenv/manifest.json`) what the plan knew; `.npuenv/verified.json` is the inspector's word, with the time.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from npuenv.facts.base import Evidence, Fact, absent, known
+from npuenv.host.base import PathState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.host.base import Host
+
+MARKER = "npuenv-env.json"
+MANIFEST = ".npuenv/manifest.json"
+VERIFIED = ".npuenv/verified.json"
+SCHEMA = "npuenv.environment/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The last verification that found everything in place."""
+
+    lock: str
+    at: str = ""  # UTC, ISO 8601, whole seconds
+    files: int = 0
+    packages: int = 0
+    tree: str = ""  # over path and sha256 of every file that a distribution owns
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An environment that npuenv made or began."""
+
+    root: str
+    stack: str
+    platform: str
+    lock: str
+    status: str  # building | complete
+    npuenv: str = ""  # the version that finished it; "": never finished
+    kind: str = ""  # venv | conda | existing
+    origin: str = ""  # indexes | bundle
+    steps: tuple[str, ...] = ()
+    sources: tuple[Mapping[str, str], ...] = ()
+    request: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, as the resolver takes it
+    verified: Verified | None = None
+
+    @property
+    def is_proven(self) -> bool:
+        """True when it is complete and was verified for the lock that it says it has."""
+        return self.status == "complete" and self.verified is not None and self.verified.lock == self.lock
+
+    def as_json(self) -> dict[str, Any]:
+        """The part of a JSON document that is about this environment."""
+        seen = self.verified
+        return {
+            "root": self.root,
+            "stack": self.stack,
+            "platform": self.platform,
+            "lock": self.lock,
+            "status": self.status,
+            "npuenv": self.npuenv,
+            "kind": self.kind,
+            "origin": self.origin,
+            "steps": list(self.steps),
+            "sources": [dict(source) for source in self.sources],
+            "request": dict(self.request),
+            "verified": seen
+            and {"lock": seen.lock, "at": seen.at, "files": seen.files, "packages": seen.packages, "tree": seen.tree},
+        }
+
+
+def describe(host: Host, root: str) -> Described | None:
+    """What the environment at `root` says of itself; None where npuenv made none there. Torn files count as empty."""
+    marker = _document(host, posixpath.join(root, MARKER))
+    if not isinstance(marker.get("stack"), str):
+        return None
+    manifest = _document(host, posixpath.join(root, MANIFEST))
+    # A manifest of a former lock in the same folder says nothing about the present one.
+    own = manifest if manifest.get("lock") == marker.get("lock") else {}
+    return Described(
+        root=root,
+        stack=marker["stack"],
+        platform=_text(marker, "platform"),
+        lock=_text(marker, "lock"),
+        status=_text(marker, "status"),
+        npuenv=_text(own, "npuenv"),
+        kind=_text(own, "kind"),
+        origin=_text(own, "origin"),
+        steps=tuple(str(step) for step in own.get("steps", ())),
+        sources=tuple(own.get("sources", ())),
+        request=own.get("request", {}),
+        verified=_verified(_document(host, posixpath.join(root, VERIFIED))),
+    )
+
+
+def described(host: Host, root: str) -> Fact[Described]:
+    """The same as a fact, with the marker as its evidence."""
+    place = posixpath.join(root, MARKER)
+    found = describe(host, root)
+    if found is None:
+        return absent(Evidence(place, "npuenv did not make this environment"))
+    return known(found, Evidence(place, f"{found.stack} {found.lock} {found.status}"))
+
+
+def _verified(found: Mapping[str, Any]) -> Verified | None:
+    if not isinstance(found.get("lock"), str):
+        return None
+    counts = {name: value for name in ("files", "packages") if isinstance(value := found.get(name), int)}
+    return Verified(found["lock"], _text(found, "at"), tree=_text(found, "tree"), **counts)
+
+
+def _document(host: Host, path: str) -> dict[str, Any]:
+    looked = host.look(path)
+    if looked.state is not PathState.FILE:
+        return {}
+    try:
+        value = json.loads(looked.text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _text(document: Mapping[str, Any], name: str) -> str:
+    value = document.get(name, "")
+    return value if isinstance(value, str) else ""

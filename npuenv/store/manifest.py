@@ -1,0 +1,34 @@
+"""What the last step of an installation writes about it. Read back by `npuenv.facts.manifest`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from npuenv import __version__
+from npuenv.facts.manifest import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npuenv.lock.file import Lock
+    from npuenv.resolve.types import Stack
+
+
+def manifest_text(
+    stack: Stack, lock: Lock, *, kind: str, origin: str, steps: Sequence[str], request: Mapping[str, Any]
+) -> str:
+    """The manifest that the last step writes. The same plan gives the same text: no clock, no host."""
+    document = {
+        "schema": SCHEMA,
+        "npuenv": __version__,
+        "stack": stack.name,
+        "platform": lock.platform,
+        "lock": lock.hash,
+        "kind": kind,
+        "origin": origin,
+        "steps": list(steps),
+        "sources": [{"name": each.name, "ref": each.ref, "how": each.how} for each in stack.git_sources],
+        "request": dict(request),
+    }
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"

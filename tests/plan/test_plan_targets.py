@@ -1,0 +1,212 @@
+"""Where packages go: an environment of their own, one of conda, or one that the user had; and from a bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from plan_cases import Scripted, planned, runs, stack_and_lock, tiny, tiny_plan
+
+from npuenv.errors import BadInput, NothingFits, StepFailed
+from npuenv.execute import Outcome, Session, execute
+from npuenv.host.local import LocalHost
+from npuenv.lock.make import find_uv
+from npuenv.lock.wheels import write_wheel
+from npuenv.messages import say
+from npuenv.plan.target import existing_target, find_conda
+from npuenv.store.places import Target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npuenv.plan import Plan
+
+BASE = getattr(sys, "_base_executable", sys.executable)
+# What `conda create` leaves in a new prefix, as far as it counts here; it notes what it was asked.
+CONDA = f"""#!/bin/sh
+echo "$*" >> "$(dirname "$0")/log"
+while [ $# -gt 0 ]; do case "$1" in --prefix) prefix=$2; shift;; esac; shift; done
+[ -d "$prefix/conda-meta" ] && {{ echo "would remove the environment that is there" >&2; exit 1; }}
+mkdir -p "$prefix/conda-meta"
+{BASE} -m venv --without-pip "$prefix"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    (tmp_path / "wheels").mkdir()
+    return tmp_path / "wheels"
+
+
+def install(plan: Plan, target: Target) -> Outcome:
+    return execute(plan, Session(LocalHost(), target.root))
+
+
+def version_of(python: str, module: str) -> str:
+    code = f"import {module}; print({module}.__version__)"
+    ran = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
+    return ran.stdout.strip() or ran.stderr.strip().splitlines()[-1]
+
+
+def venv(folder: Path) -> str:
+    subprocess.run([find_uv(), "venv", "--quiet", "--python", BASE, str(folder)], check=True)
+    return str(folder / "bin/python")
+
+
+def test_a_bundles_folder_is_all_that_an_installation_needs(tmp_path: Path, wheels: Path) -> None:
+    stack, lock = tiny(wheels, one="1.0", two="2.0")
+    target = Target(str(tmp_path / "envs/a"), str(tmp_path / "envs/current"))
+    plan = tiny_plan(stack, lock, target, wheels)
+    assert not any(step.needs_network for step in plan.steps)
+    assert install(plan, target).done == ("venv", "rest", "activate", "verify", "finish")
+    assert version_of(target.python, "two") == "2.0"
+    assert os.readlink(tmp_path / "envs/current") == target.root
+    manifest = json.loads((tmp_path / "envs/a/.npuenv/manifest.json").read_text())
+    assert (manifest["origin"], manifest["kind"], manifest["lock"]) == ("bundle", "venv", lock.hash)
+    assert install(plan, target).done == ()
+
+
+def test_a_new_environment_takes_the_links_place_and_the_old_one_stays_reachable(tmp_path: Path, wheels: Path) -> None:
+    link = tmp_path / "envs/current"
+    for name, version in (("a", "1.0"), ("b", "1.1")):
+        stack, lock = tiny(wheels, one=version)
+        target = Target(str(tmp_path / "envs" / name), str(link))
+        install(tiny_plan(stack, lock, target, wheels), target)
+    assert os.readlink(link) == str(tmp_path / "envs/b")
+    assert os.readlink(tmp_path / "envs/previous") == str(tmp_path / "envs/a")
+
+
+def test_a_wheel_of_the_bundle_with_another_content_is_refused(tmp_path: Path, wheels: Path) -> None:
+    stack, lock = tiny(wheels, one="1.0")
+    write_wheel(wheels, "one", "1.0", files={"one.py": "evil = 1\n"})
+    target = Target(str(tmp_path / "env"))
+    with pytest.raises(StepFailed) as caught:
+        install(tiny_plan(stack, lock, target, wheels), target)
+    assert "ash" in say(caught.value.message) and not (tmp_path / "env/.npuenv/manifest.json").exists()
+
+
+def test_conda_makes_the_environment_and_uv_fills_it(tmp_path: Path, wheels: Path) -> None:
+    stack, lock = tiny(wheels, one="1.0")
+    conda = tmp_path / "conda"
+    conda.write_text(CONDA)
+    conda.chmod(0o755)
+    target = Target(str(tmp_path / "env"), kind="conda")
+    plan = tiny_plan(stack, lock, target, wheels, conda=str(conda))
+    assert install(plan, target).done == ("conda", "rest", "activate", "verify", "finish")
+    python = f"python={stack.platform.python}"
+    options = f"create --yes --quiet --no-default-packages --offline --prefix {target.root} {python}"
+    assert (tmp_path / "log").read_text() == f"{options}\n"
+    assert version_of(target.python, "one") == "1.0" and install(plan, target).done == ()
+    # Another lock in the same folder: conda must not find its own traces, it would remove everything.
+    stack, lock = tiny(wheels, one="1.1")
+    assert "conda" in install(tiny_plan(stack, lock, target, wheels, conda=str(conda)), target).done
+    assert version_of(target.python, "one") == "1.1"
+
+
+def test_conda_asks_the_network_only_where_there_is_no_bundle() -> None:
+    _, _, plan = planned("cpu", "x86_64", target=Target("/t", kind="conda"), conda="/c/conda")
+    create = runs(plan.steps[0])[-1]
+    assert create.argv[:2] == ("/c/conda", "create") and "--offline" not in create.argv
+    assert plan.steps[0].id == "conda" and plan.steps[0].needs_network
+
+
+def test_an_environment_that_is_there_already_keeps_what_is_not_in_the_lock(tmp_path: Path, wheels: Path) -> None:
+    python = venv(tmp_path / "mine")
+    (tmp_path / "mine/src").mkdir()
+    (tmp_path / "mine/src/thesis.py").write_text("x = 1\n")
+    tiny(wheels, own="3.0", one="0.9")
+    command = [find_uv(), "pip", "install", "--quiet", "--offline", "--no-index", "--python", python]
+    subprocess.run([*command, "-f", wheels, "own", "one==0.9"], check=True)
+    stack, lock = tiny(wheels, one="1.0", two="2.0")
+    target = existing_target(LocalHost(), python, lock, stack)
+    assert target == Target(str(tmp_path / "mine"), kind="existing")
+    plan = tiny_plan(stack, lock, target, wheels)
+    assert install(plan, target).done == ("prepare", "rest", "activate", "verify", "finish")
+    assert [version_of(python, name) for name in ("one", "two", "own")] == ["1.0", "2.0", "3.0"]
+    assert (tmp_path / "mine/src/thesis.py").read_text() == "x = 1\n"
+    assert json.loads((tmp_path / "mine/.npuenv/manifest.json").read_text())["kind"] == "existing"
+    assert install(plan, target).done == ()
+
+
+def test_a_file_that_lacks_in_an_environment_of_the_users_comes_back_and_nothing_else_goes(
+    tmp_path: Path, wheels: Path
+) -> None:
+    python = venv(tmp_path / "mine")
+    stack, lock = tiny(wheels, one="1.0")
+    target = existing_target(LocalHost(), python, lock, stack)
+    plan = tiny_plan(stack, lock, target, wheels)
+    install(plan, target)
+    site = tmp_path / f"mine/lib/python{stack.platform.python}/site-packages"
+    (site / "one.py").unlink()
+    assert "rest" in install(plan, target).done
+    assert version_of(python, "one") == "1.0"
+
+
+def answers(version: str, machine: str, prefix: str, *, is_managed: bool = False) -> Scripted:
+    import npuenv.plan.target as module
+
+    code = module._PREFIX
+    text = json.dumps([version, machine, prefix, is_managed])
+    return Scripted({("/p/bin/python", "-I", "-c", code): (0, text)}, {f"{prefix}/bin/python": ""}, writable=(prefix,))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (answers("3.9", "x86_64", "/p"), "is Python 3.9 x86_64"),
+        (answers("3.11", "aarch64", "/p"), "is Python 3.11 aarch64"),
+        (answers("3.11", "x86_64", "/usr", is_managed=True), "belongs to the system (/usr)"),
+        (Scripted(), "no Python that can be run"),
+        (Scripted({}, {"/p/bin/python": ""}), "no Python that can be run"),
+    ],
+)
+def test_an_environment_that_cannot_take_the_stack_is_refused(host: Scripted, expected: str) -> None:
+    stack, lock = stack_and_lock("cpu", "x86_64")
+    with pytest.raises(BadInput) as caught:
+        existing_target(host, "/p/bin/python", lock, stack)
+    assert expected in say(caught.value.message)
+    assert "--into" in say(caught.value.hint) if caught.value.hint else False
+
+
+def test_an_environment_that_cannot_be_written_to_is_refused() -> None:
+    stack, lock = stack_and_lock("cpu", "x86_64")
+    host = answers("3.11", "x86_64", "/p")
+    assert existing_target(host, "/p/bin/python", lock, stack).kind == "existing"
+    sealed = Scripted(host.answers, host.paths)
+    with pytest.raises(BadInput) as caught:
+        existing_target(sealed, "/p/bin/python", lock, stack)
+    assert say(caught.value.message) == "/p cannot be written to"
+
+
+@pytest.mark.parametrize(
+    ("paths", "variables", "found"),
+    [
+        ({"/x/conda": "", "/b/conda": ""}, {"CONDA_EXE": "/x/conda", "PATH": "/b"}, "/x/conda"),
+        ({"/b/conda": "", "/a/mamba": ""}, {"PATH": "/a:/b"}, "/b/conda"),
+        ({"/a/mamba": ""}, {"PATH": "/a:relative"}, "/a/mamba"),
+        ({"/h/miniforge3/bin/conda": ""}, {"PATH": "/a", "HOME": "/h"}, "/h/miniforge3/bin/conda"),
+        ({"/opt/conda/bin/conda": ""}, {}, "/opt/conda/bin/conda"),
+    ],
+)
+def test_conda_is_found_where_its_installers_leave_it(
+    paths: dict[str, str | None], variables: dict[str, str], found: str
+) -> None:
+    assert find_conda(Scripted({}, paths, variables)) == found
+
+
+def test_no_conda_is_told_with_what_to_do() -> None:
+    with pytest.raises(NothingFits) as caught:
+        find_conda(Scripted({}, {}, {"PATH": "/a"}))
+    assert caught.value.hint is not None and "--as conda" in say(caught.value.hint)
