@@ -1,25 +1,107 @@
-"""The activation script of an environment. Start from `render_activation`.
+"""The activation scripts of an environment. Start from `render_activations`.
 
-To be sourced by bash, dash or any POSIX shell. It sets PATH, VIRTUAL_ENV and what the stack says, sources CANN's own
-scripts, and defines `npuenv_deactivate`, which puts everything back. It prints nothing, proxies least of all.
+One for bash, zsh and every POSIX shell, one for fish, one for tcsh. They evaluate what the program `entering.py`
+prints, which lies in the environment beside the data that it reads, and says how the way back is kept. The scripts
+print nothing, and no file holds a proxy.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+from npuenv import versions
+from npuenv._data import folder_of
+from npuenv.matrix import load_matrix
+from npuenv.messages import LANGUAGES, Message, say
 from npuenv.plan.cann import cann_scripts
+from npuenv.render.entering import CSH_END, csh_quoted, fish_quoted, sh_quoted
 from npuenv.render.template import fill
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.matrix.rows import Setting
     from npuenv.resolve.types import Stack
+
+ROLES = ("build", "rollout", "train")
 
 _CANN_NAMES = ("LD_LIBRARY_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH",
                "TOOLCHAIN_HOME", "ATB_HOME_PATH", "CMAKE_PREFIX_PATH", "PYTHONPATH")  # fmt: skip
 
 
+def render_activations(stack: Stack, root: str) -> Mapping[str, str]:
+    """The files for an environment at `root`: path below it -> text. Pure and deterministic.
+
+    To be sourced are `activate.sh`, `activate.fish` and `activate.csh`; the others belong to them.
+    """
+    usage = fill("activation_usage.j2", stack=stack.name, roles=" | ".join(ROLES), nodes="multi | single").rstrip()
+    place = root.encode("utf-8", "surrogateescape")
+    quoted = {"sh": sh_quoted(place), "fish": fish_quoted(place), "csh": csh_quoted(place)}
+    return {
+        **{
+            f"activate.{shell}": fill(
+                f"activation.{shell}.j2",
+                root=word.decode("utf-8", "surrogateescape"),
+                usage=usage,
+                end=CSH_END.decode(),
+            )
+            for shell, word in quoted.items()
+        },
+        ".npuenv/activation.json": json.dumps(_data(stack, root), indent=1, sort_keys=True) + "\n",
+        ".npuenv/entering.py": (folder_of(__file__) / "entering.py").read_text(encoding="utf-8"),
+    }
+
+
+def settings_of(stack: Stack, role: str) -> Mapping[str, str]:
+    """The matrix's settings for one role of the stack's processes, those its vllm-ascend reads."""
+    rows = load_matrix().settings
+    return {row.name: row.value for row in rows if row.role == role and _applies(row, stack)}
+
+
+def _data(stack: Stack, root: str) -> dict[str, object]:
+    """What `entering.py` reads. `{cache}` in a value stands for npuenv's folder in the user's cache."""
+    run = settings_of(stack, "run")
+    return {
+        "stack": stack.name,
+        "root": root,
+        "scripts": list(cann_scripts(stack)) if stack.cann_root else [],
+        "on_path": [f"{root}/src/{source.name}" for source in stack.git_sources if source.how == "pythonpath"],
+        "settings": dict(stack.env),
+        "nodes": {"single": run, "multi": {**run, **settings_of(stack, "multi-node")}},
+        "roles": {role: settings_of(stack, role) for role in ROLES},
+        "texts": {lang: {key: say(message, lang) for key, message in _TEXTS.items()} for lang in LANGUAGES},
+    }
+
+
+def _applies(row: Setting, stack: Stack) -> bool:
+    """Whether a setting is for the stack's framework, and read by its vllm-ascend where that is what reads it."""
+    if stack.framework not in row.frameworks:
+        return False
+    pin = stack.pin("vllm-ascend")
+    if pin is None:
+        return not row.since
+    return not (row.since and not versions.accepts(f">={row.since}", pin.version)) and not (
+        row.until and versions.accepts(f">={row.until}", pin.version)
+    )
+
+
+def _kept(*names: str) -> dict[str, object]:
+    """Placeholders that stand for themselves: the program in the environment fills them."""
+    return {name: f"{{{name}}}" for name in names}
+
+
+_TEXTS = {
+    "choice": Message("stack.activate-choice", _kept("variable", "value", "known")),
+    "no-script": Message("stack.activate-no-script", _kept("path")),
+    "no-bash": Message("stack.activate-no-bash", _kept("why")),
+    "ended": Message("stack.activate-ended", _kept("paths", "code")),
+    "no-proxy": Message("stack.activate-no-proxy"),
+}
+
+
 def render_activation(stack: Stack, root: str) -> str:
-    """The script for an environment at `root`. Pure and deterministic; the text ends with a line feed."""
+    """One self-contained script for bash, dash or any POSIX shell, without roles and proxies."""
     on_path = [f"{root}/src/{source.name}" for source in stack.git_sources if source.how == "pythonpath"]
     by_cann = _CANN_NAMES if stack.cann_root else ("PYTHONPATH",) * bool(on_path)
     return fill(
