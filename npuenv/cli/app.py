@@ -18,6 +18,8 @@ _COMMANDS = {
     "up": "up",
     "doctor": "doctor",
     "install": "install",
+    "env": "env",
+    "bundle": "bundle",
     "render-docker": "render_docker",
     "smoke-train": "smoke_train",
     "resolve": "resolve",

@@ -24,7 +24,7 @@ def command(ui: Ui, *, request: Request, yes: bool) -> int:
     `npuenv up --for cpu --yes` works on any Linux machine and shows everything but the cards.
     """
     from npuenv.cli.doctor import run_doctor
-    from npuenv.cli.install import How, run_install
+    from npuenv.cli.installing import How, run_install
     from npuenv.cli.smoke_train import run_smoke
 
     if ui.is_json:

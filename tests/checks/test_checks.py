@@ -325,7 +325,7 @@ def test_every_check_has_a_case_that_is_not_ok_and_one_that_is() -> None:
     fine |= {case[0] for case in cases if case[2] is Status.OK}
     # Judged in tests of their own, which give them what the table cannot: a level, a framework, a stack.
     elsewhere = {"devices.burn-in", "devices.dmi", "stack.cann", "stack.python", "stack.settings", "python.stack"}
-    elsewhere |= {"cards.whole", "driver.topology-files"}
+    elsewhere |= {"cards.whole", "driver.topology-files", "python.made"}
     # One function judges every import; these two are not installed on the healthy host.
     fine |= {"python.verl-imports", "python.torchaudio-imports"}
     assert {check.id for check in CHECKS} - tried - elsewhere == set()

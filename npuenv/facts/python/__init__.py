@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.asker import USE_LEVEL, not_asked, was_asked
 from npuenv.facts.base import Evidence, Fact, absent, known
+from npuenv.facts.manifest import described
 from npuenv.facts.python import interpreter as python_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.facts.asker import Asker
+    from npuenv.facts.manifest import Described
     from npuenv.facts.python.elf import Elf
     from npuenv.facts.python.interpreter import Broken, Devices, Import, Python
     from npuenv.facts.python.packages import Files, Hashes, Packages
@@ -48,6 +50,7 @@ class PythonFacts:
     import_torch_npu: Fact[Import]
     imports: Fact[Mapping[str, Import]]  # the other modules; one that could not be tried is in the evidence only
     devices: Fact[Devices]
+    made: Fact[Described]  # what npuenv wrote down when it made this environment; absent where somebody else did
 
 
 def tried(framework: str | None) -> Mapping[str, tuple[str, ...]]:
@@ -65,6 +68,7 @@ def collect(ask: Asker) -> PythonFacts:
 
     installed = interpreter.value.distributions
     packages = package_facts.packages(answer)
+    prefix = interpreter.value.prefix
     torch = _import(ask, "torch", installed)
     torch_hangs = any(item.line == "timed out" for item in torch.evidence)
     torch_npu = _untried(ask) if torch_hangs else _import(ask, "torch_npu", installed)
@@ -81,6 +85,7 @@ def collect(ask: Asker) -> PythonFacts:
         import_torch_npu=torch_npu,
         imports=_imports(ask, installed, hangs),
         devices=_untried(ask) if torch_hangs else _devices(ask, installed),
+        made=_made(ask, prefix),
     )
 
 
@@ -90,7 +95,7 @@ def _nothing(ask: Asker, interpreter: Fact[Python]) -> PythonFacts:
     broken: Fact[Broken] = same
     if was_asked(interpreter):
         broken = ask(lambda host: python_facts.broken(host, ask.python, interpreter))
-    return PythonFacts(interpreter, broken, same, same, same, same, same, same, same, same)
+    return PythonFacts(interpreter, broken, same, same, same, same, same, same, same, same, same)
 
 
 def _hashes(ask: Asker) -> Fact[Hashes]:
@@ -100,6 +105,11 @@ def _hashes(ask: Asker) -> Fact[Hashes]:
 
     answer = ask(lambda host: python_facts.hashes(host, ask.python))
     return not_asked(USE_LEVEL) if _is_unrecorded(answer) else package_facts.hashes(answer)
+
+
+def _made(ask: Asker, prefix: str) -> Fact[Described]:
+    made = ask(lambda host: described(host, prefix))
+    return absent(*made.evidence) if _is_unrecorded(made) else made
 
 
 def _is_unrecorded(*facts: Fact[Any]) -> bool:

@@ -1,0 +1,165 @@
+"""`npuenv env`: the environments on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from npuenv.cli.common import Ui, common_options
+from npuenv.errors import BadInput, ExitCode
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from npuenv.host.base import Host
+    from npuenv.store.environments import Kept
+
+
+@click.group("env")
+def command() -> None:
+    """See and tidy the environments that npuenv made."""
+
+
+@command.command("list")
+@common_options
+def list_all(ui: Ui) -> int:
+    """List the environments: stack, lock, state, place."""
+    from npuenv.store.environments import environments
+
+    host, data = _here()
+    found = environments(host, data)
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.environments/1", "exit": 0, "environments": [_row(kept) for kept in found]})
+    elif not found:
+        ui.say(Message("install.no-environment"))
+    else:
+        _table(ui, found)
+    return int(ExitCode.FINE)
+
+
+@command.command("show")
+@click.argument("name")
+@common_options
+def show(ui: Ui, *, name: str) -> int:
+    """Show what an environment (STACK, STACK/LOCK or a folder) was made from, and what was verified when."""
+    from npuenv.store.environments import find, size_mib
+
+    kept = find(*_here(), name)
+    own = kept.described
+    document = {**_row(kept), "size_mib": size_mib(Path(own.root))}
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.environment/1", "exit": 0, **document})
+        return int(ExitCode.FINE)
+    for key in ("root", "stack", "platform", "lock", "role", "status", "npuenv", "kind", "origin", "size_mib"):
+        click.echo(f"{_title(ui, key)}: {document[key] if document[key] not in ('', None) else '-'}")
+    for source in own.sources:
+        click.echo(f"{_title(ui, 'source')}: {source.get('name', '')} {source.get('ref', '')}")
+    click.echo(f"{_title(ui, 'request')}: {_flat(own.request)}")
+    click.echo(f"{_title(ui, 'steps')}: {' '.join(own.steps) or '-'}")
+    click.echo(f"{_title(ui, 'verified')}: {_verified(ui, kept)}")
+    return int(ExitCode.FINE)
+
+
+@command.command("remove")
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@common_options
+def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
+    """Delete an environment (STACK, STACK/LOCK or a folder)."""
+    from npuenv.cli.installing import confirm
+    from npuenv.store.environments import find, remove, size_mib
+
+    host, data = _here()
+    kept = find(host, data, name)
+    said = {"path": kept.described.root, "stack": kept.described.stack, "mib": size_mib(Path(kept.described.root))}
+    if not yes:
+        ui.say(Message("install.removing", said), err=ui.is_json)
+        confirm(ui)
+    remove(kept, data)
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.removed/1", "exit": 0, "paths": [said["path"]]})
+    ui.say(Message("install.removed", said))
+    return int(ExitCode.FINE)
+
+
+@command.command("clean")
+@click.option("--cache", is_flag=True, help="Also drop what uv's cache no longer needs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@common_options
+def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
+    """Delete the environments that are neither in force nor the one to return to, and remains of deletions."""
+    import shutil
+
+    from npuenv.cli.installing import confirm
+    from npuenv.store.environments import environments, left_over, remove, size_mib
+
+    host, data = _here()
+    paths = left_over(host, data)
+    for path in paths:
+        ui.say(Message("install.removing", {"path": str(path), "stack": path.parent.name, "mib": size_mib(path)}))
+    if paths and not yes:
+        confirm(ui)
+    known = {kept.described.root: kept for kept in environments(host, data)}
+    for path in paths:
+        if str(path) in known:
+            remove(known[str(path)], data)
+        else:
+            shutil.rmtree(path)
+    if cache:
+        _prune_cache(ui, host)
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.removed/1", "exit": 0, "paths": [str(path) for path in paths]})
+    ui.say(Message("install.cleaned", {"count": len(paths)}))
+    return int(ExitCode.FINE)
+
+
+def _here() -> tuple[Host, Path]:
+    from npuenv.host.local import LocalHost
+    from npuenv.store.places import data_folder
+
+    host = LocalHost()
+    return host, Path(data_folder(host.environ()))
+
+
+def _prune_cache(ui: Ui, host: Host) -> None:
+    from npuenv.lock.make import find_uv
+
+    ran = host.run((find_uv(), "cache", "prune"), timeout_s=600.0)
+    last = (ran.err or ran.out).strip().splitlines()[-1:] or [""]
+    if ran.code != 0:
+        raise BadInput(Message("install.cache-not-pruned", {"why": last[0]}))
+    ui.say(Message("install.cache-pruned", {"said": last[0]}))
+
+
+def _row(kept: Kept) -> dict[str, object]:
+    return {**kept.described.as_json(), "role": kept.role, "is_proven": kept.described.is_proven}
+
+
+def _table(ui: Ui, found: tuple[Kept, ...]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for key in ("stack", "lock", "role", "status", "verified", "root"):
+        table.add_column(_title(ui, key), overflow="fold")
+    for kept in found:
+        own = kept.described
+        table.add_row(own.stack, own.lock, kept.role or "-", own.status, _verified(ui, kept), own.root)
+    ui.console().print(table)
+
+
+def _verified(ui: Ui, kept: Kept) -> str:
+    seen = kept.described.verified
+    if not kept.described.is_proven or seen is None:
+        return say(Message("install.never-verified"), ui.lang)
+    return say(Message("install.verified-at", {"at": seen.at, "files": seen.files, "packages": seen.packages}), ui.lang)
+
+
+def _flat(values: object) -> str:
+    if not isinstance(values, dict) or not values:
+        return "-"
+    return " ".join(f"{name}={value}" for name, value in sorted(values.items()))
+
+
+def _title(ui: Ui, key: str) -> str:
+    return say(Message(f"install.column-{key.replace('_', '-')}"), ui.lang)

@@ -1,0 +1,361 @@
+"""One installation: what is to be had, where it goes, the plan, the question, the work, the proof. `run_install`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from npuenv.cli.machine import Machine, for_this_machine, lock_of, resolve_or_stop, this_machine
+from npuenv.errors import BadInput, ExitCode, StepFailed
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from npuenv.bundle.offline.opened import Bundle
+    from npuenv.cli.common import Ui
+    from npuenv.execute import Outcome
+    from npuenv.host.base import Host
+    from npuenv.lock import Lock
+    from npuenv.plan import Plan
+    from npuenv.plan.making import Tools
+    from npuenv.plan.prerequisites import Prerequisites
+    from npuenv.resolve.types import Request, Stack
+    from npuenv.store.places import Target
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """The options of an installation that are not about what is installed."""
+
+    target: str | None = None
+    kind: str = "venv"  # venv | conda | existing
+    base_python: str | None = None
+    into: str | None = None  # the Python whose environment is to take the packages
+    bundle: str | None = None  # a bundle's folder or archive: nothing is asked of the network
+    cann_files: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)  # source name -> archive or folder
+    with_system: bool = False
+    is_replacing: bool = False
+    only_step: str | None = None
+    from_step: str | None = None
+    fill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be installed, from where."""
+
+    stack: Stack
+    lock: Lock
+    machine: Machine
+    request: Request
+    bundle: Bundle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan and what it is for."""
+
+    wanted: Wanted
+    target: Target
+    plan: Plan
+    notes: tuple[Message, ...] = ()  # what the plan cannot do itself
+
+
+def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None, lock: Lock | None = None) -> Path:
+    """Plans, asks, executes, proves; the environment's folder. Raises NpuenvError when it cannot be done.
+
+    `lock`: this one instead of the stack's present lock.
+    """
+    how = how or How()
+    with wanted_for(ui, request, how, lock) as wanted:
+        prepared = prepare(wanted, how)
+        if yes or is_complete(prepared.target, wanted.lock):
+            tell_notes(ui, prepared)
+        else:
+            ask(ui, prepared)
+        outcome = carry_out(ui, prepared, how)
+        _remember(wanted, prepared.target)
+        if "finish" in outcome.done:
+            _prove(prepared)
+        _report(ui, prepared, outcome)
+    return Path(prepared.target.root)
+
+
+@contextmanager
+def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> Iterator[Wanted]:
+    """The stack and its lock: resolved and locked here, or as the bundle has them, unpacked while the block runs."""
+    from npuenv.plan.cann_files import with_found_cann
+
+    machine = this_machine(ui)
+    if how.bundle is None:
+        request = for_this_machine(request)
+        stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, request))
+        yield Wanted(stack, lock or lock_of(ui, stack, machine, fill=how.fill), machine, request)
+        return
+    from npuenv.bundle.offline.opened import open_bundle
+
+    with open_bundle(how.bundle) as bundle:
+        stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, bundle.request))
+        yield Wanted(stack, bundle.lock, machine, bundle.request, bundle)
+
+
+def prepare(wanted: Wanted, how: How) -> Prepared:
+    """The plan for this machine. Raises BadInput (target, interpreter, files), NothingFits (lock, interpreter)."""
+    from npuenv.lock.refuse import require_complete, require_sources
+    from npuenv.plan.given import digests_of
+    from npuenv.plan.target import check_target, find_conda, find_python
+
+    stack, lock, resolver = wanted.stack, wanted.lock, wanted.machine.resolver
+    target = _target(wanted, how)
+    if target.kind != "existing":
+        check_target(resolver.host, target, lock)
+        _require_same(resolver.host, target, lock, how)
+    require_complete(lock, resolver)
+    python = target.python
+    if target.kind == "venv":
+        chosen = how.base_python or _running(stack)
+        python = find_python(resolver.host, stack.platform.python, stack.platform.arch, chosen)
+    links = {} if wanted.bundle else require_sources(stack, lock, resolver)
+    tools = _tools(wanted, how, python=python, links=links)
+    tools = replace(
+        tools,
+        digests=digests_of(resolver.host, tools.given, stack, sys.executable),
+        conda=find_conda(resolver.host) if target.kind == "conda" else "",
+    )
+    return _planned(wanted, target, how, tools)
+
+
+def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock | None = None) -> ExitCode:
+    """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is."""
+    with wanted_for(ui, request, how, lock) as wanted:
+        prepared = _imagine(wanted, how)
+        if as_script:
+            from npuenv import __version__
+            from npuenv.facts.pip import for_uv
+            from npuenv.render.script import render_script
+
+            title = f"{wanted.stack.name} ({wanted.stack.platform.tag}), npuenv {__version__}"
+            settings = for_uv(wanted.machine.resolver.settings)
+            click.echo(render_script(prepared.plan, settings, title=title, lang=ui.lang), nl=False)
+        elif ui.is_json:
+            from npuenv.report.plan import as_json
+
+            ui.print_json({**as_json(prepared.plan, wanted.stack, prepared.target.root, ui.lang), "exit": 0})
+        else:
+            list_plan(ui, prepared)
+        for missing in wanted.lock.missing:
+            from npuenv.lock.refuse import why_missing
+
+            why = why_missing(missing, wanted.machine.resolver)
+            ui.say(Message("cli.lock-gap", {"why": why}), err=True)
+    return ExitCode.FINE
+
+
+def list_plan(ui: Ui, prepared: Prepared) -> None:
+    """The plan as text, with pip's settings in force, and what it leaves to the user."""
+    from npuenv.render.listing import list_plan as as_text
+
+    stack, settings = prepared.wanted.stack, prepared.wanted.machine.resolver.settings
+    args = {"stack": stack.name, "platform": stack.platform.tag, "path": prepared.target.root}
+    ui.say(Message("cli.plan-head", args), err=ui.is_json)
+    if not ui.is_verbose:  # with -v they were said when the settings were read
+        for warning in settings.warnings:
+            ui.say(warning, err=True)
+    click.echo(as_text(prepared.plan, settings, lang=ui.lang), nl=False, err=ui.is_json)
+    tell_notes(ui, prepared)
+
+
+def tell_notes(ui: Ui, prepared: Prepared) -> None:
+    """Says what the plan cannot do itself: system packages without consent, parts of CANN that nobody supplied."""
+    for note in prepared.notes:
+        ui.say(note, err=True)
+
+
+def ask(ui: Ui, prepared: Prepared) -> None:
+    """Shows the plan and asks. Raises BadInput where there is nobody to ask, click.Abort on no."""
+    list_plan(ui, prepared)
+    confirm(ui)
+
+
+def confirm(ui: Ui) -> None:
+    """Asks whether to go on. Raises BadInput where there is nobody to ask, click.Abort on no."""
+    if ui.is_json or not sys.stdin.isatty():
+        raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
+    if not click.confirm(say(Message("cli.go-on"), ui.lang), default=True):
+        raise click.Abort
+
+
+def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
+    """Executes the plan with its progress shown. Raises StepFailed, BadInput."""
+    from npuenv.cli.progress import Teller
+    from npuenv.execute import Session, execute
+    from npuenv.facts.pip import for_uv
+
+    resolver = prepared.wanted.machine.resolver
+    with Teller(ui) as teller:
+        session = Session(
+            resolver.host,
+            prepared.target.root,
+            settings=for_uv(resolver.settings),
+            tell=teller.tell,
+            again=_same_command(),
+        )
+        return execute(prepared.plan, session, only=how.only_step, start_at=how.from_step)
+
+
+def is_complete(target: Target, lock: Lock) -> bool:
+    """True when the environment stands already: running it again only verifies and mends, and needs no consent anew."""
+    from npuenv.facts.manifest import MARKER
+    from npuenv.store.places import marker_text
+
+    marker = Path(target.root) / MARKER
+    return marker.is_file() and marker.read_text(encoding="utf-8") == marker_text(lock, "complete")
+
+
+def asked_for(request: Request) -> dict[str, Any]:
+    """What a request says, without what it leaves open: as the manifest keeps it."""
+    from npuenv.resolve.types import Request
+
+    empty = asdict(Request())
+    return {name: value for name, value in asdict(replace(request, origins={})).items() if value != empty[name]}
+
+
+def _imagine(wanted: Wanted, how: How) -> Prepared:
+    """A plan that is only shown: what is not here is called by its usual name."""
+    from npuenv.lock.wheels import wheels_in_links
+
+    stack, lock, resolver = wanted.stack, wanted.lock, wanted.machine.resolver
+    target = _target(wanted, how)
+    labelled = [(package.name, package.version) for package in lock.packages if package.index]
+    links = wheels_in_links(resolver.host, resolver.settings, labelled, stack.platform)
+    python = how.base_python or _running(stack) or f"python{stack.platform.python}"
+    tools = _tools(wanted, how, python=python, links={} if wanted.bundle else dict(links))
+    return _planned(wanted, target, how, replace(tools, conda="conda"))
+
+
+def _target(wanted: Wanted, how: How) -> Target:
+    """Where it goes. Raises BadInput for a Python whose environment cannot take the stack."""
+    from npuenv.plan.target import existing_target
+    from npuenv.store.places import target_for
+
+    host = wanted.machine.resolver.host
+    if how.into is not None:
+        return existing_target(host, how.into, wanted.lock, wanted.stack)
+    return replace(target_for(wanted.lock, host.environ(), how.target), kind=how.kind)
+
+
+def _require_same(host: Host, target: Target, lock: Lock, how: How) -> None:
+    """Raises BadInput where the folder holds a finished environment of another lock: nothing would be left of it."""
+    from npuenv.facts.manifest import describe
+
+    there = describe(host, target.root)
+    if there is not None and there.status == "complete" and there.lock != lock.hash and not how.is_replacing:
+        said = {"path": target.root, "stack": there.stack, "lock": there.lock, "wanted": lock.stack}
+        raise BadInput(Message("install.other-environment", said), Message("install.other-environment-hint"))
+
+
+def _tools(wanted: Wanted, how: How, *, python: str, links: Mapping[str, str]) -> Tools:
+    from npuenv.facts.pip import for_uv
+    from npuenv.plan.install import Tools
+
+    resolver, bundle = wanted.machine.resolver, wanted.bundle
+    return Tools(
+        base_python=python,
+        uv=resolver.uv,
+        settings=for_uv(resolver.settings),
+        indexes=resolver.indexes,
+        in_links=links,
+        wheels=bundle.wheels if bundle else "",
+        given={**(bundle.sources if bundle else {}), **how.given},
+    )
+
+
+def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared:
+    from npuenv.plan.install import plan_install
+    from npuenv.render.activate import render_activations
+
+    ground = _ground(wanted, target, how)
+    plan = plan_install(
+        wanted.stack,
+        wanted.lock,
+        target,
+        tools,
+        activation=render_activations(wanted.stack, target.root),
+        request=asked_for(wanted.request),
+        before=ground.steps,
+    )
+    return Prepared(wanted, target, plan, ground.notes)
+
+
+def _ground(wanted: Wanted, target: Target, how: How) -> Prerequisites:
+    """What the environment stands on: the system's packages and CANN. Asked of this machine only if it is meant."""
+    from npuenv.plan.cann_files import cann_steps
+    from npuenv.plan.prerequisites import Prerequisites
+    from npuenv.plan.system import look_at_system, system_steps
+
+    stack, host = wanted.stack, wanted.machine.resolver.host
+    if stack.platform.arch != platform.machine():
+        return Prerequisites()
+    files = (*(wanted.bundle.cann_files if wanted.bundle else ()), *how.cann_files)
+    of_system = system_steps(stack, look_at_system(host, stack), is_allowed=how.with_system)
+    return of_system + cann_steps(host, stack, files, target)
+
+
+def _running(stack: Stack) -> str | None:
+    """This process's own interpreter where it is of the wanted version: it is known to work."""
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return sys.executable if running == stack.platform.python else None
+
+
+def _same_command() -> tuple[str, ...]:
+    """What the user typed, for the hint that says how to go on."""
+    return ("npuenv", *sys.argv[1:])
+
+
+def _prove(prepared: Prepared) -> None:
+    """Raises StepFailed where the doctor finds what was installed at odds with itself or with its stack."""
+    from npuenv.cli.proving import as_reasons, objections
+
+    found = objections(prepared.wanted.machine.resolver.host, prepared.wanted.stack, prepared.target.python)
+    if found:
+        said = {"path": prepared.target.root, "why": as_reasons(found)}
+        hint = {"python": prepared.target.python, "stack": prepared.wanted.stack.name}
+        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
+
+
+def _remember(wanted: Wanted, target: Target) -> None:
+    from npuenv.store.environments import remember
+    from npuenv.store.places import data_folder
+
+    remember(Path(target.root), Path(data_folder(wanted.machine.resolver.host.environ())))
+
+
+def _report(ui: Ui, prepared: Prepared, outcome: Outcome) -> None:
+    stack, target = prepared.wanted.stack, prepared.target
+    num_done = len(outcome.done)
+    args = {"stack": stack.name, "path": target.root, "steps": num_done}
+    if ui.is_json:
+        ui.print_json(
+            {
+                "schema": "npuenv.install/1",
+                "exit": 0,
+                "stack": stack.name,
+                "target": target.root,
+                "python": target.python,
+                "activate": f"{target.root}/activate.sh",
+                "steps_done": num_done,
+                "notes": [say(note, ui.lang) for note in prepared.notes],
+            }
+        )
+    ui.say(Message("cli.installed" if num_done else "cli.was-installed", args))
+    ui.say(Message("cli.activate", args))
+    if stack.cann_root:
+        ui.say(Message("install.needs-cann", args))

@@ -1,0 +1,45 @@
+"""What the doctor says about the packages of an environment that was just installed. Start from `objections`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from npuenv.checks import Finding
+    from npuenv.host.base import Host
+    from npuenv.resolve.types import Stack
+
+# Areas of checks that an installation answers for, and the groups of facts that they read.
+_AREAS = ("python.", "stack.")
+_GROUPS = frozenset({"python", "cann", "machine"})
+# Of the session and not of the packages: they hold in the shell that sources the activation script.
+_OF_SESSION = ("stack.settings", "stack.cann")
+
+
+def objections(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
+    """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
+
+    Modules that need CANN's libraries are not imported here: they load in an activated shell only.
+    """
+    from npuenv.checks import Status, check_all
+    from npuenv.facts.collect import collect
+
+    framework = stack.framework if stack.framework in ("verl", "roll", "vllm-ascend", "cpu") else None
+    facts = collect(host, python=python, level=1, framework=framework, only=_GROUPS)
+    found = check_all(facts, framework=framework, level=1, stack=stack)
+    return tuple(
+        finding for finding in found if finding.status is Status.FAIL and _counts(finding.check, bool(stack.cann_root))
+    )
+
+
+def _counts(check: str, needs_cann: bool) -> bool:
+    if not check.startswith(_AREAS) or check in _OF_SESSION or check == "python.made":
+        return False
+    return not (needs_cann and check.endswith("-imports"))
+
+
+def as_reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
+    """A sentence each, with the check that says it."""
+    return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)

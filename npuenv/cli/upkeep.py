@@ -1,0 +1,150 @@
+"""What `npuenv install` does with an environment that exists: bring it up to date, restore it, return to the former."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from npuenv.cli.installing import How, confirm, is_complete, list_plan, prepare, run_install, wanted_for
+from npuenv.errors import BadInput, ExitCode
+from npuenv.messages import Message
+from npuenv.store.environments import Kept, environments, find
+from npuenv.store.places import Target, data_folder
+
+if TYPE_CHECKING:
+    from npuenv.cli.common import Ui
+    from npuenv.lock import Lock
+    from npuenv.resolve.types import Request
+    from npuenv.store.difference import Change
+
+
+def update(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -> ExitCode:
+    """Builds the stack's present lock beside the old environment, after showing what changes, and switches to it."""
+    from npuenv.store.difference import changes
+
+    kept = _chosen(request, how)
+    if kept.role == "elsewhere":
+        raise BadInput(Message("install.update-elsewhere", {"path": kept.described.root}), _again_hint(kept))
+    request, before = _request_of(kept, request), _lock_of(kept)
+    with wanted_for(ui, request, how) as wanted:
+        found = changes(before, wanted.lock)
+        if not found:
+            return _up_to_date(ui, kept)
+        prepared = prepare(wanted, how)
+        _show_changes(ui, kept, found, prepared.target)
+        if is_dry_run:
+            return ExitCode.FINE
+        if not (yes or is_complete(prepared.target, wanted.lock)):
+            if ui.is_verbose:
+                list_plan(ui, prepared)
+            confirm(ui)
+    run_install(ui, request, yes=True, how=how)
+    ui.say(Message("install.can-roll-back", {"stack": kept.described.stack}))
+    return ExitCode.FINE
+
+
+def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -> ExitCode:
+    """Restores the environment's files from its own lock; what was not altered stays untouched."""
+    from npuenv.cli.installing import show_plan
+
+    kept = _chosen(request, how)
+    lock, request = _lock_of(kept), _request_of(kept, request)
+    own = kept.described
+    if own.kind == "existing":
+        how = replace(how, into=str(Path(own.root) / "bin" / "python"))
+    else:
+        how = replace(how, target=own.root, kind=own.kind or how.kind)
+    if is_dry_run:
+        return show_plan(ui, request, how, as_script=False, lock=lock)
+    run_install(ui, request, yes=yes, how=how, lock=lock)
+    return ExitCode.FINE
+
+
+def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -> ExitCode:
+    """Puts the former environment in force again, once it is seen to be whole. A second time returns."""
+    from npuenv.facts.environment import ask_environment
+    from npuenv.host.local import LocalHost
+    from npuenv.plan.types import Want
+    from npuenv.store import switch
+
+    kept = _chosen(request, how)
+    home = Path(kept.described.root).parent
+    before = switch.previous_of(home)
+    fact = ask_environment(LocalHost(), Want("env.intact", (str(before),), "yes"))
+    if fact.value != "yes":
+        why = fact.value or next((item.line for item in fact.evidence), "")
+        again = f"npuenv install --repair --target {before}"
+        raise BadInput(
+            Message("install.previous-damaged", {"path": str(before), "why": why}),
+            Message("execute.run-again", {"command": again}),
+        )
+    if is_dry_run:
+        ui.say(Message("install.would-roll-back", {"path": str(before)}))
+        return ExitCode.FINE
+    now, left = switch.roll_back(home)
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.rollback/1", "exit": 0, "target": str(now), "before": str(left)})
+    ui.say(Message("install.rolled-back", {"path": str(now), "before": str(left)}))
+    return ExitCode.FINE
+
+
+def _chosen(request: Request, how: How) -> Kept:
+    """The environment that is meant: a folder, a stack's name or use, or the only one there is. Raises BadInput."""
+    from npuenv.host.local import LocalHost
+
+    host = LocalHost()
+    data = Path(data_folder(host.environ()))
+    word = how.target or request.stack or ""
+    if word:
+        return find(host, data, word)
+    there = [kept for kept in environments(host, data) if kept.role in ("current", "elsewhere")]
+    if request.framework:
+        wanted = request.framework.partition("==")[0]
+        there = [kept for kept in there if kept.described.request.get("framework", "").partition("==")[0] == wanted]
+    if len(there) == 1:
+        return there[0]
+    if not there:
+        raise BadInput(Message("install.no-environment"), Message("install.no-environment-hint"))
+    known = tuple(kept.described.stack for kept in there)
+    raise BadInput(Message("install.which", {"known": known}), Message("install.which-hint", {"stack": known[0]}))
+
+
+def _request_of(kept: Kept, said: Request) -> Request:
+    """What the environment was asked for, for the very stack it has; what is said now counts before it."""
+    from dataclasses import asdict
+
+    from npuenv.resolve.types import Request
+
+    empty = asdict(Request())
+    now = {name: value for name, value in asdict(said).items() if value != empty[name]}
+    known = {name: value for name, value in kept.described.request.items() if name in empty}
+    return Request(**{**known, "framework": None, **now, "stack": kept.described.stack})
+
+
+def _lock_of(kept: Kept) -> Lock:
+    """The environment's own lock. Raises BadInput where it is not there or not sound."""
+    from npuenv.lock.file import read_lock
+
+    return read_lock(Path(kept.described.root) / ".npuenv" / "lock.toml")
+
+
+def _up_to_date(ui: Ui, kept: Kept) -> ExitCode:
+    own = kept.described
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.update/1", "exit": 0, "stack": own.stack, "target": own.root, "changes": []})
+    ui.say(Message("install.up-to-date", {"stack": own.stack, "path": own.root}))
+    return ExitCode.FINE
+
+
+def _show_changes(ui: Ui, kept: Kept, found: tuple[Change, ...], target: Target) -> None:
+    said = {"stack": kept.described.stack, "count": len(found), "path": target.root}
+    ui.say(Message("install.changes-head", said), err=ui.is_json)
+    for each in found if not ui.is_quiet else ():
+        click.echo(f"  {each.name}: {each.before or '-'} -> {each.after or '-'}", err=ui.is_json)
+
+
+def _again_hint(kept: Kept) -> Message:
+    return Message("install.update-elsewhere-hint", {"stack": kept.described.stack})

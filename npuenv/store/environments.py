@@ -1,0 +1,149 @@
+"""The environments on this machine: found, measured, taken away. Start from `environments`.
+
+Those of the data folder are found by looking; of those elsewhere the data folder keeps a list of places.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput, StepFailed
+from npuenv.facts.manifest import Described, describe
+from npuenv.host.writing import claimed, write_whole
+from npuenv.messages import Message
+from npuenv.store.switch import CURRENT, PREVIOUS, points_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.host.base import Host
+
+# Begins the name that an environment has while it is being deleted: never taken for one again.
+_DYING = ".removing-"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An environment and its place among those of its stack."""
+
+    described: Described
+    role: str  # current | previous | "" | elsewhere: in a folder of the user's choice
+
+
+def environments(host: Host, data: Path) -> tuple[Kept, ...]:
+    """Every environment, by stack and then place. Folders that are none are passed over."""
+    found = [*_managed(host, data), *_elsewhere(host, data)]
+    return tuple(sorted(found, key=lambda kept: (kept.described.stack, kept.described.root)))
+
+
+def find(host: Host, data: Path, word: str) -> Kept:
+    """The environment that a word means: a folder, a stack's name (its current one), or STACK/HASH.
+
+    Raises BadInput for a word that means none, with those there are.
+    """
+    everything = environments(host, data)
+    as_folder = str(Path(word).absolute()) if os.sep in word or word in (".", "..") else None
+    for kept in everything:
+        own = kept.described
+        names = {own.root, f"{own.stack}/{own.lock}", os.path.realpath(own.root)}
+        if word in names or as_folder in names or (word == own.stack and kept.role == CURRENT):
+            return kept
+    alone = [kept for kept in everything if kept.described.stack == word]
+    if len(alone) == 1:
+        return alone[0]
+    if as_folder is not None and (own_here := describe(host, as_folder)) is not None:
+        return Kept(own_here, "elsewhere")
+    known = tuple(f"{kept.described.stack}/{kept.described.lock}" for kept in everything) or (Message("store.none"),)
+    raise BadInput(Message("store.no-such", {"word": word, "known": known}), Message("store.no-such-hint"))
+
+
+def remember(root: Path, data: Path) -> None:
+    """Notes an environment outside the data folder, so that it is listed. Raises OSError."""
+    if not root.is_relative_to(data):
+        _write_places(data, [*dict.fromkeys([*_places(data), str(root)])])
+
+
+def size_mib(root: Path) -> int:
+    """What the files of a folder take on disk; hard-linked ones count once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(folder, name))
+                if (found.st_dev, found.st_ino) not in seen:
+                    seen.add((found.st_dev, found.st_ino))
+                    total += found.st_blocks * 512
+    return total >> 20
+
+
+def remove(kept: Kept, data: Path) -> None:
+    """Deletes an environment: out of sight first, by one rename, so that a stop in between leaves no half one.
+
+    Raises BadInput where an installation works on it or where it is nobody's own folder, StepFailed for the system.
+    """
+    root = Path(kept.described.root)
+    if kept.described.kind == "existing":
+        raise BadInput(Message("store.not-ours", {"path": str(root)}), Message("store.not-ours-hint"))
+    with claimed(str(root / ".npuenv" / "running")) as is_mine:
+        if not is_mine:
+            raise BadInput(Message("store.in-use", {"path": str(root)}))
+        try:
+            dying = root.with_name(f"{_DYING}{root.name}")
+            _forget_links(root)
+            root.rename(dying)
+            shutil.rmtree(dying)
+            _write_places(data, [place for place in _places(data) if place != str(root)])
+        except OSError as error:
+            said = {"path": str(error.filename or root), "why": error.strerror or str(error)}
+            raise StepFailed(Message("store.not-removed", said), Message("store.not-removed-hint")) from error
+
+
+def left_over(host: Host, data: Path) -> tuple[Path, ...]:
+    """What nobody needs any more: environments neither current nor previous, and remains of a removal."""
+    homes = [home for home in sorted((data / "envs").glob("*")) if home.is_dir()]
+    dying = [path for home in homes for path in sorted(home.glob(f"{_DYING}*"))]
+    idle = [kept for kept in _managed(host, data) if not kept.role]
+    return (*dying, *(Path(kept.described.root) for kept in idle))
+
+
+def _managed(host: Host, data: Path) -> Iterator[Kept]:
+    for home in sorted((data / "envs").glob("*")):
+        roles = {points_to(home / name): name for name in (PREVIOUS, CURRENT)}
+        for root in sorted(home.glob("*")):
+            if root.is_symlink() or root.name.startswith(_DYING):
+                continue
+            own = describe(host, str(root))
+            if own is not None:
+                yield Kept(own, roles.get(root.name, ""))
+
+
+def _elsewhere(host: Host, data: Path) -> Iterator[Kept]:
+    for place in _places(data):
+        own = describe(host, place)
+        if own is not None:
+            yield Kept(own, "elsewhere")
+
+
+def _places(data: Path) -> list[str]:
+    try:
+        return (data / "environments.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
+def _write_places(data: Path, places: list[str]) -> None:
+    if places != _places(data):
+        write_whole(str(data / "environments.txt"), "".join(f"{place}\n" for place in places))
+
+
+def _forget_links(root: Path) -> None:
+    for name in (CURRENT, PREVIOUS):
+        link = root.parent / name
+        if link.is_symlink() and points_to(link) == root.name:
+            link.unlink()

@@ -1,0 +1,218 @@
+"""Update, rollback, repair and `npuenv env` on the command line, with a stack of tiny wheels in a home of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.cli import installing, main
+from npuenv.lock.wheels import write_wheel
+from npuenv.resolve.types import Pin, Reason, Request, Stack
+
+if TYPE_CHECKING:
+    from conftest import World
+
+    from npuenv.lock import Lock
+
+
+class Product:
+    """The command line with one stack, of which a newer lock may come out."""
+
+    def __init__(self, world: World, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.world, self.data, self._capsys = world, data, capsys
+        self.stack: Stack = world.stack
+        self.lock: Lock = world.lock()
+
+    @property
+    def home(self) -> Path:
+        return self.data / "npuenv" / "envs" / "tiny"
+
+    @property
+    def current(self) -> Path:
+        return (self.home / "current").resolve()
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        code = main([*words])
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+    def release(self) -> None:
+        """A newer `tools` comes out, and the stack's lock follows."""
+        write_wheel(self.world.wheels, "tools", "0.4", requires=["numbers>=2"], files={"tools.py": "C = 4\n"})
+        reason = Reason(self.stack.order[0].why)
+        newer = Pin("tools", "0.4", reason, reason, "request")
+        self.stack = replace(self.stack, pins=(*self.stack.pins, newer))
+        self.world.stack = self.stack
+        self.lock = self.world.lock()
+
+
+@pytest.fixture
+def product(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Product:
+    data = tmp_path / "data"
+    monkeypatch.setenv("XDG_DATA_HOME", str(data))
+    monkeypatch.setenv("LANG", "C")
+    product = Product(world, data, capsys)
+    monkeypatch.setattr(installing, "for_this_machine", lambda request: request)
+    monkeypatch.setattr(installing, "resolve_or_stop", lambda ui, request: product.stack)
+    monkeypatch.setattr(installing, "lock_of", lambda ui, stack, machine, fill: product.lock)
+    code, _, err = product.run("install", "tiny", "--yes")
+    assert code == 0, err
+    return product
+
+
+def tree(root: Path) -> str:
+    """A hash over every path, link and content of an environment, npuenv's own notes and byte code left out."""
+    digest = hashlib.sha256()
+    for folder, folders, names in sorted(os.walk(root)):
+        folders[:] = sorted(name for name in folders if name not in (".npuenv", "__pycache__"))
+        for name in sorted(names):
+            path = Path(folder, name)
+            content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+            digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def test_an_update_without_news_says_so_and_changes_nothing(product: Product) -> None:
+    before = tree(product.current)
+    code, out, _ = product.run("install", "--update", "tiny")
+    assert (code, "has the present lock already" in out) == (0, True)
+    assert tree(product.current) == before
+
+
+def test_an_update_shows_the_difference_and_switches_only_when_the_new_one_is_proven(product: Product) -> None:
+    old = product.current
+    before = tree(old)
+    product.release()
+    code, out, _ = product.run("install", "--update", "--dry-run")
+    assert code == 0
+    assert "tools: 0.3 -> 0.4" in out
+    assert product.current == old
+    code, out, _ = product.run("install", "--update", "--yes")
+    assert code == 0, out
+    assert "npuenv install --rollback tiny" in out
+    assert product.current.name == product.lock.hash
+    assert "C = 4" in next(product.current.glob("lib/python*/site-packages/tools.py")).read_text()
+    assert tree(old) == before
+
+
+def test_a_rollback_returns_to_the_same_tree(product: Product) -> None:
+    old = product.current
+    before = tree(old)
+    product.release()
+    product.run("install", "--update", "--yes")
+    new = product.current
+    code, out, _ = product.run("install", "--rollback")
+    assert code == 0, out
+    assert (product.current, tree(product.current)) == (old, before)
+    product.run("install", "--rollback", "tiny")
+    assert product.current == new
+
+
+def test_an_update_that_fails_leaves_the_old_one_in_force(product: Product) -> None:
+    old = product.current
+    product.release()
+    wheel = next(product.world.wheels.glob("tools-0.4*"))
+    wheel.write_bytes(wheel.read_bytes() + b"x")
+    code, _, err = product.run("install", "--update", "--yes")
+    assert code == 1
+    assert "hash" in err
+    assert product.current == old
+    assert product.run("install", "--repair")[0] == 0
+
+
+def test_a_former_environment_that_was_damaged_is_not_returned_to(product: Product) -> None:
+    old = product.current
+    product.release()
+    product.run("install", "--update", "--yes")
+    new = product.current
+    next(old.glob("lib/python*/site-packages/tools.py")).write_text("C = 9\n")
+    code, _, err = product.run("install", "--rollback")
+    assert code == 2
+    assert "tools.py" in err
+    assert f"--repair --target {old}" in err
+    assert product.current == new
+    assert product.run("install", "--repair", "--target", str(old), "--yes")[0] == 0
+    assert product.current == new
+    assert product.run("install", "--rollback")[0] == 0
+    assert product.current == old
+
+
+def test_a_repair_restores_from_the_own_lock_though_a_newer_one_is_out(product: Product) -> None:
+    root = product.current
+    before = tree(root)
+    product.release()
+    next(root.glob("lib/python*/site-packages/tools.py")).write_text("C = 9\n")
+    next(root.glob("lib/python*/site-packages/numbers_a.py")).unlink()
+    code, out, _ = product.run("install", "--repair")
+    assert code == 0, out
+    assert (product.current, tree(root)) == (root, before)
+
+
+def test_a_rollback_with_nothing_before_is_a_sentence(product: Product) -> None:
+    code, _, err = product.run("install", "--rollback")
+    assert code == 2
+    assert "no earlier environment" in err
+
+
+def test_env_list_and_show_tell_what_was_verified_when(product: Product) -> None:
+    code, out, _ = product.run("env", "list", "--json")
+    (row,) = json.loads(out)["environments"]
+    assert code == 0
+    assert (row["stack"], row["lock"], row["role"], row["status"]) == ("tiny", product.lock.hash, "current", "complete")
+    code, out, _ = product.run("env", "show", "tiny", "--json")
+    shown = json.loads(out)
+    assert shown["verified"]["files"] > 3
+    assert shown["verified"]["packages"] == 3
+    assert shown["verified"]["at"].endswith("Z")
+    assert shown["steps"][0] == "venv"
+    assert shown["steps"][-1] == "finish"
+    assert shown["is_proven"] is True
+    assert shown["request"] == {"stack": "tiny"}
+
+
+def test_env_remove_asks_first_and_clean_takes_only_the_idle(product: Product) -> None:
+    old = product.current
+    product.release()
+    product.run("install", "--update", "--yes")
+    (product.home / "previous").unlink()
+    code, _, err = product.run("env", "clean")
+    assert code == 2
+    assert "--yes" in err
+    assert old.exists()
+    assert product.run("env", "clean", "--yes")[0] == 0
+    assert not old.exists()
+    new = product.current
+    assert product.run("env", "remove", "tiny", "--yes")[0] == 0
+    assert not new.exists()
+    assert product.run("env", "list")[1].strip() == "there is no environment here yet"
+
+
+def test_a_folder_of_ones_own_cannot_be_updated_beside_itself(product: Product, tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    assert product.run("install", "tiny", "--target", str(place), "--yes")[0] == 0
+    product.release()
+    code, _, err = product.run("install", "--update", "--target", str(place), "--yes")
+    assert code == 2
+    assert "ANOTHER-FOLDER" in err
+    assert (place / "bin/python").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--update", "--repair"), ("--only-step", "venv", "--from-step", "venv"), ("--into", "x", "--target", "y")],
+)
+def test_options_that_contradict_each_other_are_refused(product: Product, words: tuple[str, ...]) -> None:
+    assert product.run("install", "tiny", *words)[0] == 2
+
+
+def test_the_request_in_the_manifest_can_be_asked_again() -> None:
+    said = installing.asked_for(Request(framework="cpu", pins={"torch": "2.13.0"}, is_newest=True))
+    assert Request(**said) == Request(framework="cpu", pins={"torch": "2.13.0"}, is_newest=True)

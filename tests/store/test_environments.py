@@ -1,0 +1,176 @@
+"""The environments on a machine: what is found, what a word means, what is deleted and what never is."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from npuenv.errors import BadInput
+from npuenv.host.local import LocalHost
+from npuenv.store.environments import environments, find, left_over, remember, remove, size_mib
+from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, describe
+from npuenv.store.switch import CURRENT, PREVIOUS, points_to, previous_of, roll_back
+
+HOST = LocalHost()
+
+
+def made(root: Path, *, stack: str = "tiny", status: str = "complete", kind: str = "venv") -> Path:
+    """A folder that says of itself what a finished installation says."""
+    lock = root.name
+    (root / ".npuenv").mkdir(parents=True)
+    (root / "bin").mkdir()
+    (root / "bin/python").write_text("x" * 5000)
+    marker = {"schema": 1, "stack": stack, "platform": "x86_64-cp311-glibc2.28", "lock": lock, "status": status}
+    (root / MARKER).write_text(json.dumps(marker))
+    manifest = {"lock": lock, "npuenv": "1.2", "kind": kind, "origin": "indexes", "steps": ["venv", "torch"]}
+    (root / MANIFEST).write_text(json.dumps({**manifest, "request": {"framework": "cpu"}}))
+    verified = {"lock": lock, "at": "2026-01-02T03:04:05Z", "files": 7, "packages": 2, "tree": "ab"}
+    (root / VERIFIED).write_text(json.dumps(verified))
+    return root
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three environments of a stack: in force, before it, and an idle one; and a file and a folder that are none."""
+    home = tmp_path / "data" / "envs" / "tiny"
+    for name in ("aaa", "bbb", "ccc"):
+        made(home / name)
+    (home / CURRENT).symlink_to(home / "bbb")
+    (home / PREVIOUS).symlink_to(home / "aaa")
+    (home / "notes.txt").write_text("mine")
+    (home / "foreign").mkdir()
+    return tmp_path / "data"
+
+
+def test_each_environment_is_found_once_with_its_role(data: Path) -> None:
+    found = {Path(kept.described.root).name: kept.role for kept in environments(HOST, data)}
+    assert found == {"aaa": "previous", "bbb": "current", "ccc": ""}
+
+
+def test_what_an_environment_says_of_itself_is_read_whole(data: Path) -> None:
+    own = describe(HOST, str(data / "envs/tiny/bbb"))
+    assert own is not None
+    assert (own.stack, own.lock, own.npuenv, own.kind, own.origin) == ("tiny", "bbb", "1.2", "venv", "indexes")
+    assert own.request == {"framework": "cpu"}
+    assert own.verified is not None
+    assert (own.verified.at, own.verified.files, own.verified.packages) == ("2026-01-02T03:04:05Z", 7, 2)
+    assert own.is_proven
+
+
+@pytest.mark.parametrize("torn", ["", "{", "[]", '{"lock": 3}', '{"lock": "other"}'])
+def test_a_torn_or_foreign_verification_proves_nothing(data: Path, torn: str) -> None:
+    root = data / "envs/tiny/bbb"
+    (root / VERIFIED).write_text(torn)
+    own = describe(HOST, str(root))
+    assert own is not None
+    assert not own.is_proven
+
+
+def test_a_manifest_of_a_former_lock_is_not_believed(data: Path) -> None:
+    root = data / "envs/tiny/bbb"
+    (root / MANIFEST).write_text(json.dumps({"lock": "older", "npuenv": "0.1", "steps": ["x"]}))
+    own = describe(HOST, str(root))
+    assert own is not None
+    assert (own.npuenv, own.steps) == ("", ())
+
+
+def test_a_folder_without_a_marker_is_no_environment(tmp_path: Path) -> None:
+    assert describe(HOST, str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(("word", "name"), [("tiny", "bbb"), ("tiny/aaa", "aaa"), ("tiny/ccc", "ccc")])
+def test_a_word_means_one_environment(data: Path, word: str, name: str) -> None:
+    assert Path(find(HOST, data, word).described.root).name == name
+
+
+def test_a_folder_means_its_environment_also_through_the_link(data: Path) -> None:
+    assert Path(find(HOST, data, str(data / "envs/tiny/ccc")).described.root).name == "ccc"
+
+
+def test_an_unknown_word_names_those_there_are(data: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        find(HOST, data, "tniy")
+    assert caught.value.message.args["known"] == ("tiny/aaa", "tiny/bbb", "tiny/ccc")
+
+
+def test_a_place_elsewhere_is_remembered_and_forgotten_with_its_removal(data: Path, tmp_path: Path) -> None:
+    place = made(tmp_path / "my own")
+    remember(place, data)
+    remember(place, data)
+    kept = find(HOST, data, str(place))
+    assert kept.role == "elsewhere"
+    assert (data / "environments.txt").read_text() == f"{place}\n"
+    remove(kept, data)
+    assert not place.exists()
+    assert (data / "environments.txt").read_text() == ""
+
+
+def test_what_lies_in_the_data_folder_needs_no_list(data: Path) -> None:
+    remember(data / "envs/tiny/bbb", data)
+    assert not (data / "environments.txt").exists()
+
+
+def test_removing_the_one_in_force_takes_its_link_away_and_nothing_else(data: Path) -> None:
+    remove(find(HOST, data, "tiny"), data)
+    home = data / "envs/tiny"
+    assert sorted(path.name for path in home.iterdir()) == ["aaa", "ccc", "foreign", "notes.txt", "previous"]
+
+
+def test_an_environment_at_work_is_not_removed(data: Path) -> None:
+    kept = find(HOST, data, "tiny/ccc")
+    with (Path(kept.described.root) / ".npuenv/running").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BadInput, match=r"store\.in-use"):
+            remove(kept, data)
+    assert (data / "envs/tiny/ccc/bin/python").exists()
+
+
+def test_the_environment_of_an_existing_python_is_never_deleted(data: Path, tmp_path: Path) -> None:
+    remember(made(tmp_path / "usr", kind="existing"), data)
+    with pytest.raises(BadInput, match=r"store\.not-ours"):
+        remove(find(HOST, data, str(tmp_path / "usr")), data)
+    assert (tmp_path / "usr/bin/python").exists()
+
+
+def test_left_over_is_the_idle_one_and_the_remains_of_a_deletion(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / ".removing-ddd").mkdir()
+    assert left_over(HOST, data) == (home / ".removing-ddd", home / "ccc")
+
+
+def test_a_half_deleted_environment_is_not_listed(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / "ccc").rename(home / ".removing-ccc")
+    assert [Path(kept.described.root).name for kept in environments(HOST, data)] == ["aaa", "bbb"]
+
+
+def test_hard_links_count_once(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"x" * (3 << 20))
+    (tmp_path / "two").hardlink_to(tmp_path / "one")
+    assert size_mib(tmp_path) == 3
+
+
+def test_a_rollback_and_another_end_where_they_began(data: Path) -> None:
+    home = data / "envs/tiny"
+    assert roll_back(home) == (home / "aaa", home / "bbb")
+    assert (points_to(home / CURRENT), points_to(home / PREVIOUS)) == ("aaa", "bbb")
+    roll_back(home)
+    assert (points_to(home / CURRENT), points_to(home / PREVIOUS)) == ("bbb", "aaa")
+
+
+@pytest.mark.parametrize("spoil", ["no link", "dangling", "the same"])
+def test_without_a_former_environment_nothing_is_switched(data: Path, spoil: str) -> None:
+    home = data / "envs/tiny"
+    (home / PREVIOUS).unlink()
+    if spoil == "dangling":
+        (home / PREVIOUS).symlink_to(home / "gone")
+    elif spoil == "the same":
+        (home / PREVIOUS).symlink_to(home / "bbb")
+    with pytest.raises(BadInput, match=r"store\.no-previous"):
+        previous_of(home)
+    with pytest.raises(BadInput):
+        roll_back(home)
+    assert points_to(home / CURRENT) == "bbb"
