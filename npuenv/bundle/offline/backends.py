@@ -1,0 +1,76 @@
+"""What sdists are built with where there is no index: read from the sdists themselves. Start from `find_backends`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from npuenv._toml import TomlError, loads
+from npuenv.bundle.offline.contents import Item, hashes_of
+from npuenv.bundle.offline.fetch import Wanted, fetch_all
+from npuenv.bundle.offline.listing import best, list_files
+from npuenv.errors import NothingFits
+from npuenv.refresh.archive import sdist_texts
+from npuenv.refresh.metadata import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npuenv.lock.ask import Resolver
+    from npuenv.lock.file import Lock
+    from npuenv.resolve.types import Platform
+
+# What an sdist without a build table is built with. Source: PEP 518. wheel: setuptools below 70.1 asks for it.
+_DEFAULT = ("setuptools>=40.8.0", "wheel")
+
+
+def find_backends(items: Sequence[Item], lock: Lock, platform: Platform, resolver: Resolver) -> list[Item]:
+    """The wheels that the builds of the sdists among `items` need, for the folder that uv finds the lock's files in.
+
+    As old as the lock and in its versions where that is possible, so that the same lock gives the same ones. Raises
+    CannotTell and NothingFits as `list_files` does, StepFailed for an sdist that does not come.
+    """
+    wanted = _wanted([item.wanted for item in items if item.kind == "sdist"], resolver)
+    if not wanted:
+        return []
+    locked = {package.name: package.version for package in lock.packages}
+    names = [canonicalize_name(Requirement(line).name) for line in wanted]
+    pins = sorted({f"{name}=={locked[name]}" for name in names if name in locked})
+    age = ("--exclude-newer", f"{lock.newest}T23:59:59Z") if lock.newest else ()
+    tries = (([*wanted, *pins], age), (wanted, age), (wanted, ()))
+    for number, (lines, bound) in enumerate(tries, 1):
+        try:
+            listed = list_files(lines, platform, resolver, options=("--only-binary", ":all:", *bound))
+            break
+        except NothingFits:  # a build has an environment of its own: the lock's versions are a wish
+            if number == len(tries):
+                raise
+    known = {item.wanted.path for item in items}
+    found = [(row, offer) for row in listed if (offer := best(row.offers, platform)) is not None]
+    made = [
+        Item("build", row.name, row.version, Wanted(f"wheels/{offer.file}", offer.url, hashes_of(offer), offer.size))
+        for row, offer in found
+    ]
+    return [item for item in made if item.wanted.path not in known]
+
+
+def _wanted(sdists: Sequence[Wanted], resolver: Resolver) -> list[str]:
+    """What the sdists ask for, all together. They are fetched for it: only they say so themselves."""
+    with tempfile.TemporaryDirectory(prefix="npuenv-sdists-") as name:
+        fetch_all(sdists, Path(name), resolver.settings, tell=lambda told: None)
+        return sorted({line for item in sdists for line in build_requirements(Path(name) / item.path)})
+
+
+def build_requirements(path: Path) -> tuple[str, ...]:
+    """What the build table of an sdist requires; the default where it has none that can be read."""
+    try:
+        with path.open("rb") as stream:
+            text = sdist_texts(stream, ["pyproject.toml"]).get("pyproject.toml", "")
+        lines = tuple(loads(text).get("build-system", {}).get("requires", ())) or _DEFAULT
+        return tuple(line for line in lines if Requirement(line))
+    except (Unreadable, TomlError, InvalidRequirement, AttributeError, TypeError):
+        return _DEFAULT

@@ -1,0 +1,82 @@
+"""The files of a bundle that come from indexes: which, from where, under which name. Start from `lock_items`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from npuenv.bundle.offline.fetch import Wanted
+from npuenv.bundle.offline.listing import best, list_files
+from npuenv.errors import NothingFits
+from npuenv.lock.wheels import wheels_in_links
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npuenv.bundle.offline.listing import Offer
+    from npuenv.bundle.offline.own import Tool
+    from npuenv.bundle.offline.sources import Found
+    from npuenv.lock.ask import Resolver
+    from npuenv.lock.file import Lock, LockedPackage
+    from npuenv.resolve.types import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file from an index, and what it is for."""
+
+    kind: str  # as in manifest.FileRow
+    name: str
+    version: str
+    wanted: Wanted
+
+    def of_size(self, size: int) -> Item:
+        """The same with its size."""
+        return replace(self, wanted=replace(self.wanted, size=size))
+
+
+def lock_items(lock: Lock, platform: Platform, resolver: Resolver) -> tuple[Item, ...]:
+    """One file for each package of a lock: the wheel that fits its platform best, else the source.
+
+    Each has a hash that the lock knows. Raises CannotTell where an index is out of reach, NothingFits for a package of
+    which no index offers such a file any more.
+    """
+    labelled = [(package.name, package.version) for package in lock.packages if package.index]
+    in_links = wheels_in_links(resolver.host, resolver.settings, labelled, platform)
+    groups: dict[tuple[str | None, bool], list[LockedPackage]] = {}
+    for package in lock.packages:
+        groups.setdefault((package.index, package.index is not None and package.name in in_links), []).append(package)
+    items: list[Item] = []
+    for (label, is_in_links), packages in groups.items():
+        pins = [f"{package.name}=={package.version}" for package in packages]
+        listed = list_files(pins, platform, resolver, label=label, is_in_links=is_in_links)
+        offers = {row.name: row.offers for row in listed}
+        for package in packages:
+            chosen = best(offers.get(package.name, ()), platform, package.sha256)
+            if chosen is None:
+                said = {"name": package.name, "version": package.version, "hashes": package.sha256}
+                raise NothingFits(Message("bundle.no-such-hash", said), Message("bundle.not-offered-hint"))
+            wanted = Wanted(f"wheels/{chosen.file}", chosen.url, package.sha256, chosen.size)
+            items.append(Item("wheel" if chosen.is_wheel else "sdist", package.name, package.version, wanted))
+    return tuple(items)
+
+
+def tool_items(tools: Sequence[Tool]) -> tuple[Item, ...]:
+    """The files for npuenv's own environment."""
+    return tuple(_item("tool", tool.name, tool.version, f"tools/{tool.offer.file}", tool.offer) for tool in tools)
+
+
+def source_item(found: Found) -> tuple[Item, ...]:
+    """The sdist that stands for a repository; nothing for a source that comes from elsewhere."""
+    version = found.source.ref.removeprefix("v")
+    return (_item("source", found.row.name, version, found.path, found.offer),) if found.offer else ()
+
+
+def hashes_of(offer: Offer) -> tuple[str, ...]:
+    """The hash that an index states, as the one that is allowed; nothing where it states none."""
+    return (offer.sha256,) if offer.sha256 else ()
+
+
+def _item(kind: str, name: str, version: str, path: str, offer: Offer) -> Item:
+    return Item(kind, name, version, Wanted(path, offer.url, hashes_of(offer), offer.size))

@@ -1,0 +1,141 @@
+"""Where the files of exact versions are to be had: uv asks the indexes as pip is set up. Start from `list_files`."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion
+
+from npuenv._toml import load_file
+from npuenv.errors import CannotTell, NothingFits
+from npuenv.facts.pip import for_uv, local_folder, named_index
+from npuenv.lock.ask import deciding_line, is_out_of_reach, platform_options
+from npuenv.lock.wheels import platform_tags
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from packaging.tags import Tag
+
+    from npuenv.lock.ask import Resolver
+    from npuenv.resolve.types import Platform
+
+_OLD_GLIBC = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One file of a release, and where it can be had."""
+
+    file: str  # its name
+    url: str  # an address, or an absolute path
+    sha256: str  # "": the index does not say
+    size: int  # bytes; 0: the index does not say
+
+    @property
+    def is_wheel(self) -> bool:
+        return self.file.endswith(".whl")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One release with all its files."""
+
+    name: str  # normalised
+    version: str
+    offers: tuple[Offer, ...]
+
+
+def list_files(
+    requirements: Sequence[str],
+    platform: Platform,
+    resolver: Resolver,
+    *,
+    options: Sequence[str] = ("--no-deps",),
+    label: str | None = None,
+    is_in_links: bool = False,
+) -> tuple[Listed, ...]:
+    """The releases that uv chooses for the requirements, with the files that the indexes name.
+
+    `label`: ask only the index of that label; `is_in_links`: ask no index, only the folders of find-links. Raises
+    CannotTell where an index is out of reach, NothingFits where it does not have them.
+    """
+    if not requirements:
+        return ()
+    with tempfile.TemporaryDirectory(prefix="npuenv-list-") as name:
+        folder = Path(name)
+        wanted, found = folder / "wanted.in", folder / "pylock.toml"
+        wanted.write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+        form = ("--no-header", "--quiet", "--format", "pylock.toml", "-o", str(found))
+        argv = ("pip", "compile", *form, *platform_options(platform), *options, str(wanted))
+        if label and not is_in_links:
+            secret: dict[str, str] = {}
+            index = named_index(label, resolver.indexes[label], secret)
+            ran = resolver.run(argv, env={"UV_DEFAULT_INDEX": index, **secret}, is_cut_off=True)
+        else:
+            ran = resolver.run((*argv, "--no-index") if is_in_links and not _has_no_index(resolver) else argv)
+        if ran.code != 0:
+            why = deciding_line(ran.err)
+            if ran.timed_out or is_out_of_reach(ran.err):
+                raise CannotTell(Message("lock.index-out-of-reach", {"why": why}), Message("lock.check-network"))
+            raise NothingFits(Message("bundle.not-offered", {"why": why}), Message("bundle.not-offered-hint"))
+        return tuple(_listed(row, folder) for row in load_file(found).get("packages", ()))
+
+
+def best(offers: Iterable[Offer], platform: Platform, sha256: Sequence[str] = ()) -> Offer | None:
+    """The file that an installer on the platform would take, among those with one of the hashes; None for none.
+
+    A wheel before the source, one for this Python before one for all, a newer C library before an older one. A file
+    whose hash the index does not state counts: it is compared when it has come.
+    """
+    tags = platform_tags(platform)
+    allowed = [offer for offer in offers if not sha256 or not offer.sha256 or offer.sha256 in sha256]
+    ranked = [(rank, offer.file, offer) for offer in allowed if (rank := _rank(offer.file, tags)) is not None]
+    if ranked:
+        return max(ranked, key=lambda row: row[:2])[2]
+    return next((offer for offer in allowed if not offer.is_wheel), None)
+
+
+def _has_no_index(resolver: Resolver) -> bool:
+    return "--no-index" in for_uv(resolver.settings).options
+
+
+def _rank(file: str, tags: frozenset[Tag]) -> tuple[int, int, int] | None:
+    """How well a wheel fits, the more the better: its ABI, its Python, its C library; None: not at all, or no wheel."""
+    try:
+        matching = parse_wheel_filename(file)[3] & tags
+    except (InvalidWheelFilename, InvalidVersion):
+        return None
+    return max((_rank_of_tag(tag) for tag in matching), default=None)
+
+
+def _rank_of_tag(tag: Tag) -> tuple[int, int, int]:
+    abi = {"none": 0, "abi3": 1}.get(tag.abi, 2)
+    python = int(re.sub(r"\D", "", tag.interpreter) or 0)
+    found = re.match(r"manylinux_2_(\d+)_", tag.platform)
+    glibc = int(found[1]) if found else _OLD_GLIBC.get(tag.platform.partition("_")[0], 0)
+    return abi, python, glibc
+
+
+def _listed(row: Any, folder: Path) -> Listed:
+    return Listed(canonicalize_name(row["name"]), row.get("version", ""), tuple(_offers(row, folder)))
+
+
+def _offers(row: Any, folder: Path) -> Iterator[Offer]:
+    """A row of PEP 751: `wheels`, then `sdist` or `archive`, each with `url` or `path`, `hashes` and `size`."""
+    for file in (*row.get("wheels", ()), *(row[kind] for kind in ("sdist", "archive") if kind in row)):
+        place = file.get("url") or ""
+        local = local_folder(place) if place else str(folder / file["path"])
+        name = file.get("name") or unquote(urlsplit(place).path if place else local or "").rpartition("/")[2]
+        size = int(file.get("size", 0))
+        if local is not None:
+            place = str(Path(local).resolve())
+            size = size or (Path(place).stat().st_size if Path(place).is_file() else 0)
+        yield Offer(name, place, file.get("hashes", {}).get("sha256", ""), size)

@@ -1,0 +1,254 @@
+"""From a stack and its lock to a bundle: `gather` says what goes in, `make_bundle` fetches and writes it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import npuenv
+from npuenv.bundle import zipapp
+from npuenv.bundle.offline import own
+from npuenv.bundle.offline.backends import find_backends
+from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
+from npuenv.bundle.offline.fetch import Told, Wanted, failed_by_disk, fetch_all, sha256_of, still_to_fetch, with_sizes
+from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
+from npuenv.bundle.offline.needed import find_needed
+from npuenv.bundle.offline.script import install_script
+from npuenv.bundle.offline.sources import find_source, pack_source
+from npuenv.bundle.offline.write import settle, write_tar
+from npuenv.errors import BadInput
+from npuenv.lock.file import write_lock
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from npuenv.bundle.offline.manifest import Needed
+    from npuenv.bundle.offline.sources import Found
+    from npuenv.lock.ask import Resolver
+    from npuenv.lock.file import Lock
+    from npuenv.matrix import Matrix
+    from npuenv.resolve.types import Request, Stack
+
+# Room for what is made here and not fetched: the doctor, npuenv's wheel, archives of repositories.
+_SPARE = 256 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be bundled, and what the user adds. Paths are absolute."""
+
+    stack: Stack
+    lock: Lock
+    request: Request
+    given: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> archive or folder
+    left_out: frozenset[str] = frozenset()  # normalised source names
+    python_archive: Path | None = None
+    cann_files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Everything that goes into a bundle, known before anything is fetched."""
+
+    wish: Wish
+    items: tuple[Item, ...]
+    tools: tuple[own.Tool, ...]
+    sources: tuple[Found, ...]
+    needed: tuple[Needed, ...]
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...]:
+        return tuple(item.wanted for item in self.items)
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that come from indexes."""
+        return sum(item.wanted.size for item in self.items)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the files that the user adds."""
+        return sum(path.stat().st_size for path in _added(self.wish))
+
+    @property
+    def name(self) -> str:
+        """The folder's name, like npuenv-verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28."""
+        return f"npuenv-{self.wish.stack.name}.{self.wish.stack.platform.tag}"
+
+
+def gather(wish: Wish, resolver: Resolver, matrix: Matrix) -> Contents:
+    """What goes into the bundle, with sizes. Only what says what it is built with is fetched for that.
+
+    Raises CannotTell where an index or a repository is out of reach, NothingFits for a file that is nowhere any more.
+    """
+    platform = wish.stack.platform
+    sources = tuple(
+        find_source(source, platform, resolver, given=wish.given, left_out=wish.left_out)
+        for source in wish.stack.git_sources
+    )
+    items = [*lock_items(wish.lock, platform, resolver), *(item for each in sources for item in source_item(each))]
+    items += find_backends(items, wish.lock, platform, resolver)
+    tools = own.find_tools(platform, resolver)
+    items += tool_items(tools)
+    sized = with_sizes([item.wanted for item in items], resolver.settings)
+    needed = find_needed(
+        wish.stack,
+        matrix,
+        cann_files=wish.cann_files,
+        has_python=wish.python_archive is not None,
+        left_out=[row.source.name for row in sources if row.origin == "left-out"],
+    )
+    return Contents(
+        wish, tuple(item.of_size(one.size) for item, one in zip(items, sized, strict=True)), tools, sources, needed
+    )
+
+
+def check_room(contents: Contents, out: Path) -> None:
+    """Raises BadInput where the disk of `out` does not have the room. What lies there from an earlier run counts."""
+    place = out
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    whole = contents.fetched + contents.copied + _SPARE
+    wanted = (
+        still_to_fetch(contents.wanted, staging(out)) + contents.copied + _SPARE + (whole if is_archive(out) else 0)
+    )
+    if free < wanted:
+        said = {"path": str(place), "free": free >> 20, "wanted": wanted >> 20}
+        raise BadInput(Message("bundle.no-room", said), Message("bundle.disk-full-hint"))
+
+
+def make_bundle(contents: Contents, out: Path, resolver: Resolver, *, tell: Callable[[Told], None]) -> Manifest:
+    """Fetches and writes everything; `out` appears when it is whole. An interrupted run goes on with the same call.
+
+    Raises StepFailed where something does not come or cannot be written.
+    """
+    folder = staging(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fetch_all(contents.wanted, folder, resolver.settings, tell=tell)
+        rows = [_row(folder, item.wanted.path, item.kind, item.name, item.version) for item in contents.items]
+        rows += _packed(contents, folder, resolver)
+        rows += _copied(contents.wish, folder)
+        rows += _own_files(contents, folder, {row.path: row.sha256 for row in rows})
+        manifest = _manifest(contents, rows)
+        _remove_others(folder, {row.path for row in rows})
+        (folder / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
+        settle(folder, tuple(row.path for row in rows if mode_of(row) == 0o755))
+        if is_archive(out):
+            write_tar(folder, out, top=contents.name, first=(MANIFEST,))
+            shutil.rmtree(folder)
+        else:
+            folder.rename(out)
+    except OSError as error:
+        raise failed_by_disk(error, out) from error
+    return manifest
+
+
+def is_archive(out: Path) -> bool:
+    """Whether a bundle of that name is one file."""
+    return out.suffix == ".tar"
+
+
+def staging(out: Path) -> Path:
+    """Where a bundle is put together: beside its place, so that the last step is a renaming."""
+    return out.with_name(f"{out.name}.part.d")
+
+
+def _packed(contents: Contents, folder: Path, resolver: Resolver) -> list[FileRow]:
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="npuenv-source-", dir=folder.parent) as scratch:
+        for found in contents.sources:
+            if found.path and found.offer is None:
+                pack_source(found, folder / found.path, Path(scratch), resolver)
+                rows.append(_row(folder, found.path, "source", found.row.name, found.commit))
+    return rows
+
+
+def _added(wish: Wish) -> Iterator[Path]:
+    yield from wish.cann_files
+    if wish.python_archive:
+        yield wish.python_archive
+
+
+def _copied(wish: Wish, folder: Path) -> list[FileRow]:
+    rows = []
+    for path in _added(wish):
+        kind = "python" if path == wish.python_archive else "cann"
+        target = folder / kind / path.name
+        target.parent.mkdir(exist_ok=True)
+        if not (target.is_file() and sha256_of(target) == sha256_of(path)):
+            shutil.copyfile(path, target)
+        rows.append(_row(folder, f"{kind}/{path.name}", kind))
+    return rows
+
+
+def _own_files(contents: Contents, folder: Path, digests: Mapping[str, str]) -> list[FileRow]:
+    """npuenv itself, the lists that install it, the lock, the doctor and the script that starts it all."""
+    wheel, data = own.own_wheel()
+    rows = [_put(folder, f"tools/{wheel}", data, "tool")]
+    by_file = {path.partition("/")[2]: digest for path, digest in digests.items() if path.startswith("tools/")}
+    text = own.requirements_text((npuenv.__version__, rows[0].sha256), contents.tools, by_file)
+    rows.append(_put(folder, "tools/requirements.txt", text.encode(), "tool"))
+    sums = {**by_file, wheel: rows[0].sha256, "requirements.txt": rows[1].sha256}
+    listing = "".join(f"{digest}  tools/{file}\n" for file, digest in sorted(sums.items()))
+    rows.append(_put(folder, "tools/SHA256SUMS", listing.encode(), "tool"))
+    rows.append(_put(folder, _lock_path(contents.wish.lock), write_lock(contents.wish.lock).encode(), "lock"))
+    rows.append(_put(folder, "npuenv-doctor.pyz", _doctor(), "program"))
+    archive = f"python/{contents.wish.python_archive.name}" if contents.wish.python_archive else ""
+    script = install_script(contents.tools, python=contents.wish.stack.platform.python, archive=archive)
+    rows.append(_put(folder, "install.sh", script.encode(), "program"))
+    return rows
+
+
+@functools.cache
+def _doctor() -> bytes:
+    return zipapp.content()
+
+
+def _manifest(contents: Contents, rows: list[FileRow]) -> Manifest:
+    wish = contents.wish
+    return Manifest(
+        npuenv=npuenv.__version__,
+        stack=wish.stack.name,
+        platform=wish.stack.platform.tag,
+        lock=wish.lock.hash,
+        lock_file=_lock_path(wish.lock),
+        request=request_values(wish.request),
+        pythons=own.pythons_of(contents.tools),
+        files=tuple(sorted(rows, key=lambda row: row.path)),
+        sources=tuple(found.row for found in contents.sources),
+        needed=contents.needed,
+    )
+
+
+def _lock_path(lock: Lock) -> str:
+    return f"locks/{lock.file_name}"
+
+
+def _put(folder: Path, path: str, data: bytes, kind: str) -> FileRow:
+    target = folder / path
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(data)
+    return FileRow(path, kind, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _row(folder: Path, path: str, kind: str, name: str = "", version: str = "") -> FileRow:
+    place = folder / path
+    return FileRow(path, kind, place.stat().st_size, sha256_of(place), name, version)
+
+
+def _remove_others(folder: Path, paths: set[str]) -> None:
+    """What an earlier run left for another stack or version has no place in this bundle."""
+    for place in sorted(folder.rglob("*"), reverse=True):
+        if place.is_dir() and not place.is_symlink():
+            if not any(place.iterdir()):
+                place.rmdir()
+        elif place.relative_to(folder).as_posix() not in paths:
+            place.unlink()

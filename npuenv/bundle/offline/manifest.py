@@ -1,0 +1,168 @@
+"""What a bundle says of itself: every file with size and hash, what it is for, what it lacks. Start from `Manifest`.
+
+The text is canonical, so that the same bundle has the same manifest, and sealed with its own hash, so that an edit is
+seen. A seal guards against slips and damage. Somebody who wants to deceive can make a new one: compare the digest of
+the manifest with the one that was printed where the bundle was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+from npuenv.resolve.types import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA = "npuenv.bundle/1"
+MANIFEST = "manifest.json"
+MAX_MANIFEST = 16 * 1024**2  # bytes; a stack of 250 packages has 0.1 MB
+# Of a request, what decides which stack it resolves to; where a value was written down is nobody's business.
+_ASKED = tuple(each.name for each in fields(Request) if each.name not in ("origins",))
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """One file of a bundle."""
+
+    path: str  # from the bundle's folder, with slashes
+    kind: str  # wheel | sdist | build | tool | source | lock | program | python | cann
+    size: int  # bytes
+    sha256: str
+    name: str = ""  # the distribution, or the source
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A component that is built on the target, and where its files come from."""
+
+    name: str
+    path: str  # of its archive; "": left out, the user has to bring it
+    origin: str  # git | sdist | given | left-out
+    repo: str
+    ref: str
+    commit: str  # 40 hexadecimal digits; "" where no repository was asked
+    is_moving: bool
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What the user must have on the target or bring along."""
+
+    kind: str  # cann | python | source
+    name: str  # a file's name where one is known
+    size: int = 0  # bytes; 0: not known
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole of it. Files are sorted by path."""
+
+    npuenv: str  # version
+    stack: str
+    platform: str  # Platform.tag
+    lock: str  # Lock.hash
+    lock_file: str  # path of the lock
+    request: Mapping[str, Any]
+    pythons: tuple[str, ...]  # that the bundled npuenv itself runs on
+    files: tuple[FileRow, ...]
+    sources: tuple[SourceRow, ...]
+    needed: tuple[Needed, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, without the manifest."""
+        return sum(row.size for row in self.files)
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the manifest's text."""
+        return hashlib.sha256(manifest_text(self).encode()).hexdigest()
+
+
+def request_values(request: Request) -> dict[str, Any]:
+    """A request as plain values; `Request(**values)` gives it back without the origins."""
+    values = {name: getattr(request, name) for name in _ASKED}
+    return {**values, "pins": dict(sorted(request.pins.items()))}
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The manifest as JSON, the same for the same manifest."""
+    bare = {"schema": SCHEMA, **asdict(manifest)}
+    return _text({**bare, "seal": _seal(bare)})
+
+
+def parse_manifest(data: bytes, place: str) -> Manifest:
+    """The manifest in a file; `place` is for messages. Raises BadInput for one that is none, or was changed."""
+    try:
+        table = json.loads(data.decode("utf-8"))
+    except ValueError as error:
+        raise _wrong(place, Message("bundle.no-json", {"why": str(error)[:200]})) from error
+    if not isinstance(table, dict) or table.get("schema") != SCHEMA:
+        schema = str(table.get("schema"))[:100] if isinstance(table, dict) else "-"
+        raise _wrong(place, Message("bundle.other-schema", {"schema": schema, "known": SCHEMA}))
+    seal = table.pop("seal", "")
+    if seal != _seal(table) or data != _text({**table, "seal": seal}).encode():
+        raise _wrong(place, Message("bundle.changed-manifest"))
+    try:
+        return _manifest(table)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _wrong(
+            place, Message("bundle.bad-manifest", {"why": f"{type(error).__name__}: {error}"[:200]})
+        ) from error
+
+
+def mode_of(row: FileRow) -> int:
+    """The permissions of a file in an archive and after unpacking."""
+    return 0o755 if row.kind == "program" else 0o644
+
+
+def is_inside(path: str) -> bool:
+    """True for a plain relative path of a bundle: nothing absolute, no `..`, no odd characters."""
+    pure = PurePosixPath(path)
+    is_plain = re.fullmatch(r"[A-Za-z0-9._+!@/-]+", path) is not None and str(pure) == path
+    return is_plain and not pure.is_absolute() and ".." not in pure.parts and path != "."
+
+
+def _manifest(table: dict[str, Any]) -> Manifest:
+    table = {name: value for name, value in table.items() if name != "schema"}
+    table["files"] = tuple(FileRow(**row) for row in table["files"])
+    table["sources"] = tuple(SourceRow(**row) for row in table["sources"])
+    table["needed"] = tuple(Needed(**row) for row in table["needed"])
+    table["pythons"] = tuple(table["pythons"])
+    manifest = Manifest(**table)
+    paths = [row.path for row in manifest.files]
+    for row in manifest.files:
+        if not is_inside(row.path) or row.path == MANIFEST:
+            raise ValueError(row.path)
+        if not isinstance(row.size, int) or row.size < 0 or not re.fullmatch("[0-9a-f]{64}", row.sha256):
+            raise ValueError(row.path)
+    known = set(paths)
+    if paths != sorted(known):
+        raise ValueError("files")
+    if manifest.lock_file not in known or any(row.path and row.path not in known for row in manifest.sources):
+        raise ValueError("lock_file, sources")
+    Request(**manifest.request)
+    return manifest
+
+
+def _wrong(place: str, what: Message) -> BadInput:
+    return BadInput(Message("bundle.no-bundle", {"path": place, "what": what}), Message("bundle.no-bundle-hint"))
+
+
+def _seal(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(table).encode()).hexdigest()
+
+
+def _text(table: Mapping[str, Any]) -> str:
+    return json.dumps(table, indent=1, sort_keys=True, ensure_ascii=True) + "\n"

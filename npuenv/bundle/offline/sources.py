@@ -1,0 +1,199 @@
+"""The components that are built on the target, as archives: from their repositories, else from the index's sdists.
+
+`find_source` asks where one can be had and which commit its place is now; `pack_source` makes the archive. The same
+commit gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.utils import canonicalize_name
+
+from npuenv.bundle.offline.listing import Offer, list_files
+from npuenv.bundle.offline.manifest import SourceRow
+from npuenv.bundle.offline.write import write_tar
+from npuenv.errors import BadInput, CannotTell, NothingFits, StepFailed
+from npuenv.facts.pip import for_uv, without_secrets
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from npuenv.host.base import Ran
+    from npuenv.lock.ask import Resolver
+    from npuenv.resolve.types import GitSource, Platform, Stack
+
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
+_ASK_TIMEOUT_S, _CLONE_TIMEOUT_S = 30.0, 3600.0
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where one source comes from: one of `offer`, `given` and a commit; none of them for one that is left out."""
+
+    source: GitSource
+    origin: str  # git | sdist | given | left-out
+    commit: str = ""  # 40 digits
+    offer: Offer | None = None
+    given: str = ""  # the user's archive or folder
+    why: str = ""  # the repository's complaint, where the index stands in for it
+
+    @property
+    def path(self) -> str:
+        """Where it goes in the bundle; "" for nowhere."""
+        name = canonicalize_name(self.source.name)
+        if self.origin == "left-out":
+            return ""
+        if self.offer is not None:
+            return f"sources/{self.offer.file}"
+        end = next((end for end in ARCHIVES if self.given.endswith(end) and not Path(self.given).is_dir()), ".tar")
+        return f"sources/{name}{end}"
+
+    @property
+    def row(self) -> SourceRow:
+        source = self.source
+        return SourceRow(
+            str(canonicalize_name(source.name)), self.path, self.origin, source.repo, source.ref, self.commit,
+            source.is_moving, source.how,
+        )  # fmt: skip
+
+
+def find_source(
+    source: GitSource, platform: Platform, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
+) -> Found:
+    """Where a source can be had: what the user gives, its repository, or the sdist of its tag's version.
+
+    Raises CannotTell where neither answers.
+    """
+    name = str(canonicalize_name(source.name))
+    if name in left_out:
+        return Found(source, "left-out")
+    if name in given:
+        return Found(source, "given", given=given[name], commit=_commit_of_folder(given[name], resolver))
+    ran = _git(resolver, ("ls-remote", source.repo), _ASK_TIMEOUT_S)
+    if ran.code == 0:
+        return Found(source, "git", commit=_commit_of_ref(ran.out, source))
+    why = without_secrets((ran.err.strip().splitlines() or [""])[0][:200])
+    offer = None if source.is_moving else _sdist(name, source.ref, platform, resolver)
+    if offer is not None:
+        return Found(source, "sdist", offer=offer, why=why)
+    said = {"name": source.name, "repo": source.repo, "ref": source.ref, "why": why}
+    raise CannotTell(Message("bundle.no-source", said), Message("bundle.no-source-hint", said))
+
+
+def pack_source(found: Found, out: Path, scratch: Path, resolver: Resolver) -> None:
+    """Writes the archive of a source that is no sdist. Raises StepFailed."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    name = canonicalize_name(found.source.name)
+    if found.origin == "given" and Path(found.given).is_file():
+        shutil.copyfile(found.given, out)
+    elif found.origin == "given":
+        write_tar(Path(found.given), out, top=str(name), skip=frozenset({".git", "__pycache__"}))
+    else:
+        folder = scratch / str(name)
+        _check_out(found, folder, resolver)
+        write_tar(folder, out, top=str(name), skip=frozenset({".git"}))
+        shutil.rmtree(folder)
+
+
+def _check_out(found: Found, folder: Path, resolver: Resolver) -> None:
+    """The tree of the commit with its submodules, and what setuptools-scm reads the version from without a history."""
+    source = found.source
+    shutil.rmtree(folder, ignore_errors=True)
+    plain = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "advice.detachedHead=false")
+    inside = ("-C", str(folder), *plain)
+    for argv in (
+        (*plain, "clone", "--quiet", "--filter=blob:none", "--no-checkout", source.repo, str(folder)),
+        (*inside, "checkout", "--quiet", "--detach", found.commit),
+        (*inside, "submodule", "--quiet", "update", "--init", "--recursive"),
+    ):
+        ran = _git(resolver, argv, _CLONE_TIMEOUT_S)
+        if ran.code != 0:
+            lines = ran.err.strip().splitlines() or [""]
+            said = {"name": source.name, "repo": source.repo, "why": without_secrets(lines[-1][:300])}
+            raise StepFailed(Message("bundle.git-failed", said), Message("bundle.again"))
+    described = _git(resolver, (*inside, "describe", "--tags", "--long", "--match", "*[0-9]*"), _ASK_TIMEOUT_S)
+    note = folder / ".git_archival.txt"
+    if described.code == 0 and (not note.exists() or "$Format" in note.read_text(encoding="utf-8", errors="replace")):
+        note.write_text(f"node: {found.commit}\ndescribe-name: {described.out.strip()}\n", encoding="utf-8")
+
+
+def _commit_of_ref(text: str, source: GitSource) -> str:
+    """The commit of a tag, branch or commit in what `git ls-remote` printed; a tag's own object is passed through.
+
+    A real line: `2a3b...e9<tab>refs/tags/v0.13.0^{}`. Raises NothingFits where the repository has no such place.
+    """
+    if _COMMIT.fullmatch(source.ref):
+        return source.ref
+    rows: dict[str, str] = {}
+    for line in text.splitlines():
+        commit, _, name = line.partition("\t")
+        rows[name] = commit
+    kinds = ("refs/heads", "refs/tags") if source.is_moving else ("refs/tags", "refs/heads")
+    for kind in kinds:
+        for name in (f"{kind}/{source.ref}^{{}}", f"{kind}/{source.ref}"):
+            if _COMMIT.fullmatch(rows.get(name, "")):
+                return rows[name]
+    said = {"name": source.name, "repo": source.repo, "ref": source.ref}
+    raise NothingFits(Message("bundle.no-ref", said), Message("bundle.no-source-hint", said))
+
+
+def _commit_of_folder(path: str, resolver: Resolver) -> str:
+    """The commit that a supplied checkout is at; "" for an archive, a folder without history, or an edited one."""
+    if not (Path(path) / ".git").exists():
+        return ""
+    head = _git(resolver, ("-C", path, "rev-parse", "HEAD"), _ASK_TIMEOUT_S)
+    edited = _git(resolver, ("-C", path, "status", "--porcelain"), _ASK_TIMEOUT_S)
+    is_clean = head.code == 0 and edited.code == 0 and not edited.out.strip()
+    return head.out.strip() if is_clean else ""
+
+
+def _sdist(name: str, ref: str, platform: Platform, resolver: Resolver) -> Offer | None:
+    """The source of the version that a tag like v0.13.0 names, on the index; None for none."""
+    if not re.fullmatch(r"v?\d+(\.\d+)+\S*", ref):
+        return None
+    try:
+        listed = list_files([f"{name}=={ref.removeprefix('v')}"], platform, resolver)
+    except (CannotTell, NothingFits):
+        return None
+    offers = (offer for row in listed if row.name == name for offer in row.offers)
+    return next((offer for offer in offers if not offer.is_wheel), None)
+
+
+def _git(resolver: Resolver, argv: tuple[str, ...], timeout_s: float) -> Ran:
+    """git, asking nobody for a password, through the proxy and with the certificates that pip is set up with."""
+    settings = for_uv(resolver.settings)
+    env = {name: value for name, value in settings.environ.items() if "proxy" in name.lower()}
+    if resolver.settings.cert:
+        env["GIT_SSL_CAINFO"] = resolver.settings.cert.value
+    env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
+    return resolver.host.run(("git", *argv), timeout_s=timeout_s, env=env)
+
+
+def check_sources(
+    stack: Stack, given: Mapping[str, str], left_out: Iterable[str]
+) -> tuple[dict[str, str], frozenset[str]]:
+    """The user's archives and left-out sources under normalised names.
+
+    Raises BadInput for a source that the stack does not build, one that is both, and a path that is no archive or
+    folder.
+    """
+    known = {str(canonicalize_name(source.name)) for source in stack.git_sources}
+    absent = frozenset(str(canonicalize_name(name)) for name in left_out)
+    sources = {str(canonicalize_name(name)): path for name, path in given.items()}
+    for name in (*sources, *absent):
+        if name not in known:
+            said = {"name": name, "stack": stack.name, "known": tuple(sorted(known)) or "-"}
+            raise BadInput(Message("bundle.unknown-source", said))
+    for name, path in sources.items():
+        if name in absent:
+            raise BadInput(Message("bundle.source-twice", {"name": name}))
+        if not (Path(path).is_dir() or (Path(path).is_file() and path.endswith(ARCHIVES))):
+            raise BadInput(Message("bundle.no-archive", {"name": name, "path": path, "kinds": ARCHIVES}))
+    return sources, absent

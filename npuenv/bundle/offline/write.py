@@ -1,0 +1,99 @@
+"""A folder of files as a tar archive with the same bytes every time. Start from `write_tar` and `settle`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.bundle.offline.fetch import failed_by_disk
+from npuenv.errors import StepFailed
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TIME = 315_532_800  # 1980-01-01: the earliest that zip knows too; a clock would change the bytes
+_MODE, _PROGRAM_MODE = 0o644, 0o755
+
+
+def settle(folder: Path, programs: tuple[str, ...]) -> None:
+    """Gives everything below a folder one time and plain permissions; `programs` are paths that may be executed."""
+    for path in folder.rglob("*"):
+        is_program = path.is_dir() or path.relative_to(folder).as_posix() in programs
+        path.chmod(_PROGRAM_MODE if is_program else _MODE)
+        os.utime(path, (TIME, TIME))
+
+
+def write_tar(
+    folder: Path,
+    out: Path,
+    *,
+    top: str,
+    first: tuple[str, ...] = (),
+    skip: frozenset[str] = frozenset(),
+    tell: Callable[[int], None] | None = None,
+) -> None:
+    """The files and links below a folder as an archive: sorted, `first` before all others, nothing of this machine.
+
+    `top`: the folder that they lie in inside the archive. `skip`: names that are left out wherever they stand. `tell`
+    gets the size of each file that was added. The archive appears under its name when it is whole. Raises StepFailed:
+    the disk is full, a link leads out of the folder, or something is neither a file, a link nor a folder.
+    """
+    part = out.with_name(f"{out.name}.part")
+    try:
+        with tarfile.open(part, "w", format=tarfile.GNU_FORMAT) as archive:
+            for path, name in _ordered(folder, first, skip):
+                info = _member(path, f"{top}/{name}", folder)
+                if info.issym():
+                    archive.addfile(info)
+                else:
+                    with path.open("rb") as content:
+                        archive.addfile(info, content)
+                if tell:
+                    tell(info.size)
+        part.replace(out)
+    except OSError as error:
+        raise failed_by_disk(error, out) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def plain_member(name: str, size: int, mode: int) -> tarfile.TarInfo:
+    """The header of a file: nobody's, of no time."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, mode, TIME
+    return info
+
+
+def _ordered(folder: Path, first: tuple[str, ...], skip: frozenset[str]) -> Iterator[tuple[Path, str]]:
+    found: dict[str, Path] = {}
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in skip]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in (*files, *links):
+            if name not in skip:
+                path = Path(place, name)
+                found[path.relative_to(folder).as_posix()] = path
+    ordered = [name for name in first if name in found] + [name for name in sorted(found) if name not in first]
+    return ((found[name], name) for name in ordered)
+
+
+def _member(path: Path, name: str, folder: Path) -> tarfile.TarInfo:
+    looked = path.lstat()
+    info = plain_member(name, 0, 0o777)
+    if stat.S_ISLNK(looked.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+        inside = os.path.relpath(os.path.normpath(path.parent / info.linkname), folder)
+        if os.path.isabs(info.linkname) or inside.startswith(".."):
+            said = {"path": name, "target": info.linkname}
+            raise StepFailed(Message("bundle.link-leads-out", said), Message("bundle.link-hint"))
+    elif stat.S_ISREG(looked.st_mode):
+        info.size, info.mode = looked.st_size, _PROGRAM_MODE if looked.st_mode & stat.S_IXUSR else _MODE
+    else:
+        raise StepFailed(Message("bundle.odd-file", {"path": name}), Message("bundle.link-hint"))
+    return info

@@ -1,0 +1,290 @@
+"""`npuenv bundle`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from npuenv.cli.common import Ui, absolute, common_options, request_options
+from npuenv.errors import BadInput, ExitCode
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress
+
+    from npuenv.bundle.offline.fetch import Told
+    from npuenv.bundle.offline.make import Contents, Wish
+    from npuenv.bundle.offline.manifest import Manifest, Needed
+    from npuenv.cli.machine import Machine
+    from npuenv.resolve.types import Request
+
+_FILE = click.Path(path_type=Path)
+_MIB = 1024**2
+
+
+@click.command("bundle")
+@request_options
+@click.option("--platform", type=click.Choice(("aarch64", "x86_64")), help="What the bundle is for; as --arch.")
+@click.option("--python-archive", type=_FILE, metavar="FILE", help="Add an interpreter that is unpacked on the target.")
+@click.option("--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="Add a file of CANN.")
+@click.option("--source", "given", multiple=True, metavar="NAME=PATH", help="Take a source from an archive or folder.")
+@click.option("--without-source", "left_out", multiple=True, metavar="NAME", help="Leave a source to the user.")
+@click.option("-o", "--output", "out", type=_FILE, metavar="FILE|DIR", help="A folder, or an archive (.tar).")
+@click.option("--dry-run", is_flag=True, help="Say what would go in; fetch nothing.")
+@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes first.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@common_options
+def command(
+    ui: Ui,
+    *,
+    request: Request,
+    platform: str | None,
+    python_archive: Path | None,
+    cann_files: tuple[Path, ...],
+    given: tuple[str, ...],
+    left_out: tuple[str, ...],
+    out: Path | None,
+    dry_run: bool,
+    fill: bool,
+    yes: bool,
+) -> int:
+    """Put everything that a machine without a network needs for a stack into one folder or archive.
+
+    For the platform of the target, whatever this machine is. There, `sh install.sh` in the bundle does the rest. What
+    the bundle cannot hold (CANN, drivers, system packages) is listed with names and sizes.
+    """
+    from npuenv.bundle.offline.make import check_room, gather
+    from npuenv.cli.machine import this_machine
+    from npuenv.matrix import load_matrix
+
+    machine = this_machine(ui)
+    wish = _wish(ui, _for_platform(request, platform), machine, fill=fill)
+    wish = _with_files(wish, given, left_out, python_archive, cann_files)
+    out = absolute(out) if out else absolute(Path(f"npuenv-{wish.stack.name}.{wish.stack.platform.tag}"))
+    if out.exists() and not dry_run:
+        return _was_made(ui, wish, out)
+    args = {"stack": wish.stack.name, "platform": wish.stack.platform.tag}
+    ui.say(Message("bundle.gathering", args), err=ui.is_json)
+    contents = gather(wish, machine.resolver, load_matrix())
+    _list(ui, contents, out, machine)
+    check_room(contents, out)
+    if dry_run:
+        _print_plan(ui, contents, out)
+        return int(ExitCode.FINE)
+    if not yes:
+        _ask(ui)
+    _report(ui, _make(ui, contents, out, machine), out)
+    return int(ExitCode.FINE)
+
+
+def _for_platform(request: Request, platform: str | None) -> Request:
+    from npuenv.cli.machine import for_this_machine
+
+    if platform and request.arch and platform != request.arch:
+        raise BadInput(Message("bundle.two-platforms", {"platform": platform, "arch": request.arch}))
+    return for_this_machine(replace(request, arch=platform or request.arch))
+
+
+def _wish(ui: Ui, request: Request, machine: Machine, *, fill: bool) -> Wish:
+    from npuenv.bundle.offline.make import Wish
+    from npuenv.cli.machine import lock_of, resolve_or_stop
+    from npuenv.lock.refuse import require_complete
+
+    stack = resolve_or_stop(ui, request)
+    lock = lock_of(ui, stack, machine, fill=fill)
+    require_complete(lock, machine.resolver)
+    return Wish(stack, lock, request)
+
+
+def _with_files(
+    wish: Wish, given: tuple[str, ...], left_out: tuple[str, ...], archive: Path | None, cann_files: tuple[Path, ...]
+) -> Wish:
+    """The wish with what the user adds. Raises BadInput for what does not fit the stack."""
+    from npuenv.bundle.offline.needed import check_cann_file, check_python_archive
+    from npuenv.bundle.offline.sources import check_sources
+    from npuenv.matrix import load_matrix
+
+    pairs = dict(_pair(word) for word in given)
+    archive, cann_files = absolute(archive) if archive else None, tuple(absolute(path) for path in cann_files)
+    sources, absent = check_sources(wish.stack, pairs, left_out)
+    if archive:
+        check_python_archive(archive, wish.stack.platform)
+    for path in cann_files:
+        check_cann_file(path, wish.stack, load_matrix())
+    return replace(wish, given=sources, left_out=absent, python_archive=archive, cann_files=cann_files)
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, path = word.partition("=")
+    if not (name and equals and path):
+        raise BadInput(Message("bundle.bad-source", {"word": word}))
+    return name, str(absolute(Path(path)))
+
+
+def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
+    """A bundle of the same stack and lock that stands already is only verified. Raises BadInput for anything else."""
+    from npuenv.bundle.offline.manifest import request_values
+    from npuenv.bundle.offline.opened import open_bundle
+
+    with open_bundle(out) as bundle:
+        manifest = bundle.manifest
+    wanted = (wish.lock.hash, wish.stack.platform.tag, request_values(wish.request))
+    if (manifest.lock, manifest.platform, dict(manifest.request)) != wanted:
+        said = {"path": str(out), "stack": manifest.stack, "platform": manifest.platform}
+        raise BadInput(Message("bundle.another", said), Message("bundle.another-hint"))
+    _report(ui, manifest, out)
+    return int(ExitCode.FINE)
+
+
+def _list(ui: Ui, contents: Contents, out: Path, machine: Machine) -> None:
+    """What goes in, what does not, and how long it takes. On stderr with --json."""
+    from npuenv.bundle.offline.fetch import bytes_per_second, still_to_fetch
+    from npuenv.bundle.offline.make import staging
+
+    wish = contents.wish
+    ui.say(Message("bundle.head", {"stack": wish.stack.name, "platform": wish.stack.platform.tag, "path": str(out)}),
+           err=ui.is_json)  # fmt: skip
+    for kind in ("wheel", "sdist", "build", "tool", "source"):
+        sizes = [item.wanted.size for item in contents.items if item.kind == kind]
+        if sizes:
+            args = {"what": Message(f"bundle.kind-{kind}"), "count": len(sizes), "size": _mib(sum(sizes))}
+            ui.say(Message("bundle.row", args), err=ui.is_json)
+    for found in contents.sources:
+        row = found.row
+        args = {"name": row.name, "repo": row.repo, "ref": row.ref, "commit": row.commit[:12], "path": found.given}
+        ui.say(Message(f"bundle.source-{row.origin}", {**args, "why": found.why}), err=ui.is_json)
+    _list_needed(ui, contents.needed)
+    left = still_to_fetch(contents.wanted, staging(out))
+    rate = bytes_per_second(contents.wanted, machine.resolver.settings) if left else 0.0
+    args = {"size": _mib(left), "whole": _mib(contents.fetched + contents.copied)}
+    if rate:
+        minutes = max(1, round(left / rate / 60))
+        ui.say(Message("bundle.time", {**args, "rate": f"{rate / _MIB:.1f}", "minutes": minutes}), err=ui.is_json)
+    else:
+        ui.say(Message("bundle.total", args), err=ui.is_json)
+
+
+def _list_needed(ui: Ui, needed: tuple[Needed, ...]) -> None:
+    system = tuple(row.name for row in needed if row.kind == "system")
+    for row in needed:
+        if row.kind != "system":
+            size = Message("bundle.size", {"size": _mib(row.size)}) if row.size else Message("bundle.size-unknown")
+            args = {"name": row.name, "size": size, "detail": row.detail or Message("bundle.not-known")}
+            ui.say(Message(f"bundle.need-{row.kind}", args), err=ui.is_json)
+    if system:
+        ui.say(Message("bundle.need-system", {"names": system}), err=ui.is_json)
+
+
+def _print_plan(ui: Ui, contents: Contents, out: Path) -> None:
+    if ui.is_json:
+        wish = contents.wish
+        files = [
+            {"path": item.wanted.path, "kind": item.kind, "name": item.name, "version": item.version,
+             "size": item.wanted.size}
+            for item in contents.items
+        ]  # fmt: skip
+        ui.print_json(
+            {
+                "schema": "npuenv.bundle-plan/1",
+                "exit": 0,
+                "stack": wish.stack.name,
+                "platform": wish.stack.platform.tag,
+                "path": str(out),
+                "bytes": contents.fetched + contents.copied,
+                "files": files,
+                "sources": [asdict(found.row) for found in contents.sources],
+                "needed": [asdict(row) for row in contents.needed],
+            }
+        )
+
+
+def _ask(ui: Ui) -> None:
+    """Raises BadInput where there is nobody to ask, click.Abort on no."""
+    from npuenv.messages import say
+
+    if ui.is_json or not sys.stdin.isatty():
+        raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
+    if not click.confirm(say(Message("cli.go-on"), ui.lang), default=True):
+        raise click.Abort
+
+
+def _make(ui: Ui, contents: Contents, out: Path, machine: Machine) -> Manifest:
+    from npuenv.bundle.offline.make import make_bundle
+
+    with Transfer(ui, contents.fetched, len(contents.items)) as transfer:
+        return make_bundle(contents, out, machine.resolver, tell=transfer.tell)
+
+
+def _report(ui: Ui, manifest: Manifest, out: Path) -> None:
+    if ui.is_json:
+        ui.print_json(
+            {
+                "schema": "npuenv.bundled/1",
+                "exit": 0,
+                "path": str(out),
+                "stack": manifest.stack,
+                "platform": manifest.platform,
+                "manifest_sha256": manifest.digest,
+                "files": len(manifest.files),
+                "bytes": manifest.size,
+                "sources": [asdict(row) for row in manifest.sources],
+                "needed": [asdict(row) for row in manifest.needed],
+            }
+        )
+        return
+    ui.say(Message("bundle.made", {"path": str(out), "count": len(manifest.files), "size": _mib(manifest.size)}))
+    ui.say(Message("bundle.digest", {"digest": manifest.digest}))
+    _list_needed(ui, manifest.needed)
+    is_file = out.is_file()
+    args = {"path": str(out), "name": out.name, "folder": f"npuenv-{manifest.stack}.{manifest.platform}"}
+    ui.say(Message("bundle.then-archive" if is_file else "bundle.then-folder", args))
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.1f}" if size < 100 * _MIB else f"{size / _MIB:.0f}"
+
+
+class Transfer:
+    """The progress of a download: a bar on a terminal, one line a file elsewhere; on stderr, silent with --quiet."""
+
+    def __init__(self, ui: Ui, total: int, num_files: int) -> None:
+        self._is_quiet = ui.is_quiet
+        self._console = ui.console(stderr=True)
+        self._total, self._num_files = total, num_files
+        self._num_done, self._name = 0, ""
+        self._bar: Progress | None = None
+
+    def tell(self, told: Told) -> None:
+        """Shows how far it is."""
+        if told.file:
+            self._num_done += 1
+        if self._bar:
+            self._name = told.file or self._name
+            self._bar.update(self._bar.task_ids[0], completed=told.done, name=self._name)
+        elif told.file and not self._is_quiet:
+            percent = 100 * told.done // max(1, told.total)
+            head = f"[{self._num_done}/{self._num_files}] {percent:3d} %"
+            self._console.print(f"{head}  {told.file}", markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Transfer:
+        if self._console.is_terminal and not self._is_quiet:
+            from rich import progress
+
+            columns = (progress.BarColumn(), progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn(),
+                       progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[name]}"))  # fmt: skip
+            self._bar = progress.Progress(*columns, console=self._console, transient=True)
+            self._bar.add_task("", total=self._total, name="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()

@@ -1,0 +1,331 @@
+"""Bundles made from a folder of tiny wheels: what goes in, that it is always the same, and that it installs offline."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.requirements import Requirement
+
+from npuenv import __version__
+from npuenv.bundle import zipapp
+from npuenv.bundle.offline.backends import build_requirements
+from npuenv.bundle.offline.listing import Offer, best
+from npuenv.bundle.offline.make import gather, make_bundle, staging
+from npuenv.bundle.offline.opened import open_bundle
+from npuenv.bundle.offline.own import BOOTSTRAP, own_requirements, own_wheel
+from npuenv.cli.bundle import command
+from npuenv.cli.common import Ui
+from npuenv.cli.machine import Machine
+from npuenv.errors import BadInput, NothingFits, StepFailed
+from npuenv.lock.file import read_lock
+from npuenv.lock.make import find_uv
+from npuenv.lock.wheels import write_wheel
+from npuenv.matrix import load_matrix
+from npuenv.messages import say
+from npuenv.resolve.types import GitSource, Platform, Request
+
+from .conftest import FURTHER, HERE, OTHER, TAG, python_archive, repacked, write_sdist
+
+if TYPE_CHECKING:
+    from .conftest import Shop
+
+OFFLINE = ("unshare", "-rn")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def needs_unshare() -> None:
+    if shutil.which("unshare") is None or subprocess.run([*OFFLINE, "true"], check=False).returncode != 0:
+        pytest.skip("no network namespace can be made here")
+
+
+def test_a_bundle_for_another_architecture_holds_all_of_it(shop: Shop, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shop.make(out)
+    with open_bundle(out) as bundle:
+        lock, rows = bundle.lock, bundle.manifest.files
+        assert bundle.manifest.platform == f"{OTHER}-{TAG}-glibc2.28"
+        assert bundle.request == Request(stack="tiny", arch=OTHER)
+        for package in lock.packages:
+            (row,) = [row for row in rows if row.name == package.name and row.kind in ("wheel", "sdist")]
+            assert row.sha256 in package.sha256, package.name
+        wheels = os.listdir(bundle.wheels)
+        assert sorted(wheels) == sorted(
+            [
+                f"numbers-2.4-{TAG}-{TAG}-manylinux_2_28_{OTHER}.whl",
+                f"torch-9.1+cpu-{TAG}-{TAG}-manylinux_2_28_{OTHER}.whl",
+                "tools-0.3-py3-none-any.whl",
+                "pure_source-1.2.tar.gz",
+                next(path.name for path in shop.wheels.glob("setuptools-*")),
+            ]
+        )
+        assert Path(bundle.zipapp).read_bytes() == zipapp.content()
+        assert read_lock(out / bundle.manifest.lock_file) == lock
+        tools = set(os.listdir(out / "tools"))
+        assert {f"npuenv-{__version__}-py3-none-any.whl", "requirements.txt", "SHA256SUMS"} < tools
+        for line in (*own_requirements(), BOOTSTRAP):
+            name = Requirement(line).name.replace("-", "_")
+            assert any(file.startswith(f"{name}-") for file in tools), name
+        assert [row.name for row in bundle.manifest.needed if row.kind == "system"] == ["g++"]
+
+
+def test_the_same_input_gives_the_same_bytes(shop: Shop, tmp_path: Path) -> None:
+    shop.make(tmp_path / "one.tar")
+    before = os.umask(0o077)
+    try:
+        shop.make(tmp_path / "elsewhere" / "two.tar")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "elsewhere" / "two.tar").read_bytes()
+    assert not staging(tmp_path / "one.tar").exists()
+
+
+def test_times_and_permissions_in_a_folder_are_fixed(shop: Shop, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        shop.make(tmp_path / "out")
+    finally:
+        os.umask(before)
+    looked = {path.name: path.stat() for path in (tmp_path / "out").rglob("*") if path.name != "manifest.json"}
+    assert {each.st_mtime for each in looked.values()} == {315532800}
+    assert stat.S_IMODE(looked["install.sh"].st_mode) == stat.S_IMODE(looked["wheels"].st_mode) == 0o755
+    assert stat.S_IMODE(looked["requirements.txt"].st_mode) == 0o644
+
+
+def test_an_archive_unpacks_to_the_folder(shop: Shop, tmp_path: Path) -> None:
+    shop.make(tmp_path / "out")
+    shop.make(tmp_path / "out.tar")
+    subprocess.run(["tar", "-xf", str(tmp_path / "out.tar"), "-C", str(tmp_path)], check=True)
+    top = tmp_path / f"npuenv-tiny.{OTHER}-{TAG}-glibc2.28"
+    assert tree(top) == tree(tmp_path / "out")
+    with open_bundle(top) as folder, open_bundle(tmp_path / "out.tar") as archive:
+        assert folder.manifest == archive.manifest
+
+
+def test_a_run_after_an_interrupted_one_uses_what_is_whole_and_drops_the_rest(shop: Shop, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    contents = shop.gather()
+    part = staging(out) / "wheels"
+    part.mkdir(parents=True)
+    shutil.copyfile(shop.wheels / "tools-0.3-py3-none-any.whl", part / "tools-0.3-py3-none-any.whl")
+    (part / f"torch-9.1+cpu-{TAG}-{TAG}-manylinux_2_28_{OTHER}.whl").write_bytes(b"damaged")
+    (part / "older-1-py3-none-any.whl").write_bytes(b"of another stack")
+    (part / "pure_source-1.2.tar.gz.part").write_bytes(b"rest")
+    (staging(out) / "gone").mkdir()
+    make_bundle(contents, out, shop.resolver, tell=shop.told.append)
+    shop.make(tmp_path / "clean")
+    assert tree(out) == tree(tmp_path / "clean")
+    assert not (out / "gone").exists()
+
+
+def test_a_lock_whose_file_is_not_offered_any_more_is_refused(shop: Shop, tmp_path: Path) -> None:
+    wish = shop.wish()
+    write_wheel(shop.wheels, "tools", "0.3", files={"tools.py": "C = 4\n"})
+    with pytest.raises(NothingFits) as caught:
+        gather(wish, shop.resolver, load_matrix())
+    assert "tools 0.3" in say(caught.value.message)
+    (shop.wheels / "tools-0.3-py3-none-any.whl").unlink()
+    with pytest.raises(NothingFits) as caught:
+        gather(wish, shop.resolver, load_matrix())
+    assert "tools" in say(caught.value.message)
+
+
+def test_a_file_that_changes_between_question_and_copy_is_refused(shop: Shop, tmp_path: Path) -> None:
+    contents = shop.gather()
+    (shop.wheels / "tools-0.3-py3-none-any.whl").write_bytes(b"other")
+    with pytest.raises(StepFailed) as caught:
+        make_bundle(contents, tmp_path / "out", shop.resolver, tell=shop.told.append)
+    assert "tools-0.3-py3-none-any.whl is not what it should be" in say(caught.value.message)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["a-1-cp311-cp311-manylinux2014_aarch64.whl", "a-1-cp311-cp311-manylinux_2_28_aarch64.whl"], 1),
+        (["a-1-cp311-cp311-manylinux_2_17_aarch64.whl", "a-1-cp311-abi3-manylinux_2_28_aarch64.whl"], 0),
+        (["a-1-cp36-abi3-manylinux_2_17_aarch64.whl", "a-1-py3-none-any.whl"], 0),
+        (["a-1-cp311-cp311-manylinux_2_34_aarch64.whl", "a-1.tar.gz"], 1),
+        (["a-1-cp311-cp311-manylinux_2_28_x86_64.whl", "a-1-cp312-cp312-manylinux_2_28_aarch64.whl"], None),
+        (["a-1.tar.gz", "a-1-py2.py3-none-any.whl"], 1),
+    ],
+)
+def test_the_file_is_the_one_that_an_installer_would_take(files: list[str], expected: int | None) -> None:
+    offers = [Offer(file, f"/x/{file}", str(number), 1) for number, file in enumerate(files)]
+    chosen = best(offers, Platform("aarch64", "3.11"))
+    assert (chosen.file if chosen else None) == (None if expected is None else files[expected])
+
+
+def test_only_a_file_with_a_hash_of_the_lock_is_taken() -> None:
+    offers = [Offer("a-1-cp311-cp311-manylinux_2_28_aarch64.whl", "", "new", 1), Offer("a-1.tar.gz", "", "old", 1)]
+    platform = Platform("aarch64", "3.11")
+    assert best(offers, platform, ("old",)) == offers[1]
+    assert best(offers, platform, ("none",)) is None
+    assert best([replace(offers[0], sha256="")], platform, ("old",)) is not None
+
+
+def test_what_an_sdist_is_built_with_is_read_from_it(tmp_path: Path) -> None:
+    assert build_requirements(write_sdist(tmp_path, "some", "1")) == ("setuptools",)
+    (tmp_path / "bad.tar.gz").write_bytes(b"no archive")
+    assert build_requirements(tmp_path / "bad.tar.gz") == ("setuptools>=40.8.0", "wheel")
+
+
+# On the target
+
+
+def test_the_wheel_of_npuenv_is_complete_and_the_same_each_time() -> None:
+    name, data = own_wheel.__wrapped__()
+    assert own_wheel.__wrapped__() == (name, data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        assert "trainer/__main__.py" in names and "npuenv/messages/zh/bundle.toml" in names
+        assert any(".data/data/share/npuenv/lockfiles/" in inside for inside in names)
+        assert not any("__pycache__" in inside or inside.endswith(".pyc") for inside in names)
+        metadata = archive.read(f"npuenv-{__version__}.dist-info/METADATA").decode()
+        assert f"Version: {__version__}\n" in metadata and "Requires-Dist: click>=8.1\n" in metadata
+        record = archive.read(f"npuenv-{__version__}.dist-info/RECORD").decode()
+        assert len(record.splitlines()) == len(names)
+
+
+def test_everything_installs_without_a_network_sources_too(shop: Shop, tmp_path: Path) -> None:
+    needs_unshare()
+    shop.arch = HERE
+    for name in ("setuptools", "wheel"):
+        next(shop.wheels.glob(f"{name}-*")).unlink()
+    repacked(shop.wheels, "setuptools")
+    shop.make(tmp_path / "out")
+    with open_bundle(tmp_path / "out") as bundle:
+        lines = [
+            f"{package.name}=={package.version} {' '.join(f'--hash=sha256:{digest}' for digest in package.sha256)}\n"
+            for package in bundle.lock.packages
+        ]
+        (tmp_path / "list.txt").write_text("".join(lines), encoding="utf-8")
+        options = ("--offline", "--no-index", "--find-links", bundle.wheels, "--no-deps", "--require-hashes")
+        argv = [*OFFLINE, find_uv(), "pip", "install", *options, "--python", sys.executable]
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "fresh")}
+        target = ("--target", str(tmp_path / "target"), "-r", str(tmp_path / "list.txt"))
+        ran = subprocess.run([*argv, *target], env=env, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "target/pure.py").read_text(encoding="utf-8") == "VALUE = 7\n"
+    assert (tmp_path / "target/torch/arch.txt").read_text(encoding="utf-8") == HERE
+
+
+def test_the_script_starts_npuenv_where_there_is_nothing_but_a_python(shop: Shop, tmp_path: Path) -> None:
+    needs_unshare()
+    shop.arch = HERE
+    for line in (*own_requirements(), *FURTHER, BOOTSTRAP):
+        name = Requirement(line).name
+        for stand_in in shop.wheels.glob(f"{name.replace('-', '_')}-*"):
+            stand_in.unlink()
+        repacked(shop.wheels, name)
+    shop.make(tmp_path / "out")
+    env = {"PATH": os.environ["PATH"], "HOME": str(shop.home), "NPUENV_PYTHON": sys.executable}
+    argv = [*OFFLINE, "sh", str(tmp_path / "out/install.sh")]
+    ran = subprocess.run([*argv, "--help"], env=env, capture_output=True, text=True, timeout=180)
+    assert ran.returncode == 0, ran.stderr
+    assert "npuenv install" in ran.stdout and "--offline" in ran.stdout
+    program = shop.home / f".local/share/npuenv/program/{__version__}/bin/npuenv"
+    assert program.exists()
+    ran = subprocess.run([*argv, "--lang", "en"], env=env, capture_output=True, text=True, timeout=180, cwd=tmp_path)
+    assert "tiny" in ran.stderr  # the bundle was opened: the stack it names is not a published one
+    wheel = next((tmp_path / "out/tools").glob("click-*"))
+    wheel.write_bytes(wheel.read_bytes()[:-1])
+    ran = subprocess.run([*argv, "--help"], env=env, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (2, "") and "damaged" in ran.stderr
+
+
+@pytest.mark.parametrize("archive", ["", "cpython.tar.gz"])
+def test_the_script_is_clean_shell(archive: str, shop: Shop, tmp_path: Path) -> None:
+    checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    if checker is None:
+        pytest.skip("there is no shellcheck here")
+    more = {"python_archive": python_archive(tmp_path / archive, machine=0xB7)} if archive else {}
+    shop.make(tmp_path / "out", **more)
+    ran = subprocess.run([checker, str(tmp_path / "out/install.sh")], capture_output=True, text=True)
+    assert ran.stdout == ""
+
+
+def test_the_script_refuses_a_python_that_npuenv_does_not_run_on(shop: Shop, tmp_path: Path) -> None:
+    shop.make(tmp_path / "out")
+    old = tmp_path / "bin/python3"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    old.chmod(0o755)
+    for tool in ("sh", "dirname", "sha256sum", "mkdir"):
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    env = {"PATH": str(tmp_path / "bin"), "HOME": str(shop.home)}
+    ran = subprocess.run([str(shutil.which("sh")), str(tmp_path / "out/install.sh")], env=env, capture_output=True,
+                         text=True, timeout=60)  # fmt: skip
+    assert ran.returncode == 2 and "NPUENV_PYTHON" in ran.stderr
+
+
+# The command
+
+
+def run_command(*argv: str) -> object:
+    return command.main([*argv, "--lang", "en"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["cpu", "--platform", "aarch64", "--arch", "x86_64"], "contradict"),
+        (["cpu", "--source", "verl"], "NAME=PATH"),
+        (["cpu", "--cann-file", "/none"], "no file"),
+        (["cpu", "--without-source", "verl"], "does not build verl"),
+        (["cpu", "-o", "{bundle}"], "is a bundle already"),
+        (["cpu", "-o", "{empty}"], "manifest.json"),
+    ],
+)
+def test_wrong_input_is_one_sentence_before_any_index_is_asked(
+    argv: list[str], part: str, home: Path, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (tmp_path / "empty").mkdir()
+    words = [word.format(bundle=bundle_folder, empty=tmp_path / "empty") for word in argv]
+    with pytest.raises(BadInput) as caught:
+        run_command(*words)
+    assert part in say(caught.value.message)
+
+
+def test_the_command_says_what_goes_in_before_and_what_is_there_after(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from npuenv.cli import bundle as cli
+
+    ui, machine, out = Ui("en"), Machine(shop.resolver), tmp_path / "out.tar"
+    shop.git_sources = (GitSource("absent", "https://git.invalid/x", "v1", False),)
+    contents = shop.gather(left_out=frozenset({"absent"}))
+    cli._list(ui, contents, out, machine)
+    said = capsys.readouterr().out
+    assert "wheels: 3 files" in said and "source distributions: 1 files" in said and "absent: left out" in said
+    assert "You must add: the source of absent" in said and "You must have on the target: g++" in said
+    cli._print_plan(replace(ui, is_json=True), contents, out)
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["schema"] == "npuenv.bundle-plan/1" and plan["bytes"] == contents.fetched
+    manifest = cli._make(ui, contents, out, machine)
+    captured = capsys.readouterr()
+    num = len(contents.items)
+    assert captured.out == "" and f"[{num}/{num}] 100 %" in captured.err
+    cli._report(ui, manifest, out)
+    said = capsys.readouterr().out
+    assert manifest.digest in said and f"tar -xf out.tar && sh {contents.name}/install.sh" in said
+    cli._report(replace(ui, is_json=True), manifest, out)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["manifest_sha256"]) == ("npuenv.bundled/1", manifest.digest)
+    assert cli._was_made(replace(ui, is_quiet=True), contents.wish, out) == 0
+    with pytest.raises(BadInput):
+        cli._was_made(ui, replace(contents.wish, request=Request(stack="tiny", arch=HERE)), out)

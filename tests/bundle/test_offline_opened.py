@@ -1,0 +1,285 @@
+"""What a bundle must be before anything of it is used: exactly what was written, in a folder or an archive."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.bundle.offline.manifest import is_inside, manifest_text, parse_manifest
+from npuenv.bundle.offline.opened import open_bundle
+from npuenv.bundle.offline.write import plain_member, write_tar
+from npuenv.errors import BadInput, StepFailed
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FILES = [
+    "cann/toolkit.run",
+    "install.sh",
+    "locks/tiny.toml",
+    "npuenv-doctor.pyz",
+    "python/python.tar",
+    "tools/npuenv-0.1.0-py3-none-any.whl",
+    "wheels/one-1-py3-none-any.whl",
+    "wheels/setuptools-80-py3-none-any.whl",
+    "wheels/two-1.tar.gz",
+]
+
+
+def refusal(path: Path) -> str:
+    """The one sentence with which a bundle is refused."""
+    with pytest.raises(BadInput) as caught, open_bundle(path):
+        pytest.fail("the bundle was opened")
+    assert caught.value.hint is not None
+    return say(caught.value.message)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("form", ["folder", "archive"])
+def test_an_unaltered_bundle_gives_its_parts(form: str, bundle_folder: Path, bundle_archive: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    path = bundle_folder if form == "folder" else bundle_archive
+    with open_bundle(path, tell=lambda done, total: seen.append((done, total))) as bundle:
+        root = Path(bundle.wheels).parent
+        assert tree(root) == tree(bundle_folder)
+        assert bundle.stack == bundle.lock.stack == bundle.request.stack == "tiny"
+        assert bundle.request.arch == "aarch64"
+        assert Path(bundle.zipapp).read_bytes() == b"doctor"
+        assert os.access(bundle.zipapp, os.X_OK)
+        assert Path(bundle.python_archive).name == "python.tar"
+        assert [Path(file).name for file in bundle.cann_files] == ["toolkit.run"]
+        assert Path(bundle.sources["name"]).read_bytes() == b"source" * 100
+        assert seen[-1] == (bundle.manifest.size, bundle.manifest.size)
+    assert root.exists() == (form == "folder")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_of_any_kind_with_one_other_byte_is_named(file: str, bundle_folder: Path) -> None:
+    path = bundle_folder / file
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:] if data else b"x")
+    said = refusal(bundle_folder)
+    assert file in said
+    assert ("altered" in said) == bool(data)
+
+
+@pytest.mark.parametrize("file", [*FILES, "manifest.json"])
+def test_a_file_that_is_cut_or_gone_is_named(file: str, bundle_folder: Path) -> None:
+    path = bundle_folder / file
+    if path.stat().st_size:
+        path.write_bytes(path.read_bytes()[:-1])
+        said = refusal(bundle_folder)
+        assert file in said or (file == "manifest.json" and "manifest" in said)
+    path.unlink()
+    assert file in refusal(bundle_folder)
+
+
+def _link(place: Path) -> None:
+    place.symlink_to("install.sh")
+
+
+def _folder_link(place: Path) -> None:
+    place.symlink_to("wheels", target_is_directory=True)
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, _link, _folder_link])
+def test_whatever_was_added_is_named(make: Callable[[Path], None], bundle_folder: Path) -> None:
+    make(bundle_folder / "added")
+    assert "added does not belong to it" in refusal(bundle_folder)
+
+
+def test_a_link_in_the_place_of_a_file_is_refused_even_with_the_right_content(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    wheel = bundle_folder / "wheels/one-1-py3-none-any.whl"
+    wheel.rename(tmp_path / "outside.whl")
+    wheel.symlink_to(tmp_path / "outside.whl")
+    assert "not a plain file" in refusal(bundle_folder)
+    wheel.unlink()
+    (tmp_path / "outside.whl").rename(wheel)
+    (bundle_folder / "wheels").rename(tmp_path / "elsewhere")
+    (bundle_folder / "wheels").symlink_to(tmp_path / "elsewhere")
+    assert "wheels" in refusal(bundle_folder)
+
+
+def test_no_byte_of_an_archive_can_be_altered(bundle_archive: Path) -> None:
+    """Headers, contents, padding, the end: 300 places by chance, and each boundary of a block."""
+    data = bundle_archive.read_bytes()
+    chance = random.Random(5)
+    places = {chance.randrange(len(data)) for _ in range(300)} | set(range(0, len(data), 512)) | {len(data) - 1}
+    taken = []
+    for place in sorted(places):
+        altered = bytearray(data)
+        altered[place] ^= 1 << chance.randrange(8)
+        bundle_archive.write_bytes(altered)
+        try:
+            with open_bundle(bundle_archive):
+                taken.append(place)
+        except BadInput:
+            pass
+    assert taken == []
+
+
+def test_no_part_of_an_archive_can_be_cut_off_or_added(bundle_archive: Path) -> None:
+    data = bundle_archive.read_bytes()
+    for size in (0, 1, 511, 512, 1000, len(data) // 2, len(data) - 10240, len(data) - 512, len(data) - 1):
+        bundle_archive.write_bytes(data[:size])
+        assert refusal(bundle_archive)
+    for more in (b"\0", b"x", bytes(512), bytes(10240)):
+        bundle_archive.write_bytes(data + more)
+        assert "the end of the archive" in refusal(bundle_archive)
+
+
+def _changed_member(kind: bytes, link: str = "") -> Callable[[tarfile.TarInfo], None]:
+    def change(member: tarfile.TarInfo) -> None:
+        member.type, member.linkname = kind, link
+
+    return change
+
+
+def _renamed(name: str) -> Callable[[tarfile.TarInfo], None]:
+    def change(member: tarfile.TarInfo) -> None:
+        member.name = name
+
+    return change
+
+
+def _claims_more(member: tarfile.TarInfo) -> None:
+    member.size = 1 << 40
+
+
+CHANGES = {
+    "leads up": _renamed("npuenv-tiny/../../evil"),
+    "absolute": _renamed("/tmp/evil"),
+    "another top": _renamed("other/install.sh"),
+    "a soft link": _changed_member(tarfile.SYMTYPE, "/etc/passwd"),
+    "a hard link": _changed_member(tarfile.LNKTYPE, "npuenv-tiny/install.sh"),
+    "a device": _changed_member(tarfile.CHRTYPE),
+    "a pipe": _changed_member(tarfile.FIFOTYPE),
+    "a folder": _changed_member(tarfile.DIRTYPE),
+    "a bomb": _claims_more,
+}
+
+
+def rewritten(source: Path, target: Path, change: Callable[[tarfile.TarInfo], None], name: str) -> None:
+    """The archive with one member's header changed."""
+    with tarfile.open(source) as old, target.open("wb") as new:
+        for member in old.getmembers():
+            content = old.extractfile(member)
+            data = content.read() if content else b""
+            if member.name.endswith(name):
+                change(member)
+            new.write(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+            new.write(data + bytes(-len(data) % 512))
+        new.write(bytes(1024))
+        new.write(bytes(-new.tell() % 10240))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_nothing_but_plain_files_is_unpacked(change: str, bundle_archive: Path, tmp_path: Path) -> None:
+    scratch, bad = tmp_path / "scratch", tmp_path / "bad.tar"
+    scratch.mkdir()
+    rewritten(bundle_archive, bad, CHANGES[change], "/install.sh")
+    with pytest.raises(BadInput), open_bundle(bad, scratch):
+        pytest.fail("the bundle was opened")
+    assert list(scratch.iterdir()) == []
+    assert not (tmp_path / "evil").exists() and not Path("/tmp/evil").exists()
+
+
+def test_a_file_that_stands_twice_in_an_archive_is_refused(bundle_archive: Path, tmp_path: Path) -> None:
+    twice = tmp_path / "twice.tar"
+    with tarfile.open(bundle_archive) as old, tarfile.open(twice, "w", format=tarfile.GNU_FORMAT) as new:
+        for member in old.getmembers():
+            for _ in range(2 if member.name.endswith("install.sh") else 1):
+                new.addfile(member, old.extractfile(member))
+    assert "install.sh does not belong to it" in refusal(twice)
+
+
+@pytest.mark.parametrize("first", ["install.sh", ""])
+def test_an_archive_that_does_not_begin_with_the_manifest_is_refused(
+    first: str, bundle_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.tar"
+    write_tar(bundle_folder, path, top="npuenv-tiny", first=(first,))
+    assert "does not begin with a manifest.json" in refusal(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"\x1f\x8b" + bytes(600), bytes(10240), os.urandom(4096)])
+def test_what_is_no_archive_is_refused_in_one_sentence(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "some.tar"
+    path.write_bytes(data)
+    assert "\n" not in refusal(path)
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught, open_bundle(tmp_path / "nothing"):
+        pass
+    assert say(caught.value.message) == f"there is no bundle at {tmp_path / 'nothing'}"
+    (tmp_path / "empty").mkdir()
+    assert "manifest.json" in refusal(tmp_path / "empty")
+
+
+def _edit(bundle: Path, **values: object) -> None:
+    path = bundle / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}), encoding="utf-8")
+
+
+def test_an_edited_manifest_is_refused(bundle_folder: Path) -> None:
+    _edit(bundle_folder, stack="other")
+    assert "changed after it was written" in refusal(bundle_folder)
+    _edit(bundle_folder, schema="npuenv.bundle/2")
+    assert "npuenv.bundle/2" in refusal(bundle_folder)
+    (bundle_folder / "manifest.json").write_bytes(b"\xff{")
+    assert "no JSON" in refusal(bundle_folder)
+
+
+@pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "a//b", "./a", "a\nb", "manifest.json", "é"])
+def test_a_manifest_that_names_a_path_outside_is_refused_whatever_its_seal(path: str, bundle_folder: Path) -> None:
+    manifest = parse_manifest((bundle_folder / "manifest.json").read_bytes(), "x")
+    row = manifest.files[0]
+    rows = tuple(sorted((*manifest.files[1:], type(row)(path, row.kind, 0, row.sha256)), key=lambda row: row.path))
+    forged = type(manifest)(**{name: getattr(manifest, name) for name in manifest.__slots__} | {"files": rows})
+    (bundle_folder / "manifest.json").write_text(manifest_text(forged), encoding="utf-8")
+    assert "its manifest is wrong" in refusal(bundle_folder)
+
+
+def test_a_lock_other_than_the_one_named_is_refused(bundle_folder: Path) -> None:
+    manifest = parse_manifest((bundle_folder / "manifest.json").read_bytes(), "x")
+    forged = type(manifest)(**{name: getattr(manifest, name) for name in manifest.__slots__} | {"lock": "0" * 12})
+    (bundle_folder / "manifest.json").write_text(manifest_text(forged), encoding="utf-8")
+    assert "locks/tiny.toml is not the lock" in refusal(bundle_folder)
+
+
+def test_names_inside_are_plain() -> None:
+    assert is_inside("wheels/torch-2.8.0+cpu-cp311-cp311-linux_x86_64.whl")
+    assert not any(map(is_inside, ("", ".", "..", "/a", "a/..", "a b", "a\\b", "a/", "a/./b", "$HOME")))
+
+
+def test_a_disk_without_room_to_unpack_is_told_as_such(
+    bundle_archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "mkdir", _no_space)
+    with pytest.raises(StepFailed) as caught, open_bundle(bundle_archive, tmp_path):
+        pass
+    assert "no space left" in say(caught.value.message)
+
+
+def _no_space(path: Path, *_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_member_has_nothing_of_the_machine_in_its_header() -> None:
+    member = plain_member("a", 3, 0o644)
+    assert (member.uid, member.gid, member.uname, member.gname, member.mtime) == (0, 0, "", "", 315532800)
+    assert io.BytesIO(member.tobuf(tarfile.GNU_FORMAT)).read(1) == b"a"

@@ -1,0 +1,69 @@
+"""A published stack's bundle made from the real index, for the other architecture, and installed without a network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from npuenv.bundle.offline.make import Wish, gather, make_bundle
+from npuenv.bundle.offline.opened import open_bundle
+from npuenv.facts.pip import pip_settings
+from npuenv.host.local import LocalHost
+from npuenv.lock.make import Resolver, find_uv
+from npuenv.lock.shelf import find_lock
+from npuenv.lock.wheels import uv_platform
+from npuenv.matrix import load_matrix
+from npuenv.resolve import resolve
+from npuenv.resolve.types import Request, Stack
+
+OFFLINE = ("unshare", "-rn")
+NATIVE = {"arctic-inference"}  # a source that is compiled, which only the target itself can do
+ROOM = 5 * 1024**3  # bytes: the archive, its parts while they are put together, and the installed packages
+
+
+@pytest.mark.registry
+@pytest.mark.slow
+def test_the_stack_of_cann_8_5_0_installs_offline_for_aarch64_with_every_hash_checked(tmp_path: Path) -> None:
+    pytest.importorskip("pypi_simple")
+    if shutil.disk_usage(tmp_path).free < ROOM:
+        pytest.skip("not enough room for a whole stack")
+    request = Request(framework="verl", cann="8.5.0", arch="aarch64")
+    stack = resolve(request, load_matrix())
+    assert isinstance(stack, Stack)
+    lock = find_lock(stack, tmp_path)
+    assert lock is not None and lock.is_complete
+    resolver = Resolver(LocalHost(), find_uv(), pip_settings(LocalHost()), {})
+    sources = frozenset(source.name for source in stack.git_sources)  # their hosts may be out of reach
+    wish = Wish(stack, lock, request, left_out=sources)
+    out = tmp_path / "whole.tar"
+    try:
+        make_bundle(gather(wish, resolver, load_matrix()), out, resolver, tell=lambda told: None)
+        with open_bundle(out, tmp_path) as bundle:
+            assert bundle.lock == lock
+            target = _install(Path(bundle.wheels), [p for p in lock.packages if p.name not in NATIVE], stack, tmp_path)
+        found = list(target.glob("*.dist-info"))
+        assert len(found) == len([package for package in lock.packages if package.name not in NATIVE])
+        tags = "".join((info / "WHEEL").read_text(encoding="utf-8") for info in found)
+        assert "aarch64" in tags and "x86_64" not in tags
+    finally:
+        for place in (tmp_path / "target", tmp_path / "cache"):
+            shutil.rmtree(place, ignore_errors=True)
+        out.unlink(missing_ok=True)
+
+
+def _install(wheels: Path, packages: list, stack: Stack, folder: Path) -> Path:
+    """The folder into which uv has put the packages of another platform, in a namespace without a network."""
+    lines = [f"{p.name}=={p.version} {' '.join(f'--hash=sha256:{h}' for h in p.sha256)}\n" for p in packages]
+    (folder / "list.txt").write_text("".join(lines), encoding="utf-8")
+    place = ("--target", str(folder / "target"), "--link-mode", "hardlink")
+    form = ("--python-platform", uv_platform(stack.platform), "--python-version", stack.platform.python)
+    options = ("--offline", "--no-index", "--find-links", str(wheels), "--no-deps", "--require-hashes")
+    argv = (*OFFLINE, find_uv(), "pip", "install", *options, *form, *place, "-r", str(folder / "list.txt"))
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "UV_CACHE_DIR": str(folder / "cache")}
+    ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    return folder / "target"
