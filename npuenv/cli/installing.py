@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.machine import Machine, for_this_machine, lock_of, resolve_or_stop, this_machine
-from npuenv.errors import BadInput, ExitCode, StepFailed
+from npuenv.errors import BadInput, ExitCode, NothingFits, StepFailed
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
@@ -103,6 +103,10 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
     from npuenv.bundle.offline.opened import open_bundle
 
     with open_bundle(how.bundle) as bundle:
+        lacking = [name for name in bundle.left_out if name not in how.given]
+        if lacking:
+            said = {"path": how.bundle, "names": tuple(lacking), "first": lacking[0]}
+            raise BadInput(Message("install.bundle-lacks", said), Message("install.bundle-lacks-hint", said))
         stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, bundle.request))
         yield Wanted(stack, bundle.lock, machine, bundle.request, bundle)
 
@@ -122,7 +126,12 @@ def prepare(wanted: Wanted, how: How) -> Prepared:
     python = target.python
     if target.kind == "venv":
         chosen = how.base_python or _running(stack)
-        python = find_python(resolver.host, stack.platform.python, stack.platform.arch, chosen)
+        try:
+            python = find_python(resolver.host, stack.platform.python, stack.platform.arch, chosen)
+        except NothingFits as error:
+            if wanted.bundle is None or not wanted.bundle.python_archive:
+                raise
+            raise NothingFits(error.message, Message("install.bundled-python", {"path": how.bundle})) from error
     links = {} if wanted.bundle else require_sources(stack, lock, resolver)
     tools = _tools(wanted, how, python=python, links=links)
     tools = replace(

@@ -58,7 +58,9 @@ class Fetch:
     """A session with pip's settings. Raises from every method: CannotTell, or Unreadable for more than the limit."""
 
     def __init__(self, settings: PipSettings, bounds: Bounds) -> None:
-        self._session: Any = library().PyPISimple().s
+        import requests
+
+        self._session: Any = requests.Session()
         self._options: dict[str, Any] = {
             "timeout": _wait_s(settings, bounds),
             "verify": settings.cert.value if settings.cert else None,
