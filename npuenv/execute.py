@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import errno
 import json
+import os
 import shlex
 import time
 from dataclasses import dataclass, field
@@ -19,17 +20,19 @@ from npuenv.errors import BadInput, StepFailed
 from npuenv.facts.environment import ask_environment
 from npuenv.facts.pip import UvSettings, without_secrets
 from npuenv.host.running import Running
-from npuenv.host.writing import append_line, claimed, write_whole
+from npuenv.host.writing import append_line, claim, write_whole
 from npuenv.messages import Message
 from npuenv.plan.types import Action, Plan, Run, Step, Want, WriteFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from npuenv.facts.base import Fact
     from npuenv.host.base import Host
 
 _POLL_S = 0.05
+_GRACE_S = 1.0
+_NOT_DONE = "execute.not-done-after"
 _TAIL_BYTES = 1 << 16
 # Something in the way of the folder that no second attempt can mend.
 _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -92,13 +95,34 @@ def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: 
     KeyboardInterrupt passes through after the running program and its children have ended.
     """
     steps = _chosen(plan, only, start_at)
-    done: list[str] = []
-    skipped: list[str] = []
-    with _claim(session):
-        for number, step in enumerate(steps, 1):
-            is_done = _perform(step, session, number, len(steps))
-            (done if is_done else skipped).append(step.id)
-    return Outcome(tuple(done), tuple(skipped))
+    done: dict[str, None] = {}
+    with _claim(session) as held:
+        try:
+            _perform_all(steps, session, held, done)
+        except StepFailed as error:
+            if not _is_worth_another_try(steps, session, error):
+                raise
+            _perform_all(steps, session, held, done)
+    return Outcome(tuple(done), tuple(step.id for step in steps if step.id not in done))
+
+
+def _perform_all(steps: Sequence[Step], session: Session, held: int, done: dict[str, None]) -> None:
+    """Every step in order; the ids of those that had something to do go into `done`."""
+    for number, step in enumerate(steps, 1):
+        if _perform(step, session, held, number, len(steps)):
+            done[step.id] = None
+
+
+def _is_worth_another_try(steps: Sequence[Step], session: Session, error: StepFailed) -> bool:
+    """True when no program complained and yet there is damage that a step mends: it came along from a cache."""
+    failed = next(step for step in steps if step.id == error.message.args["step"])
+    is_verifying = any(want.fact == "env.verified" for want in failed.done_when)
+    why = error.message.args["why"]
+    if not is_verifying and not (isinstance(why, Message) and why.key == _NOT_DONE):
+        return False
+    wants = [want for step in steps for want in step.done_when if want.fact == "env.intact"]
+    found = [ask_environment(session.host, want).value for want in wants]
+    return any(value not in (None, want.value) for want, value in zip(wants, found))
 
 
 def unmet(step: Step, host: Host) -> tuple[tuple[Want, Fact[str]], ...]:
@@ -119,30 +143,41 @@ def _chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, .
 
 
 class _claim:
-    """Keeps a second execution away from the same environment."""
+    """Keeps a second execution away from the same environment; gives the descriptor that holds the lock.
+
+    What the steps start inherits it: a uv that outlives a killed npuenv still writes, and still keeps others away.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._lock = claimed(str(session.own / "running"))
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> int:
         try:
             (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
-            is_mine = self._lock.__enter__()
+            held = self._wait()
         except OSError as error:
             said = _system_error(error, self._session.root)
             if error.errno in _NO_PLACE:
                 raise BadInput(said, Message("plan.choose-target")) from error
             raise StepFailed(said, _run_again(self._session)) from error
-        if not is_mine:
-            self._lock.__exit__(None, None, None)
-            raise BadInput(Message("execute.already-running", {"path": self._session.root}))
+        if held is None:
+            said = Message("execute.already-running", {"path": self._session.root})
+            raise BadInput(said, Message("execute.wait-for-it", {"command": shlex.join(self._session.again)}))
+        self._held = held
+        return held
+
+    def _wait(self) -> int | None:
+        """The lock, waited for a moment: what was just killed takes one to go."""
+        deadline = time.monotonic() + _GRACE_S
+        while (held := claim(str(self._session.own / "running"))) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return held
 
     def __exit__(self, *error: object) -> None:
-        self._lock.__exit__(None, None, None)
+        os.close(self._held)
 
 
-def _perform(step: Step, session: Session, number: int, total: int) -> bool:
+def _perform(step: Step, session: Session, held: int, number: int, total: int) -> bool:
     """True when the step was run, False when there was nothing to do."""
 
     def tell(state: State, text: str = "", seconds: float = 0.0) -> None:
@@ -156,7 +191,7 @@ def _perform(step: Step, session: Session, number: int, total: int) -> bool:
     _note(session, step, "start")
     try:
         for action in step.do:
-            _act(action, step, session, lambda line: tell(State.LINE, line))
+            _act(action, step, session, held, lambda line: tell(State.LINE, line))
         _check_after(step, session)
         _note(session, step, "done")
     except (StepFailed, KeyboardInterrupt) as error:
@@ -167,20 +202,21 @@ def _perform(step: Step, session: Session, number: int, total: int) -> bool:
     return True
 
 
-def _act(action: Action, step: Step, session: Session, on_line: Callable[[str], None]) -> None:
+def _act(action: Action, step: Step, session: Session, held: int, on_line: Callable[[str], None]) -> None:
     try:
         if isinstance(action, WriteFile):
             write_whole(action.path, action.text, action.mode)
             return
-        code = _run(action, session.log(step), session, on_line)
+        code = _run(action, step, session, held, on_line)
     except OSError as error:
         raise _failed(step, session, _system_error(error, error.filename or session.root)) from error
     if code != 0:
         raise _failed(step, session, _reason(_tail(session.log(step)), action, code))
 
 
-def _run(action: Run, log: Path, session: Session, on_line: Callable[[str], None]) -> int:
+def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str], None]) -> int:
     """Runs a program and passes its lines on as they come. Its children end with it, also on Ctrl-C."""
+    log = session.log(step)
     environ = session.host.environ()
     unset = [name for name in environ if name.startswith(("UV_", "PIP_")) and name != "UV_CACHE_DIR"]
     unset += [*_NEVER_INHERITED, *action.unset]
@@ -190,7 +226,7 @@ def _run(action: Run, log: Path, session: Session, on_line: Callable[[str], None
     folder.mkdir(parents=True, exist_ok=True)
     append_line(str(log), f"$ {without_secrets(' '.join(action.argv))}")
     start = log.stat().st_size
-    with Running(action.argv, cwd=folder, env=env, log=log, unset=unset) as running:
+    with Running(action.argv, cwd=folder, env=env, log=log, unset=unset, keep=(held,)) as running:
         try:
             return _watch(running, log, start, on_line)
         except KeyboardInterrupt:
@@ -219,7 +255,7 @@ def _check_after(step: Step, session: Session) -> None:
         want, fact = left[0]
         found = fact.value if fact.value is not None else next((item.line for item in fact.evidence), "")
         said = {"fact": want.fact, "of": want.of[0], "found": _short(found)}
-        raise _failed(step, session, Message("execute.not-done-after", said))
+        raise _failed(step, session, Message(_NOT_DONE, said))
 
 
 def _failed(step: Step, session: Session, why: Message) -> StepFailed:
@@ -245,12 +281,32 @@ def _reason(text: str, action: Run, code: int) -> Message:
 
 _NO_NETWORK = ("dns error", "Connection refused", "Network is unreachable", "Could not resolve host", "timed out",
                "client error (Connect)", "error sending request")  # fmt: skip
-# In this order: a full disk also breaks downloads, and a refused connection is also "no solution found".
+# What uv and git say of a proxy that is there and will not, and of one that is not.
+_PROXY = ("proxy authorization required", "tunnel error: unsuccessful", "CONNECT tunnel failed",
+          "tunnel error: failed to create underlying connection", "Proxy Authentication Required")  # fmt: skip
+_NO_WHEEL = ("was not found in the provided package locations", "was not found in the package registry",
+             "Because there is no version of", "Failed to read `--find-links` directory",
+             "has no usable wheels", "has no wheels with a matching")  # fmt: skip
+_BROKEN_REMOTE = ("does not appear to be a git repository", "Could not read from remote repository",
+                  "fatal: repository '", "couldn't find remote ref", "fatal: unable to access", "fatal: early EOF",
+                  "fatal: git checkout: --detach does not take a path argument", "fatal: unable to read tree",
+                  "did not match any file(s) known to git", "fatal: reference is not a tree",
+                  "fatal: invalid reference", "fatal: the remote end hung up")  # fmt: skip
+_COMPILERS = ("'gcc'", "'g++'", "'cc'", "'c++'", "'clang'", "'cmake'", "'ninja'", "'make'", "'rustc'", "'cargo'")
+_NO_COMPILER = (*(f"No such file or directory: {name}" for name in _COMPILERS), "gcc: command not found",
+                "No CMAKE_CXX_COMPILER could be found", "No CMAKE_C_COMPILER could be found",
+                "can't find Rust compiler", "unable to execute 'gcc'", "unable to execute 'g++'")  # fmt: skip
+# In this order: a full disk also breaks downloads, a refused connection is also "no solution found", and a proxy's
+# refusal is told before the connection's that came of it.
 _KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (
     (("No space left on device", "os error 28", "Disk quota exceeded"), "execute.disk-full"),
     (("Read-only file system", "Permission denied", "os error 13", "os error 30"), "execute.not-writable"),
     (("Hash mismatch", "hash mismatch"), "execute.hash-mismatch"),
+    (_PROXY, "execute.proxy-refuses"),
     (_NO_NETWORK, "execute.no-network"),
+    (_NO_COMPILER, "execute.no-compiler"),
+    (_BROKEN_REMOTE, "execute.broken-remote"),
+    (_NO_WHEEL, "execute.no-wheel"),
 )
 
 

@@ -2,10 +2,12 @@
 
 The environment's own inspector program (`npuenv.plan.inspector`, copied into it) does the looking. Facts:
 
-    env.dists     of=(root, "name==version" or "name", ...)   "complete", or the first deviation
+    env.dists     of=(root, "name==version" or "name", ...)   "complete", or the first deviation; hashes nothing
     env.intact    of=(root,)                                   "yes", or the first damaged distribution
     env.verified  of=(root,)                                   hash of the lock it was verified against; "" when damaged
     path.link     of=(path,)                                   what a symbolic link points to
+
+Words of `of` after the root are passed on to the inspector: `--over`, `triton-ascend=triton`.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.ask import Condition, ask
 from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
-    from npuenv.host.base import Host
+    from npuenv.host.base import Host, Ran
 
 INSPECTOR = ".npuenv/inspector.py"
+VERIFIED = ".npuenv/verified.json"
+_PROBLEM = "problem: "
 _TIMEOUT_S = 600.0  # hashing a few gigabytes from a slow disk
 
 
@@ -30,7 +35,11 @@ def ask_environment(host: Host, want: Condition) -> Fact[str]:
         return _link(host, want.of[0])
     if not want.fact.startswith("env."):
         return ask(host, want)
-    state = _state(host, want.of[0])
+    if want.fact == "env.dists":
+        return _dists(host, want.of)
+    if want.fact == "env.verified" and not _has_word_of(host, want):
+        return known("", Evidence(posixpath.join(want.of[0], VERIFIED), ""))
+    state = _state(host, want.of)
     if state.value is None:
         return Fact(state.state, None, state.evidence)
     found = state.value
@@ -39,37 +48,50 @@ def ask_environment(host: Host, want: Condition) -> Fact[str]:
     if want.fact == "env.intact":
         first = next((f"{name}: {why}" for name, why in sorted(found["damaged"].items())), "yes")
         return known(first, *state.evidence)
-    if want.fact == "env.dists":
-        return known(_deviation(found, want.of[1:]) or "complete", *state.evidence)
     raise KeyError(want.fact)
 
 
-def _state(host: Host, root: str) -> Fact[dict[str, Any]]:
-    """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "files": 900, ...}"""
-    argv = (posixpath.join(root, "bin/python"), "-I", "-B", posixpath.join(root, INSPECTOR), "state", root)
-    ran = host.run(argv, timeout_s=_TIMEOUT_S)
+def _has_word_of(host: Host, want: Condition) -> bool:
+    """False when the environment was never verified: then nothing needs to be hashed to say so."""
+    return host.look(posixpath.join(want.of[0], VERIFIED)).state is not PathState.ABSENT
+
+
+def _inspect(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
+    root = of[0]
+    argv = (posixpath.join(root, "bin/python"), "-I", "-B", posixpath.join(root, INSPECTOR), verb, *of)
+    return host.run(argv, timeout_s=_TIMEOUT_S), " ".join(argv[:6])
+
+
+def _is_absent(ran: Ran) -> bool:
+    """True when there is no environment to ask, or no inspector in it."""
+    return ran.is_absent or (ran.code == 2 and "can't open file" in ran.err)
+
+
+def _dists(host: Host, of: tuple[str, ...]) -> Fact[str]:
+    """Real lines of the inspector: `problem: torch==2.13.0+cpu is not installed`."""
+    ran, command = _inspect(host, "check", of)
     said = (ran.err or ran.out).strip().splitlines()
-    evidence = Evidence(" ".join(argv), said[-1] if said else "")
-    if ran.is_absent or (ran.code == 2 and "can't open file" in ran.err):
+    evidence = Evidence(command, said[0] if said else "")
+    if _is_absent(ran):
+        return absent(evidence)
+    if ran.code == 1 and ran.out.startswith(_PROBLEM):
+        return known(ran.out.splitlines()[0][len(_PROBLEM) :], evidence)
+    return known("complete", evidence) if ran.code == 0 else unknown(evidence)
+
+
+def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
+    """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "files": 900, ...}"""
+    ran, command = _inspect(host, "state", of)
+    said = (ran.err or ran.out).strip().splitlines()
+    evidence = Evidence(command, said[-1] if said else "")
+    if _is_absent(ran):
         return absent(evidence)
     if ran.code != 0:
         return unknown(evidence)
     try:
-        return known(json.loads(ran.out), Evidence(" ".join(argv), ran.out[:200]))
+        return known(json.loads(ran.out), Evidence(command, ran.out[:200]))
     except ValueError:
         return unknown(evidence)
-
-
-def _deviation(state: dict[str, Any], wanted: tuple[str, ...]) -> str:
-    for word in wanted:
-        name, _, version = word.partition("==")
-        if name not in state["dists"]:
-            return f"{name} is not installed"
-        if version and state["dists"][name] != version:
-            return f"{name} {state['dists'][name]}"
-        if name in state["damaged"]:
-            return f"{name}: {state['damaged'][name]}"
-    return ""
 
 
 def _link(host: Host, path: str) -> Fact[str]:

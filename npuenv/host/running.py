@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 
 
 class Running:
-    """A started program. Use as a context manager: leaving it stops the whole process group, whatever happened."""
+    """A started program. Use as a context manager: leaving it stops the whole process group, whatever happened.
+
+    `keep` are descriptors that the program inherits, such as a lock that is to be held as long as it works.
+    """
 
     def __init__(
-        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path, unset: Sequence[str] = ()
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        log: Path,
+        unset: Sequence[str] = (),
+        keep: Sequence[int] = (),
     ) -> None:
         environ = {name: value for name, value in os.environ.items() if name not in unset} | dict(env)
         with log.open("ab") as sink, _undisturbed():
@@ -38,6 +48,7 @@ class Running:
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
+                pass_fds=tuple(keep),
             )
 
     def poll(self) -> int | None:

@@ -31,14 +31,30 @@ def append_line(path: str, line: str) -> None:
         file.write(line + "\n")
 
 
+def claim(path: str) -> int | None:
+    """A lock on a file, held as long as the descriptor is open; None when another process holds it. Raises OSError.
+
+    A program that inherits the descriptor holds the lock too, also when the one that started it is gone.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextlib.contextmanager
 def claimed(path: str) -> Iterator[bool]:
     """Holds a lock on a file while the block runs; gives False when another process holds it. Raises OSError."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+    descriptor = claim(path)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,0 +1,213 @@
+"""The inspector by itself: what it says of an environment, and what it leaves behind."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.lock.wheels import write_wheel
+from npuenv.plan import inspector
+from npuenv.plan.inspector import sha256
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import World
+
+ALL = ("torch==9.1+cpu", "numbers==2.4", "tools==0.3")
+
+
+def ask(world: World, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [world.root / "bin/python", "-I", "-B", inspector.__file__, verb, str(world.root), *words]
+    return subprocess.run(argv, capture_output=True, text=True)
+
+
+def state(world: World, *words: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(ask(world, "state", *words).stdout)
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_a_hash_does_not_depend_on_the_size_that_is_expected(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(size))
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    wanted = "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    assert sha256(str(path)) == sha256(str(path), size) == sha256(str(path), max(0, size - 3)) == wanted
+
+
+def test_a_verification_leaves_its_time_its_counts_and_a_hash_over_all_files(world: World) -> None:
+    world.install()
+    verified = world.root / ".npuenv/verified.json"
+    first = json.loads(verified.read_text())
+    assert sorted(first) == ["at", "files", "hashed", "lock", "packages", "tree"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first["at"])
+    assert (first["packages"], first["files"]) == (3, first["hashed"])
+    (world.site / "numbers_a.py").write_text("A = 2\n")
+    assert ask(world, "verify", first["lock"], *ALL).returncode == 1
+    (world.site / "numbers_a.py").write_text("A = 1\n")
+    assert ask(world, "verify", first["lock"], *ALL).returncode == 0
+    again = json.loads(verified.read_text())
+    assert (again["tree"], again["hashed"]) == (first["tree"], 1)
+
+
+def test_a_file_put_back_with_its_old_time_is_hashed_all_the_same(world: World) -> None:
+    world.install()
+    path = world.site / "numbers_a.py"
+    before = path.stat()
+    path.write_text("A = 9\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert state(world)["damaged"] == {"numbers": "numbers_a.py has another content"}
+
+
+def test_rehash_looks_at_every_file_again(world: World) -> None:
+    world.install()
+    assert state(world)["hashed"] == 0
+    assert state(world, "--rehash")["hashed"] == state(world)["files"]
+
+
+def test_what_the_plan_says_two_packages_own_belongs_to_the_later_one(world: World) -> None:
+    world.install()
+    write_wheel(world.wheels, "later", "1.0", files={"numbers_a.py": "A = 'later'\n", "later.py": "L = 1\n"})
+    argv = [
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        world.root / "bin/python",
+        "--no-index",
+        "--link-mode",
+        "copy",
+    ]
+    argv[0] = world.plan().steps[2].do[-1].argv[0]  # type: ignore[union-attr]
+    subprocess.run([*argv, "--find-links", world.wheels, "later"], check=True)
+    with (world.root / ".npuenv/lock.toml").open("a") as lock:
+        lock.write('name = "later"\n')
+    assert "it belongs to later and numbers" in str(state(world)["damaged"])
+    assert state(world, "--over", "later=numbers")["damaged"] == {}
+    # The earlier one coming back is damage to the later one, and only that one goes.
+    (world.site / "numbers_a.py").write_text("A = 1\n")
+    assert list(state(world, "--over", "later=numbers")["damaged"]) == ["later"]  # type: ignore[call-overload]
+    said = ask(world, "mend", "--over", "later=numbers").stdout
+    assert "taking out later" in said and "taking out numbers" not in said
+    assert (world.site / "numbers_a.py").read_text() == "A = 1\n"
+
+
+def test_of_two_packages_that_quarrel_over_a_file_both_are_taken_out(world: World) -> None:
+    world.install()
+    write_wheel(world.wheels, "stray", "1.0", files={"numbers_a.py": "A = 'stray'\n"})
+    uv = world.plan().steps[2].do[-1].argv[0]  # type: ignore[union-attr]
+    subprocess.run(
+        [uv, "pip", "install", "--quiet", "--python", world.root / "bin/python", "--no-index", "--link-mode", "copy",
+         "--find-links", world.wheels, "stray"],
+        check=True,
+    )  # fmt: skip
+    plan = world.plan()
+    assert world.install(plan).done[0] == "mend"
+    assert "stray" not in state(world)["dists"]  # type: ignore[operator]
+    assert (world.site / "numbers_a.py").read_text() == "A = 1\n"
+
+
+def test_files_of_nobody_are_notes_and_byte_code_is_not(world: World) -> None:
+    world.install()
+    (world.site / "mine.txt").write_text("x")
+    (world.site / "__pycache__").mkdir(exist_ok=True)
+    (world.site / "__pycache__/tools.cpython-311.pyc").write_text("x")
+    said = ask(world, "verify", "lock", *ALL)
+    assert said.returncode == 0
+    notes = [line for line in said.stdout.splitlines() if line.startswith("note: ")]
+    assert [note for note in notes if "site-packages" in note] == [
+        f"note: {(world.site / 'mine.txt').relative_to(world.root)} belongs to no package"
+    ]
+
+
+def test_byte_code_of_a_damaged_source_goes_with_it(world: World) -> None:
+    world.install()
+    code = f"import py_compile; py_compile.compile({str(world.site / 'numbers_a.py')!r})"
+    subprocess.run([world.root / "bin/python", "-c", code], check=True)
+    assert list(world.site.glob("__pycache__/numbers_a.*.pyc"))
+    (world.site / "numbers_a.py").write_text("A = 7\n")
+    assert ask(world, "mend").returncode == 0
+    assert not list(world.site.glob("__pycache__/numbers_a.*.pyc"))
+
+
+@pytest.mark.parametrize("keep", [0, 20, -1])
+def test_a_record_of_which_only_the_beginning_is_there_is_damage(world: World, keep: int) -> None:
+    world.install()
+    record = next(world.site.glob("numbers-*.dist-info/RECORD"))
+    record.write_text(record.read_text()[:keep])
+    assert state(world)["damaged"] == {"numbers": "RECORD is not there, or not whole"}
+    assert ask(world, "check", "numbers==2.4").returncode == 1
+
+
+def test_imports_are_tried_apart_with_their_version_and_a_time_limit(world: World) -> None:
+    files = {"slow.py": "import time\ntime.sleep(30)\n", "broken.py": "import no_such_module\n", "bare.py": ""}
+    write_wheel(
+        world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": "__version__ = '0.3'\n", **files}
+    )
+    world.install()
+
+    def tried(*modules: str) -> str:
+        words = [word for module in modules for word in ("--import", module)]
+        return ask(world, "verify", "lock", "--limit", "1", *words, *ALL).stdout
+
+    assert "problem" not in tried("tools==0.3", "bare", "torch==9.1+cpu")
+    assert "problem: tools calls itself 0.3 instead of 0.4" in tried("tools==0.4")
+    assert "problem: import broken fails: ModuleNotFoundError: No module named 'no_such_module'" in tried("broken")
+    assert "problem: import slow did not end within 1 s" in tried("slow")
+
+
+def test_nothing_of_another_accelerator_loads_itself_in_a_tried_import(world: World) -> None:
+    text = "import os\n__version__ = os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD']\n"
+    write_wheel(world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": text})
+    world.install()
+    assert "problem" not in ask(world, "verify", "lock", "--import", "tools==0", *ALL).stdout
+
+
+def test_a_link_that_is_a_folder_is_refused(tmp_path: Path, world: World) -> None:
+    world.install()
+    (tmp_path / "current").mkdir()
+    ran = ask(world, "switch", str(tmp_path / "current"))
+    assert ran.returncode == 1 and "is not a link" in ran.stdout
+
+
+def test_switching_to_what_is_in_force_changes_nothing(tmp_path: Path, world: World) -> None:
+    world.install()
+    link = tmp_path / "current"
+    assert ask(world, "switch", str(link)).returncode == 0
+    assert link.readlink() == world.root and not (tmp_path / "previous").exists()
+    assert ask(world, "switch", str(link)).returncode == 0
+    assert not (tmp_path / "previous").exists()
+
+
+def test_without_a_verb_that_it_knows_it_says_how_it_is_used(world: World) -> None:
+    world.install()
+    assert ask(world, "look").returncode == 2
+    assert ask(world, "verify").returncode == 2
+
+
+def test_a_package_that_the_user_added_and_altered_is_left_alone(world: World) -> None:
+    world.install()
+    write_wheel(world.wheels, "mine", "1.0", files={"mine.py": "M = 1\n"})
+    uv = world.plan().steps[2].do[-1].argv[0]  # type: ignore[union-attr]
+    subprocess.run(
+        [uv, "pip", "install", "--quiet", "--python", world.root / "bin/python", "--no-index", "--link-mode", "copy",
+         "--find-links", world.wheels, "mine"],
+        check=True,
+    )  # fmt: skip
+    (world.site / "mine.py").write_text("M = 'patched'\n")
+    assert world.install(world.plan()).done == ()
+    said = ask(world, "verify", "lock", *ALL)
+    assert said.returncode == 0
+    assert (
+        "note: mine is damaged: mine.py has" in said.stdout and "note: mine is here and not in the lock" in said.stdout
+    )
+    assert (world.site / "mine.py").read_text() == "M = 'patched'\n"
