@@ -83,8 +83,6 @@ def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None, 
             ask(ui, prepared)
         outcome = carry_out(ui, prepared, how)
         _remember(wanted, prepared.target)
-        if "finish" in outcome.done:
-            _prove(prepared)
         _report(ui, prepared, outcome)
     return Path(prepared.target.root)
 
@@ -207,6 +205,7 @@ def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
     from npuenv.cli.progress import Teller
     from npuenv.execute import Session, execute
     from npuenv.facts.pip import for_uv
+    from npuenv.plan.environment import FINISH
 
     resolver = prepared.wanted.machine.resolver
     with Teller(ui) as teller:
@@ -216,6 +215,7 @@ def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
             settings=for_uv(resolver.settings),
             tell=teller.tell,
             again=_same_command(),
+            proofs={FINISH: lambda: _prove(prepared)},
         )
         return execute(prepared.plan, session, only=how.only_step, start_at=how.from_step)
 

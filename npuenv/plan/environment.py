@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from npuenv.plan.making import Making
 
 ACTIVATION = "activate.sh"
+FINISH = "finish"  # before it an environment is in force nowhere
 # Without conda-meta conda sees a folder, and fills it; with it, it would remove the whole environment first, our own
 # files too.
 _OF_VENV = ("bin", "lib", "lib64", "include", "share", "src", "pyvenv.cfg", "conda-meta")
@@ -36,16 +37,13 @@ def make(making: Making) -> Step:
     """
     root, own, kind = making.target.root, making.target.own, making.target.kind
     version = making.stack.platform.python
-    inspector = _inspector()
     do: tuple[Action, ...] = (
         WriteFile(f"{root}/{MARKER}", marker_text(making.lock, "building")),
         *_made(making),
-        WriteFile(f"{root}/{INSPECTOR}", inspector),
         WriteFile(own("lock.toml"), write_lock(making.lock)),
     )
     wants: tuple[Want, ...] = (
         Want("venv.python" if kind == "venv" else "prefix.python", (root,), version),
-        Want("file.text", (f"{root}/{INSPECTOR}",), inspector),
         Want("file.text", (own("lock.toml"),), write_lock(making.lock)),
     )
     if kind == "conda":
@@ -75,6 +73,13 @@ def _made(making: Making) -> tuple[Action, ...]:
         options = ("--yes", "--quiet", "--no-default-packages", *tools.offline, "--prefix", root)
         return stale, Run((tools.conda, "create", *options, f"python={making.stack.platform.python}"))
     return ()
+
+
+def inspector(making: Making) -> Step:
+    """The program that tells of this environment; a newer one replaces it and leaves all else as it is."""
+    path, text = f"{making.target.root}/{INSPECTOR}", _inspector()
+    do = (WriteFile(path, text),)
+    return Step("inspector", Message("plan.why-inspector"), do, (Want("file.text", (path,), text),))
 
 
 def mend(making: Making) -> Step:
@@ -118,7 +123,7 @@ def finish(making: Making, steps: Sequence[str]) -> Step:
         making.lock,
         kind=making.target.kind,
         origin="bundle" if making.tools.wheels else "indexes",
-        steps=(*steps, "finish"),
+        steps=(*steps, FINISH),
         request=making.request,
     )
     do: list[Action] = [WriteFile(f"{root}/{MANIFEST}", manifest), WriteFile(f"{root}/{MARKER}", marker)]
@@ -129,7 +134,7 @@ def finish(making: Making, steps: Sequence[str]) -> Step:
     if link:
         do.append(Run((making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "switch", root, link)))
         wants.append(Want("path.link", (link,), root))
-    return Step("finish", Message("plan.why-finish"), tuple(do), tuple(wants))
+    return Step(FINISH, Message("plan.why-finish"), tuple(do), tuple(wants))
 
 
 def _inspector() -> str:

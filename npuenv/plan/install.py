@@ -44,7 +44,7 @@ def plan_install(
     (`npuenv.lock.refuse.require_complete`).
     """
     making = Making(stack, lock, target, tools, request or {})
-    steps = [*before, environment.make(making)]
+    steps = [*before, environment.make(making), environment.inspector(making)]
     if target.kind != "existing":  # what is damaged there may be the user's, and then nobody would put it back
         steps.append(environment.mend(making))
     steps += _components(making)

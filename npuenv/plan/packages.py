@@ -86,6 +86,8 @@ def _place(making: Making, package: LockedPackage) -> _Place:
     if making.tools.wheels:
         return _Place("", making.tools.wheels, bool(package.sha256))
     folder = making.tools.in_links.get(package.name, "") if package.index else ""
+    if folder and folder in making.tools.settings.public.get("UV_FIND_LINKS", "").split(",") and package.sha256:
+        return _Place("", "", True)  # found there with all others: the hash lets no other file of that name in
     return _Place(package.index or "", folder, bool(package.sha256))
 
 

@@ -27,7 +27,7 @@ from npuenv.render.script import render_script
 if TYPE_CHECKING:
     from conftest import World
 
-ALL = ("venv", "torch", "rest", "activate", "verify", "finish")
+ALL = ("venv", "inspector", "torch+rest", "activate", "verify", "finish")
 
 
 def imported(root: Path, module: str) -> str:
@@ -116,7 +116,7 @@ def test_what_a_kill_inside_an_installation_leaves_is_taken_out_and_installed_ag
     (world.site / "numbers_b/.tmptkOJDv").write_text("half a fi")
     (world.root / ".npuenv/verified.json").unlink()
     outcome = world.install(plan)
-    assert outcome.done == ("mend", "rest", "verify", "finish")
+    assert outcome.done == ("mend", "torch+rest", "verify", "finish")
     assert not list(world.site.rglob(".tmp*"))
     assert imported(world.root, "numbers_a, numbers_b") == "ok"
 
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_found_and_its_package_installed_again(world: World, d
     damage(world.site / "torch/big.txt")  # type: ignore[operator]
     world.events.clear()
     outcome = world.install(plan)
-    assert outcome.done == ("mend", "torch", "verify", "finish")
+    assert outcome.done == ("mend", "torch+rest", "verify", "finish")
     assert "taking out torch" in " ".join(world.lines())
     assert (world.site / "torch/big.txt").read_text() == "x" * 50_000
 
@@ -160,7 +160,7 @@ def test_a_wheel_other_than_the_locked_one_is_refused(world: World) -> None:
     shutil.rmtree(os.environ["UV_CACHE_DIR"])
     with pytest.raises(StepFailed) as caught:
         world.install(world.plan(lock))
-    assert caught.value.message.args["step"] == "rest"
+    assert caught.value.message.args["step"] == "torch+rest"
     assert "not the one the lock names" in say(caught.value.message)
     assert not (world.site / "tools.py").exists()
 
@@ -169,7 +169,7 @@ def test_another_lock_in_the_same_folder_starts_afresh(world: World) -> None:
     world.install()
     (world.wheels / "tools-0.3-py3-none-any.whl").unlink()
     write_wheel(world.wheels, "tools", "0.4", files={"tools.py": "C = 4\n"})
-    assert world.install().done == ("venv", "torch", "rest", "verify", "finish")
+    assert world.install().done == ("venv", "torch+rest", "verify", "finish")
     assert not list(world.site.glob("tools-0.3*"))
     assert list(world.site.glob("tools-0.4*"))
 
@@ -198,7 +198,7 @@ def test_a_file_that_two_packages_want_alike_is_fine_and_survives_the_mending_of
     plan = world.plan()
     world.install(plan)
     truncate(world.site / "tools.py")
-    assert world.install(plan).done == ("mend", "rest", "verify", "finish")
+    assert world.install(plan).done == ("mend", "torch+rest", "verify", "finish")
     assert imported(world.root, "numbers_b, tools") == "ok"
 
 
@@ -283,14 +283,14 @@ def test_two_executions_do_not_work_on_one_environment(world: World) -> None:
 def test_an_unknown_step_lists_those_there_are(world: World) -> None:
     with pytest.raises(BadInput) as caught:
         execute(world.plan(), session(world.root), only="trch")
-    assert "venv, mend, torch, rest" in say(caught.value.message)
+    assert "venv, inspector, mend, torch+rest" in say(caught.value.message)
 
 
 def test_only_one_step_runs_when_only_one_is_asked_for(world: World) -> None:
     plan = world.plan()
     own = Session(LocalHost(), str(world.root), for_uv(world.settings))
     assert execute(plan, own, only="venv").done == ("venv",)
-    assert execute(plan, own, start_at="torch").done == ALL[1:]
+    assert execute(plan, own, start_at="inspector").done == ALL[1:]
 
 
 def test_a_step_whose_conditions_do_not_hold_afterwards_has_failed(tmp_path: Path) -> None:

@@ -112,18 +112,18 @@ def test_a_second_installation_at_the_same_place_is_told_to_wait(world: World, f
 def test_a_wheel_that_is_nowhere_is_named(world: World, former: Path) -> None:
     lock = world.lock()
     without_wheel(world, "tools-0.3-py3-none-any.whl")
-    text = failure(world, lock, step="rest")
+    text = failure(world, lock, step="torch+rest")
     assert "in none of the configured places" in text and "tools" in text
     assert still_works(former)
     write_wheel(world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": "C = 3\n"})
-    assert world.install(world.plan(lock)).done == ("rest", "activate", "verify", "finish")
+    assert world.install(world.plan(lock)).done == ("torch+rest", "activate", "verify", "finish")
 
 
 def test_a_wheel_with_another_hash_is_refused_and_the_former_environment_stays(world: World, former: Path) -> None:
     lock = world.lock()
     without_wheel(world, "tools-0.3-py3-none-any.whl")
     write_wheel(world.wheels, "tools", "0.3", files={"tools.py": "C = 'something else'\n"})
-    assert "not the one the lock names" in failure(world, lock, step="rest")
+    assert "not the one the lock names" in failure(world, lock, step="torch+rest")
     assert still_works(former)
 
 
@@ -157,7 +157,7 @@ def test_a_disk_that_fills_up_in_the_cache_is_told_alike(
     write_wheel(world.wheels, "torch", "9.1+cpu", requires=["numbers"], files=files)
     lock = world.lock()
     monkeypatch.setenv("UV_CACHE_DIR", str(small_disk / "cache"))
-    assert "no space left on the disk" in failure(world, lock, step="torch")
+    assert "no space left on the disk" in failure(world, lock, step="torch+rest")
     assert still_works(former)
     subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
     assert world.install(world.plan(lock)).done[-1] == "finish"
@@ -225,7 +225,7 @@ def test_a_proxy_that_refuses_is_told_as_such(
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
     monkeypatch.setenv("HTTPS_PROXY", address)
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    text = failure(world, lock, step="rest")
+    text = failure(world, lock, step="torch+rest")
     ended.set()
     assert "the proxy refuses or cannot be reached" in text and "HTTPS_PROXY" in text
     assert still_works(former)
@@ -275,7 +275,7 @@ def test_a_build_without_its_compiler_is_told_and_the_compiler_named(
     assert (world.site / "built.py").read_text() == "D = 4\n"
 
 
-@pytest.mark.parametrize("step", ["venv", "torch", "rest", "built-source", "built", "verify"])
+@pytest.mark.parametrize("step", ["venv", "torch+rest", "built-source", "built", "verify"])
 def test_an_interrupt_in_every_kind_of_step_ends_its_program_and_can_be_resumed(
     world: World, former: Path, repository: Path, step: str
 ) -> None:

@@ -176,7 +176,7 @@ def bed(world: World, tmp_path: Path) -> Iterator[Bed]:
 def points(times: dict[str, float], number: int) -> list[tuple[str, float, bool]]:
     """(step, seconds after its start, with an empty cache): four in five while packages are written."""
     draw = random.Random(SEED)
-    writing = [step for step in times if step in ("torch", "rest")]
+    writing = [step for step in times if step in ("torch+rest",)]
     chosen = []
     for _ in range(number):
         step = draw.choice(writing) if draw.random() < 0.8 else draw.choice(list(times))
@@ -220,13 +220,13 @@ def test_killed_twice_in_a_row_it_is_complete_after_the_third_run(bed: Bed) -> N
     times = bed.times()
     for number in range(3):
         shutil.rmtree(bed.root)
-        kill_at(bed, "rest", times["rest"] * (0.3 + 0.2 * number))
-        kill_at(bed, "rest", times["rest"] * (0.4 + 0.1 * number))
+        kill_at(bed, "torch+rest", times["torch+rest"] * (0.3 + 0.2 * number))
+        kill_at(bed, "torch+rest", times["torch+rest"] * (0.4 + 0.1 * number))
         assert bed.run() == 0, bed.said
         assert bed.flaws() == []
 
 
-@pytest.mark.parametrize("step", ["venv", "torch", "rest", "activate", "verify", "finish"])
+@pytest.mark.parametrize("step", ["venv", "torch+rest", "activate", "verify", "finish"])
 def test_killed_between_two_steps_it_goes_on_there(bed: Bed, step: str) -> None:
     kill_at(bed, step, 0.0)
     assert bed.run() == 0, bed.said

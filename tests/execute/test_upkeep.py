@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cli import installing, main
+from npuenv.checks import Finding, Status
+from npuenv.cli import installing, main, proving
 from npuenv.lock.wheels import write_wheel
+from npuenv.messages import Message
 from npuenv.resolve.types import Pin, Reason, Request, Stack
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Product:
         self.world, self.data, self._capsys = world, data, capsys
         self.stack: Stack = world.stack
         self.lock: Lock = world.lock()
+        self.objections: tuple[Finding, ...] = ()  # what the doctor says of tiny wheels, which are no torch
 
     @property
     def home(self) -> Path:
@@ -62,6 +65,7 @@ def product(
     product = Product(world, data, capsys)
     monkeypatch.setattr(installing, "for_this_machine", lambda request: request)
     monkeypatch.setattr(installing, "resolve_or_stop", lambda ui, request: product.stack)
+    monkeypatch.setattr(proving, "objections", lambda host, stack, python: product.objections)
     monkeypatch.setattr(installing, "lock_of", lambda ui, stack, machine, fill: product.lock)
     code, _, err = product.run("install", "tiny", "--yes")
     assert code == 0, err
@@ -71,7 +75,7 @@ def product(
 def tree(root: Path) -> str:
     """A hash over every path, link and content of an environment, npuenv's own notes and byte code left out."""
     digest = hashlib.sha256()
-    for folder, folders, names in sorted(os.walk(root)):
+    for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in (".npuenv", "__pycache__"))
         for name in sorted(names):
             path = Path(folder, name)
@@ -116,16 +120,33 @@ def test_a_rollback_returns_to_the_same_tree(product: Product) -> None:
     assert product.current == new
 
 
-def test_an_update_that_fails_leaves_the_old_one_in_force(product: Product) -> None:
+def test_an_update_that_fails_leaves_the_old_one_in_force(
+    product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = product.current
     product.release()
-    wheel = next(product.world.wheels.glob("tools-0.4*"))
-    wheel.write_bytes(wheel.read_bytes() + b"x")
+    next(product.world.wheels.glob("tools-0.4*")).unlink()
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty cache"))
     code, _, err = product.run("install", "--update", "--yes")
     assert code == 1
-    assert "hash" in err
+    assert "tools" in err
     assert product.current == old
     assert product.run("install", "--repair")[0] == 0
+
+
+def test_what_the_doctor_objects_to_never_comes_into_force(product: Product) -> None:
+    old = product.current
+    product.release()
+    says = Message("check_stack.python-differs", {"stack": "tiny", "wanted": "3.11", "has": "3.9"})
+    product.objections = (Finding("stack.python", Status.FAIL, says, (), "source", None),)
+    code, _, err = product.run("install", "--update", "--yes")
+    assert code == 1
+    assert "this is 3.9 [stack.python]" in err
+    assert "npuenv doctor --python" in err
+    assert product.current == old
+    product.objections = ()
+    assert product.run("install", "--update", "--yes")[0] == 0
+    assert product.current.name == product.lock.hash
 
 
 def test_a_former_environment_that_was_damaged_is_not_returned_to(product: Product) -> None:

@@ -69,11 +69,11 @@ def test_packages_without_a_hash_have_a_step_of_their_own_that_says_so() -> None
 def test_wheels_from_one_place_go_in_together_and_the_step_names_what_it_does() -> None:
     _, lock, plan = planned("verl-0.7.1-cann8.5.0")
     ids = [step.id for step in plan.steps]
-    assert ids[:3] == ["venv", "mend", "ray+torch+torch-npu+rest"]
-    (run,) = runs(plan.steps[2])
-    assert len(requirements(plan.steps[2])) == len(lock.packages) - 1  # all but triton-ascend, which is last
+    assert ids[:4] == ["venv", "inspector", "mend", "ray+torch+torch-npu+rest"]
+    (run,) = runs(plan.steps[3])
+    assert len(requirements(plan.steps[3])) == len(lock.packages) - 1  # all but triton-ascend, which is last
     assert run.argv[run.argv.index("-r") + 1] == "/t/env/.npuenv/ray+torch+torch-npu+rest.txt"
-    assert "Ray" in say(plan.steps[2].why) or "ray" in say(plan.steps[2].why)
+    assert "Ray" in say(plan.steps[3].why) or "ray" in say(plan.steps[3].why)
 
 
 def test_wheels_of_another_place_have_a_step_of_their_own_and_do_not_end_the_others() -> None:

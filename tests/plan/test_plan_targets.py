@@ -70,7 +70,7 @@ def test_a_bundles_folder_is_all_that_an_installation_needs(tmp_path: Path, whee
     target = Target(str(tmp_path / "envs/a"), str(tmp_path / "envs/current"))
     plan = tiny_plan(stack, lock, target, wheels)
     assert not any(step.needs_network for step in plan.steps)
-    assert install(plan, target).done == ("venv", "rest", "activate", "verify", "finish")
+    assert install(plan, target).done == ("venv", "inspector", "rest", "activate", "verify", "finish")
     assert version_of(target.python, "two") == "2.0"
     assert os.readlink(tmp_path / "envs/current") == target.root
     manifest = json.loads((tmp_path / "envs/a/.npuenv/manifest.json").read_text())
@@ -104,7 +104,7 @@ def test_conda_makes_the_environment_and_uv_fills_it(tmp_path: Path, wheels: Pat
     conda.chmod(0o755)
     target = Target(str(tmp_path / "env"), kind="conda")
     plan = tiny_plan(stack, lock, target, wheels, conda=str(conda))
-    assert install(plan, target).done == ("conda", "rest", "activate", "verify", "finish")
+    assert install(plan, target).done == ("conda", "inspector", "rest", "activate", "verify", "finish")
     python = f"python={stack.platform.python}"
     options = f"create --yes --quiet --no-default-packages --offline --prefix {target.root} {python}"
     assert (tmp_path / "log").read_text() == f"{options}\n"
@@ -133,7 +133,7 @@ def test_an_environment_that_is_there_already_keeps_what_is_not_in_the_lock(tmp_
     target = existing_target(LocalHost(), python, lock, stack)
     assert target == Target(str(tmp_path / "mine"), kind="existing")
     plan = tiny_plan(stack, lock, target, wheels)
-    assert install(plan, target).done == ("prepare", "rest", "activate", "verify", "finish")
+    assert install(plan, target).done == ("prepare", "inspector", "rest", "activate", "verify", "finish")
     assert [version_of(python, name) for name in ("one", "two", "own")] == ["1.0", "2.0", "3.0"]
     assert (tmp_path / "mine/src/thesis.py").read_text() == "x = 1\n"
     assert json.loads((tmp_path / "mine/.npuenv/manifest.json").read_text())["kind"] == "existing"

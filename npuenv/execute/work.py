@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, StepFailed
+from npuenv.execute.failures import reason, short, system_error, tail
 from npuenv.facts.environment import ask_environment
 from npuenv.facts.pip import UvSettings, without_secrets
 from npuenv.host.running import Running
@@ -25,7 +26,7 @@ from npuenv.messages import Message
 from npuenv.plan.types import Action, Plan, Run, Step, Want, WriteFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from npuenv.facts.base import Fact
     from npuenv.host.base import Host
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _GRACE_S = 1.0
 _NOT_DONE = "execute.not-done-after"
-_TAIL_BYTES = 1 << 16
 # Something in the way of the folder that no second attempt can mend.
 _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 # Settings of the caller's shell that would leak into what the steps run.
@@ -79,6 +79,8 @@ class Session:
     settings: UvSettings = field(default_factory=UvSettings)
     tell: Callable[[Event], None] = lambda event: None
     again: tuple[str, ...] = ("npuenv", "install")  # the command that continues, for hints
+    # Step id -> what must pass before it acts, for what the plan's own conditions cannot say; raises StepFailed.
+    proofs: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 
     @property
     def own(self) -> Path:
@@ -115,7 +117,9 @@ def _perform_all(steps: Sequence[Step], session: Session, held: int, done: dict[
 
 def _is_worth_another_try(steps: Sequence[Step], session: Session, error: StepFailed) -> bool:
     """True when no program complained and yet there is damage that a step mends: it came along from a cache."""
-    failed = next(step for step in steps if step.id == error.message.args["step"])
+    failed = next((step for step in steps if step.id == error.message.args.get("step")), None)
+    if failed is None:  # what a proof objects to is no damage
+        return False
     is_verifying = any(want.fact == "env.verified" for want in failed.done_when)
     why = error.message.args["why"]
     if not is_verifying and not (isinstance(why, Message) and why.key == _NOT_DONE):
@@ -156,7 +160,7 @@ class _claim:
             (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
             held = self._wait()
         except OSError as error:
-            said = _system_error(error, self._session.root)
+            said = system_error(error, self._session.root)
             if error.errno in _NO_PLACE:
                 raise BadInput(said, Message("plan.choose-target")) from error
             raise StepFailed(said, _run_again(self._session)) from error
@@ -190,6 +194,8 @@ def _perform(step: Step, session: Session, held: int, number: int, total: int) -
     tell(State.START)
     _note(session, step, "start")
     try:
+        if step.id in session.proofs:
+            session.proofs[step.id]()
         for action in step.do:
             _act(action, step, session, held, lambda line: tell(State.LINE, line))
         _check_after(step, session)
@@ -209,9 +215,9 @@ def _act(action: Action, step: Step, session: Session, held: int, on_line: Calla
             return
         code = _run(action, step, session, held, on_line)
     except OSError as error:
-        raise _failed(step, session, _system_error(error, error.filename or session.root)) from error
+        raise _failed(step, session, system_error(error, error.filename or session.root)) from error
     if code != 0:
-        raise _failed(step, session, _reason(_tail(session.log(step)), action, code))
+        raise _failed(step, session, reason(tail(session.log(step)), action, code))
 
 
 def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str], None]) -> int:
@@ -254,7 +260,7 @@ def _check_after(step: Step, session: Session) -> None:
     if left:
         want, fact = left[0]
         found = fact.value if fact.value is not None else next((item.line for item in fact.evidence), "")
-        said = {"fact": want.fact, "of": want.of[0], "found": _short(found)}
+        said = {"fact": want.fact, "of": want.of[0], "found": short(found)}
         raise _failed(step, session, Message(_NOT_DONE, said))
 
 
@@ -267,77 +273,6 @@ def _run_again(session: Session) -> Message:
     return Message("execute.run-again", {"command": shlex.join(session.again)})
 
 
-def _reason(text: str, action: Run, code: int) -> Message:
-    """The sentence for what a program complained about; its own deciding line where we know nothing better."""
-    last = deciding_line(text)
-    for marks, key in _KNOWN:
-        hit = next((line.strip() for line in text.splitlines() if any(mark in line for mark in marks)), None)
-        if hit is not None:
-            return Message(key, {"line": _short(without_secrets(hit)), "program": Path(action.argv[0]).name})
-    if code < 0:
-        return Message("execute.program-killed", {"program": Path(action.argv[0]).name, "signal": -code})
-    return Message("execute.program-failed", {"program": Path(action.argv[0]).name, "code": code, "line": _short(last)})
-
-
-_NO_NETWORK = ("dns error", "Connection refused", "Network is unreachable", "Could not resolve host", "timed out",
-               "client error (Connect)", "error sending request")  # fmt: skip
-# What uv and git say of a proxy that is there and will not, and of one that is not.
-_PROXY = ("proxy authorization required", "tunnel error: unsuccessful", "CONNECT tunnel failed",
-          "tunnel error: failed to create underlying connection", "Proxy Authentication Required")  # fmt: skip
-_NO_WHEEL = ("was not found in the provided package locations", "was not found in the package registry",
-             "Because there is no version of", "Failed to read `--find-links` directory",
-             "has no usable wheels", "has no wheels with a matching")  # fmt: skip
-_BROKEN_REMOTE = ("does not appear to be a git repository", "Could not read from remote repository",
-                  "fatal: repository '", "couldn't find remote ref", "fatal: unable to access", "fatal: early EOF",
-                  "fatal: git checkout: --detach does not take a path argument", "fatal: unable to read tree",
-                  "did not match any file(s) known to git", "fatal: reference is not a tree",
-                  "fatal: invalid reference", "fatal: the remote end hung up")  # fmt: skip
-_COMPILERS = ("'gcc'", "'g++'", "'cc'", "'c++'", "'clang'", "'cmake'", "'ninja'", "'make'", "'rustc'", "'cargo'")
-_NO_COMPILER = (*(f"No such file or directory: {name}" for name in _COMPILERS), "gcc: command not found",
-                "No CMAKE_CXX_COMPILER could be found", "No CMAKE_C_COMPILER could be found",
-                "can't find Rust compiler", "unable to execute 'gcc'", "unable to execute 'g++'")  # fmt: skip
-# In this order: a full disk also breaks downloads, a refused connection is also "no solution found", and a proxy's
-# refusal is told before the connection's that came of it.
-_KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("No space left on device", "os error 28", "Disk quota exceeded"), "execute.disk-full"),
-    (("Read-only file system", "Permission denied", "os error 13", "os error 30"), "execute.not-writable"),
-    (("Hash mismatch", "hash mismatch"), "execute.hash-mismatch"),
-    (_PROXY, "execute.proxy-refuses"),
-    (_NO_NETWORK, "execute.no-network"),
-    (_NO_COMPILER, "execute.no-compiler"),
-    (_BROKEN_REMOTE, "execute.broken-remote"),
-    (_NO_WHEEL, "execute.no-wheel"),
-)
-
-
-def deciding_line(text: str) -> str:
-    """The line of a program's output that says why it failed: a problem, a cause, an error, else its last line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("$ ")]
-    for marks in (("problem: ",), ("Because ",), ("cause: ", "Caused by: "), ("error: ", "fatal: ", "ERROR: ")):
-        hits = [line for line in lines if any(mark in line for mark in marks)]
-        if hits:
-            return without_secrets(hits[0])
-    return without_secrets(lines[-1]) if lines else ""
-
-
-def _system_error(error: OSError, path: str) -> Message:
-    said = {"line": f"{path}: {error.strerror}", "program": "npuenv"}
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Message("execute.disk-full", said)
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Message("execute.not-writable", said)
-    return Message("execute.system-error", said)
-
-
-def _tail(log: Path) -> str:
-    """The end of a log, from the last command on."""
-    with log.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    return text.rpartition("\n$ ")[2] if "\n$ " in text else text
-
-
 def _note(session: Session, step: Step, state: str, *, is_best_effort: bool = False) -> None:
     """One line of the journal. If it cannot be written the step fails, except while another failure is told."""
     line = json.dumps({"step": step.id, "state": state, "at": round(time.time(), 1)})
@@ -345,8 +280,4 @@ def _note(session: Session, step: Step, state: str, *, is_best_effort: bool = Fa
         append_line(str(session.own / "journal.jsonl"), line)
     except OSError as error:
         if not is_best_effort:
-            raise _failed(step, session, _system_error(error, session.root)) from error
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 400 else text[:397] + "..."
+            raise _failed(step, session, system_error(error, session.root)) from error
