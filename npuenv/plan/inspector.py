@@ -93,14 +93,22 @@ class Inspection:
         self.owners: dict[str, dict[str, str]] = {}  # path -> name -> the hash that its RECORD gives
         self.stamps: dict[str, list[Any]] = {}  # path -> size and times; only of files that are there
         self.digests: dict[str, str] = {}  # path -> the hash that it has
+        self.misfits: list[tuple[str, str, str]] = []  # name, path, what presence and size tell against it
         self.num_hashed = 0
 
     def read(self, wanted: list[str] | None = None) -> None:
-        """Takes in all distributions, or those wanted; looks at presence and sizes, opens nothing but RECORD."""
+        """Takes in all distributions, or those wanted; looks at presence and sizes, opens nothing but RECORD.
+
+        Beside those wanted come the packages that may own files of theirs.
+        """
         names = None if wanted is None else {word.partition("==")[0] for word in wanted}
+        names = names and names | {later for later, earlier in self.over if earlier in names}
         for entry in sorted(os.listdir(self.site)):
             if entry.endswith(".dist-info") and (names is None or normal(entry.partition("-")[0]) in names):
                 self._read_one(os.path.join(self.site, entry))
+        for name, path, problem in self.misfits:  # now that every owner is known
+            if name not in self.damaged and not self.is_given_up(path, name):
+                self.damage(name, path, problem)
 
     def _read_one(self, info: str) -> None:
         """One distribution. Without a whole RECORD nobody knows its files: damaged."""
@@ -118,8 +126,8 @@ class Inspection:
                 full = os.path.normpath(os.path.join(self.site, path))
             self.owners.setdefault(full, {})[name] = digest
             problem = self.size_problem(full, size)
-            if problem and name not in self.damaged and not self.is_given_up(full, name):
-                self.damage(name, full, problem)
+            if problem:
+                self.misfits.append((name, full, problem))
         self.read_source(name, info)
 
     def size_problem(self, path: str, size: str) -> str:

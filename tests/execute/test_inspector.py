@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.plan import inspector
 from npuenv.plan.inspector import sha256
@@ -87,7 +88,7 @@ def test_what_the_plan_says_two_packages_own_belongs_to_the_later_one(world: Wor
         "--link-mode",
         "copy",
     ]
-    argv[0] = world.plan().steps[2].do[-1].argv[0]  # type: ignore[union-attr]
+    argv[0] = find_uv()
     subprocess.run([*argv, "--find-links", world.wheels, "later"], check=True)
     with (world.root / ".npuenv/lock.toml").open("a") as lock:
         lock.write('name = "later"\n')
@@ -101,10 +102,25 @@ def test_what_the_plan_says_two_packages_own_belongs_to_the_later_one(world: Wor
     assert (world.site / "numbers_a.py").read_text() == "A = 1\n"
 
 
+def test_the_later_owner_counts_also_where_it_is_read_after_the_earlier_one(world: World) -> None:
+    world.install()
+    write_wheel(world.wheels, "numbers-npu", "1.0", files={"numbers_a.py": "A = 'of another size'\n"})
+    uv = find_uv()
+    place = ["--python", world.root / "bin/python", "--no-index", "--link-mode", "copy"]
+    subprocess.run([uv, "pip", "install", "--quiet", *place, "--find-links", world.wheels, "numbers-npu"], check=True)
+    with (world.root / ".npuenv/lock.toml").open("a") as lock:
+        lock.write('name = "numbers-npu"\n')
+    over = ("--over", "numbers-npu=numbers")
+    assert "it belongs to numbers and numbers-npu" in ask(world, "check", *ALL, "numbers-npu==1.0").stdout
+    assert ask(world, "check", *over, "numbers==2.4").returncode == 0
+    assert ask(world, "verify", "lock", *over, *ALL, "numbers-npu==1.0").returncode == 0
+    assert state(world, *over)["damaged"] == {}
+
+
 def test_of_two_packages_that_quarrel_over_a_file_both_are_taken_out(world: World) -> None:
     world.install()
     write_wheel(world.wheels, "stray", "1.0", files={"numbers_a.py": "A = 'stray'\n"})
-    uv = world.plan().steps[2].do[-1].argv[0]  # type: ignore[union-attr]
+    uv = find_uv()
     subprocess.run(
         [uv, "pip", "install", "--quiet", "--python", world.root / "bin/python", "--no-index", "--link-mode", "copy",
          "--find-links", world.wheels, "stray"],
@@ -197,7 +213,7 @@ def test_without_a_verb_that_it_knows_it_says_how_it_is_used(world: World) -> No
 def test_a_package_that_the_user_added_and_altered_is_left_alone(world: World) -> None:
     world.install()
     write_wheel(world.wheels, "mine", "1.0", files={"mine.py": "M = 1\n"})
-    uv = world.plan().steps[2].do[-1].argv[0]  # type: ignore[union-attr]
+    uv = find_uv()
     subprocess.run(
         [uv, "pip", "install", "--quiet", "--python", world.root / "bin/python", "--no-index", "--link-mode", "copy",
          "--find-links", world.wheels, "mine"],
