@@ -106,13 +106,40 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
             said = {"path": how.bundle, "names": tuple(lacking), "first": lacking[0]}
             raise BadInput(Message("install.bundle-lacks", said), Message("install.bundle-lacks-hint", said))
         stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, bundle.request))
+        _require_meant(request, stack, bundle.lock)
         yield Wanted(stack, bundle.lock, machine, bundle.request, bundle)
+
+
+def _require_meant(request: Request, stack: Stack, lock: Lock) -> None:
+    """Raises BadInput where what was asked for is not what the bundle holds: it holds one stack for one platform."""
+    framework, _, release = (request.framework or "").partition("==")
+    asked = {
+        "STACK": (request.stack, stack.name),
+        "--for": (framework, stack.framework),
+        "--for ...==": (release, release if release in stack.name else None),
+        "--arch": (request.arch, stack.platform.arch),
+        "--python": (request.python, stack.platform.python),
+        "--hardware": (request.hardware, stack.platform.hardware),
+        "--os": (request.os, stack.platform.os),
+        "--cann": (request.cann, pin.version if (pin := stack.pin("cann")) else None),
+        "--as-of": (request.as_of, None),
+        "--newest": ("on" if request.is_newest else None, None),
+        **{f"--pin {name}==": (each, _version_in(lock, name)) for name, each in request.pins.items()},
+    }
+    for option, (wanted, held) in asked.items():
+        if wanted and wanted != held:
+            said = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
+            raise BadInput(Message("install.bundle-other", said), Message("install.bundle-other-hint"))
+
+
+def _version_in(lock: Lock, name: str) -> str | None:
+    package = lock.package(name)
+    return package.version if package else None
 
 
 def prepare(wanted: Wanted, how: How) -> Prepared:
     """The plan for this machine. Raises BadInput (target, interpreter, files), NothingFits (lock, interpreter)."""
     from npuenv.lock.refuse import require_complete, require_sources
-    from npuenv.plan.given import digests_of
     from npuenv.plan.target import check_target, find_conda, find_python
 
     stack, lock, resolver = wanted.stack, wanted.lock, wanted.machine.resolver
@@ -132,11 +159,7 @@ def prepare(wanted: Wanted, how: How) -> Prepared:
             raise NothingFits(error.message, Message("install.bundled-python", {"path": how.bundle})) from error
     links = {} if wanted.bundle else require_sources(stack, lock, resolver)
     tools = _tools(wanted, how, python=python, links=links)
-    tools = replace(
-        tools,
-        digests=digests_of(resolver.host, tools.given, stack, sys.executable),
-        conda=find_conda(resolver.host) if target.kind == "conda" else "",
-    )
+    tools = replace(tools, conda=find_conda(resolver.host) if target.kind == "conda" else "")
     return _planned(wanted, target, how, tools)
 
 
@@ -273,9 +296,11 @@ def _require_same(host: Host, target: Target, lock: Lock, how: How) -> None:
 
 def _tools(wanted: Wanted, how: How, *, python: str, links: Mapping[str, str]) -> Tools:
     from npuenv.facts.pip import for_uv
+    from npuenv.plan.given import digests_of
     from npuenv.plan.install import Tools
 
     resolver, bundle = wanted.machine.resolver, wanted.bundle
+    given = {**(bundle.sources if bundle else {}), **how.given}
     return Tools(
         base_python=python,
         uv=resolver.uv,
@@ -283,7 +308,8 @@ def _tools(wanted: Wanted, how: How, *, python: str, links: Mapping[str, str]) -
         indexes=resolver.indexes,
         in_links=links,
         wheels=bundle.wheels if bundle else "",
-        given={**(bundle.sources if bundle else {}), **how.given},
+        given=given,
+        digests=digests_of(resolver.host, given, wanted.stack, sys.executable),
     )
 
 
@@ -311,9 +337,9 @@ def _ground(wanted: Wanted, target: Target, how: How) -> Prerequisites:
     from npuenv.plan.system import look_at_system, system_steps
 
     stack, host = wanted.stack, wanted.machine.resolver.host
-    if stack.platform.arch != platform.machine():
-        return Prerequisites()
     files = (*(wanted.bundle.cann_files if wanted.bundle else ()), *how.cann_files)
+    if stack.platform.arch != platform.machine():
+        return cann_steps(host, stack, files, target) if files else Prerequisites()
     of_system = system_steps(stack, look_at_system(host, stack), is_allowed=how.with_system)
     return of_system + cann_steps(host, stack, files, target)
 

@@ -25,7 +25,7 @@ def update(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -
     """Builds the stack's present lock beside the old environment, after showing what changes, and switches to it."""
     from npuenv.store.difference import changes
 
-    kept = _chosen(request, how)
+    kept = _chosen(request, how, "--update")
     if kept.role == "elsewhere":
         raise BadInput(Message("install.update-elsewhere", {"path": kept.described.root}), _again_hint(kept))
     request, before = _request_of(kept, request), _lock_of(kept)
@@ -50,7 +50,7 @@ def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -
     """Restores the environment's files from its own lock; what was not altered stays untouched."""
     from npuenv.cli.installing import show_plan
 
-    kept = _chosen(request, how)
+    kept = _chosen(request, how, "--repair")
     lock, request = _lock_of(kept), _request_of(kept, request)
     own = kept.described
     if own.kind == "existing":
@@ -70,7 +70,7 @@ def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool
     from npuenv.plan.types import Want
     from npuenv.store import switch
 
-    kept = _chosen(request, how)
+    kept = _chosen(request, how, "--rollback")
     home = Path(kept.described.root).parent
     before = switch.previous_of(home)
     fact = ask_environment(LocalHost(), Want("env.intact", (str(before),), "yes"))
@@ -91,7 +91,7 @@ def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool
     return ExitCode.FINE
 
 
-def _chosen(request: Request, how: How) -> Kept:
+def _chosen(request: Request, how: How, verb: str) -> Kept:
     """The environment that is meant: a folder, a stack's name or use, or the only one there is. Raises BadInput."""
     from npuenv.host.local import LocalHost
 
@@ -100,7 +100,8 @@ def _chosen(request: Request, how: How) -> Kept:
     word = how.target or request.stack or ""
     if word:
         return find(host, data, word)
-    there = [kept for kept in environments(host, data) if kept.role in ("current", "elsewhere")]
+    roles = ("current",) if verb == "--rollback" else ("current", "elsewhere")
+    there = [kept for kept in environments(host, data) if kept.role in roles]
     if request.framework:
         wanted = request.framework.partition("==")[0]
         there = [kept for kept in there if kept.described.request.get("framework", "").partition("==")[0] == wanted]
@@ -108,8 +109,10 @@ def _chosen(request: Request, how: How) -> Kept:
         return there[0]
     if not there:
         raise BadInput(Message("install.no-environment"), Message("install.no-environment-hint"))
-    known = tuple(kept.described.stack for kept in there)
-    raise BadInput(Message("install.which", {"known": known}), Message("install.which-hint", {"stack": known[0]}))
+    first = there[0].described
+    hint = {"verb": verb, "word": first.stack if there[0].role == "current" else f"--target {first.root}"}
+    known = tuple(kept.described.root for kept in there)
+    raise BadInput(Message("install.which", {"known": known}), Message("install.which-hint", hint))
 
 
 def _request_of(kept: Kept, said: Request) -> Request:
@@ -128,7 +131,12 @@ def _lock_of(kept: Kept) -> Lock:
     """The environment's own lock. Raises BadInput where it is not there or not sound."""
     from npuenv.lock.file import read_lock
 
-    return read_lock(Path(kept.described.root) / ".npuenv" / "lock.toml")
+    own = kept.described
+    try:
+        return read_lock(Path(own.root) / ".npuenv" / "lock.toml")
+    except BadInput as error:
+        said = {"path": own.root, "stack": own.stack}
+        raise BadInput(Message("install.own-lock-gone", said), Message("install.own-lock-gone-hint", said)) from error
 
 
 def _up_to_date(ui: Ui, kept: Kept) -> ExitCode:
@@ -136,6 +144,9 @@ def _up_to_date(ui: Ui, kept: Kept) -> ExitCode:
     if ui.is_json:
         ui.print_json({"schema": "npuenv.update/1", "exit": 0, "stack": own.stack, "target": own.root, "changes": []})
     ui.say(Message("install.up-to-date", {"stack": own.stack, "path": own.root}))
+    if pins := own.request.get("pins"):
+        said = {"stack": own.stack, "pins": tuple(f"{name}=={version}" for name, version in sorted(pins.items()))}
+        ui.say(Message("install.keeps-pins", said))
     return ExitCode.FINE
 
 

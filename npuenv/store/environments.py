@@ -58,8 +58,13 @@ def find(host: Host, data: Path, word: str) -> Kept:
         return alone[0]
     if as_folder is not None and (own_here := describe(host, as_folder)) is not None:
         return Kept(own_here, "elsewhere")
-    known = tuple(f"{kept.described.stack}/{kept.described.lock}" for kept in everything) or (Message("store.none"),)
+    known = tuple(_name(kept) for kept in everything) or (Message("store.none"),)
     raise BadInput(Message("store.no-such", {"word": word, "known": known}), Message("store.no-such-hint"))
+
+
+def _name(kept: Kept) -> str:
+    own = kept.described
+    return own.root if kept.role == "elsewhere" else f"{own.stack}/{own.lock}"
 
 
 def remember(root: Path, data: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from npuenv.checks import Finding, Status
 from npuenv.cli import installing, main, proving
+from npuenv.errors import BadInput
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
 from npuenv.resolve.types import Pin, Reason, Request, Stack
@@ -237,3 +238,41 @@ def test_options_that_contradict_each_other_are_refused(product: Product, words:
 def test_the_request_in_the_manifest_can_be_asked_again() -> None:
     said = installing.asked_for(Request(framework="cpu", pins={"torch": "2.13.0"}, is_newest=True))
     assert Request(**said) == Request(framework="cpu", pins={"torch": "2.13.0"}, is_newest=True)
+
+
+def test_a_repair_without_the_own_lock_says_how_to_make_it_anew(product: Product) -> None:
+    (product.current / ".npuenv/lock.toml").unlink()
+    code, _, err = product.run("install", "--repair", "tiny", "--yes")
+    assert code == 2
+    assert f"npuenv install tiny --target {product.home}" in err
+
+
+def test_of_several_environments_the_hint_repeats_what_was_asked(product: Product, tmp_path: Path) -> None:
+    assert product.run("install", "tiny", "--target", str(tmp_path / "mine"), "--yes")[0] == 0
+    code, _, err = product.run("install", "--repair", "--yes")
+    assert code == 2
+    assert str(tmp_path / "mine") in err
+    assert "npuenv install --repair" in err
+    assert "no earlier environment" in product.run("install", "--rollback")[2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        (Request(stack="verl-0.7.1-cann8.5.0"), "STACK"),
+        (Request(framework="verl"), "--for"),
+        (Request(arch="sparc"), "--arch"),
+        (Request(python="3.9"), "--python"),
+        (Request(cann="8.5.0"), "--cann"),
+        (Request(pins={"tools": "9.9"}), "--pin tools=="),
+        (Request(pins={"nowhere": "1"}), "--pin nowhere=="),
+        (Request(is_newest=True), "--newest"),
+    ],
+)
+def test_a_bundle_is_not_taken_for_something_else(world: World, asked: Request, option: str) -> None:
+    lock = world.lock()
+    installing._require_meant(Request(), world.stack, lock)
+    installing._require_meant(Request(stack="tiny", framework="cpu", pins={"tools": "0.3"}), world.stack, lock)
+    with pytest.raises(BadInput) as caught:
+        installing._require_meant(asked, world.stack, lock)
+    assert caught.value.message.args["option"] == option
