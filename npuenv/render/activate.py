@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 ROLES = ("build", "rollout", "train")
 
-_CANN_NAMES = ("LD_LIBRARY_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH",
-               "TOOLCHAIN_HOME", "ATB_HOME_PATH", "CMAKE_PREFIX_PATH", "PYTHONPATH")  # fmt: skip
-
 
 def render_activations(stack: Stack, root: str) -> Mapping[str, str]:
     """The files for an environment at `root`: path below it -> text. Pure and deterministic.
@@ -98,18 +95,3 @@ _TEXTS = {
     "ended": Message("stack.activate-ended", _kept("paths", "code")),
     "no-proxy": Message("stack.activate-no-proxy"),
 }
-
-
-def render_activation(stack: Stack, root: str) -> str:
-    """One self-contained script for bash, dash or any POSIX shell, without roles and proxies."""
-    on_path = [f"{root}/src/{source.name}" for source in stack.git_sources if source.how == "pythonpath"]
-    by_cann = _CANN_NAMES if stack.cann_root else ("PYTHONPATH",) * bool(on_path)
-    return fill(
-        "activate.sh.j2",
-        stack=stack.name,
-        root=root,
-        names=list(dict.fromkeys(("PATH", "VIRTUAL_ENV", *by_cann, *stack.env))),
-        scripts=cann_scripts(stack) if stack.cann_root else (),
-        on_path=on_path[::-1],  # each is put in front of the one before
-        settings=stack.env,
-    )

@@ -18,7 +18,7 @@ from npuenv.lock.refuse import require_sources
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
 from npuenv.plan.install import Tools, plan_install
-from npuenv.render.activate import render_activation
+from npuenv.render.activate import render_activations
 from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack
 from npuenv.store.places import Target
 
@@ -65,7 +65,7 @@ class World:
         base = getattr(sys, "_base_executable", sys.executable)
         tools = Tools(base, find_uv(), for_uv(self.settings, INDEXES), INDEXES, links)
         target = Target(str(self.root), self.link)
-        return plan_install(self.stack, lock, target, tools, activation=render_activation(self.stack, str(self.root)))
+        return plan_install(self.stack, lock, target, tools, activation=render_activations(self.stack, str(self.root)))
 
     def install(self, plan: Plan | None = None, *, tell: Callable[[Event], None] | None = None) -> Outcome:
         session = Session(

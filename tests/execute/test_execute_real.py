@@ -23,7 +23,7 @@ from npuenv.lock.shelf import fits_stack
 from npuenv.matrix import load_matrix
 from npuenv.plan.install import Tools, plan_install
 from npuenv.plan.target import check_target, find_python
-from npuenv.render.activate import render_activation
+from npuenv.render.activate import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from npuenv.store.places import Target
@@ -55,7 +55,7 @@ def test_the_published_lock_installs_and_trains_one_step(
         )  # fmt: skip
     except NpuenvError as error:
         pytest.skip(f"this machine cannot have the stack: {error.message}")
-    plan = plan_install(stack, lock, target, tools, activation=render_activation(stack, target.root))
+    plan = plan_install(stack, lock, target, tools, activation=render_activations(stack, target.root))
     session = Session(host, target.root, for_uv(settings, indexes))
     began = time.monotonic()
     assert execute(plan, session).done[-1] == "finish"

@@ -32,7 +32,7 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.plan import Plan, inspector
 from npuenv.plan.install import Tools, plan_install
-from npuenv.render.activate import render_activation
+from npuenv.render.activate import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from npuenv.store.places import Target
@@ -176,7 +176,7 @@ def bed(world: World, tmp_path: Path) -> Iterator[Bed]:
 def points(times: dict[str, float], number: int) -> list[tuple[str, float, bool]]:
     """(step, seconds after its start, with an empty cache): four in five while packages are written."""
     draw = random.Random(SEED)
-    writing = [step for step in times if step in ("torch+rest",)]
+    writing = [step for step in times if step == "torch+rest"]
     chosen = []
     for _ in range(number):
         step = draw.choice(writing) if draw.random() < 0.8 else draw.choice(list(times))
@@ -237,7 +237,7 @@ def test_what_outlives_a_killed_installation_keeps_the_next_one_away_until_it_ha
     bed.times()
     shutil.rmtree(bed.root)
     bed.start()
-    bed.until("start torch")
+    bed.until("start torch+rest")
     deadline = time.monotonic() + 10
     while not (children := psutil.Process(bed.pid).children()) and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -360,7 +360,7 @@ def test_a_file_missing_in_the_cache_comes_back_too(bed: Bed) -> None:
     shutil.rmtree(bed.root)
     assert bed.run() == 0, bed.said
     assert bed.flaws() == [] and bed.is_complete()
-    assert bed.said.count("start rest") == 2
+    assert bed.said.count("start torch+rest") == 2
 
 
 @pytest.mark.registry
@@ -378,7 +378,7 @@ def test_killed_with_real_wheels_it_is_complete(tmp_path: Path, monkeypatch: pyt
     base = getattr(sys, "_base_executable", sys.executable)
     root = tmp_path / "env"
     tools = Tools(base, find_uv(), settings, {}, links)
-    text = render_activation(stack, str(root))
+    text = render_activations(stack, str(root))
     plan = plan_install(stack, lock, Target(str(root), str(tmp_path / "current")), tools, activation=text)
     began = time.monotonic()
     num_killed = num_left_incomplete = 0

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from npuenv.errors import BadInput
+from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, describe
 from npuenv.host.local import LocalHost
 from npuenv.store.environments import environments, find, left_over, remember, remove, size_mib
-from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, describe
 from npuenv.store.switch import CURRENT, PREVIOUS, points_to, previous_of, roll_back
 
 HOST = LocalHost()
