@@ -59,10 +59,12 @@ def command(
     For the platform of the target, whatever this machine is. There, `sh install.sh` in the bundle does the rest. What
     the bundle cannot hold (CANN, drivers, system packages) is listed with names and sizes.
     """
-    from npuenv.bundle.offline.make import check_room, gather
+    from npuenv.bundle.offline.make import check_place, check_room, gather
     from npuenv.cli.machine import this_machine
     from npuenv.matrix import load_matrix
 
+    if out:
+        check_place(absolute(out))
     machine = this_machine(ui)
     wish = _wish(ui, _for_platform(request, platform), machine, fill=fill)
     wish = _with_files(wish, given, left_out, python_archive, cann_files)
@@ -98,7 +100,7 @@ def _wish(ui: Ui, request: Request, machine: Machine, *, fill: bool) -> Wish:
 
     stack = resolve_or_stop(ui, request)
     lock = lock_of(ui, stack, machine, fill=fill)
-    require_complete(lock, machine.resolver)
+    require_complete(lock, machine.resolver, request)
     return Wish(stack, lock, request)
 
 
@@ -129,11 +131,16 @@ def _pair(word: str) -> tuple[str, str]:
 
 def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
     """A bundle of the same stack and lock that stands already is only verified. Raises BadInput for anything else."""
+    from npuenv.bundle.offline.make import check_place
     from npuenv.bundle.offline.manifest import request_values
     from npuenv.bundle.offline.opened import open_bundle
 
-    with open_bundle(out) as bundle:
-        manifest = bundle.manifest
+    check_place(out)
+    try:
+        with open_bundle(out) as bundle:
+            manifest = bundle.manifest
+    except BadInput as error:  # its hint is for who was given that bundle
+        raise BadInput(error.message, Message("bundle.another-hint")) from error
     wanted = (wish.lock.hash, wish.stack.platform.tag, request_values(wish.request))
     if (manifest.lock, manifest.platform, dict(manifest.request)) != wanted:
         said = {"path": str(out), "stack": manifest.stack, "platform": manifest.platform}

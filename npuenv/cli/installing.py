@@ -147,7 +147,7 @@ def prepare(wanted: Wanted, how: How) -> Prepared:
     if target.kind != "existing":
         check_target(resolver.host, target, lock)
         _require_same(resolver.host, target, lock, how)
-    require_complete(lock, resolver)
+    require_complete(lock, resolver, wanted.request)
     python = target.python
     if target.kind == "venv":
         chosen = how.base_python or _running(stack)

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
+from npuenv.lock.refuse import fill_command
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _require_hashes(lock: Lock) -> None:
     if bare:
         raise BadInput(
             Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),
-            Message("lock.fill-it", {"stack": lock.stack}),
+            Message("lock.fill-it", {"command": fill_command(lock)}),
         )
 
 

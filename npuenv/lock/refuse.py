@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.errors import NothingFits
@@ -11,6 +13,8 @@ from npuenv.lock.file import IMPOSSIBLE, Lock, Missing, Proof
 from npuenv.lock.make import probe
 from npuenv.lock.wheels import wheels_in_links
 from npuenv.messages import Message
+from npuenv.resolve.types import Request
+from npuenv.resolve.ways_out import command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +22,11 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 
-def require_complete(lock: Lock, resolver: Resolver) -> None:
-    """Raises NothingFits for a lock that is not complete: what lacks and where it was looked for, or what clashes."""
+def require_complete(lock: Lock, resolver: Resolver, request: Request | None = None) -> None:
+    """Raises NothingFits for a lock that is not complete: what lacks and where it was looked for, or what clashes.
+
+    `request`: what the lock's stack was resolved from, for the command that completes the lock.
+    """
     if lock.status == IMPOSSIBLE:
         said = {
             "stack": lock.stack,
@@ -33,8 +40,19 @@ def require_complete(lock: Lock, resolver: Resolver) -> None:
             Message(
                 "lock.partial", {"stack": lock.stack, "platform": lock.platform, "why": why_missing(first, resolver)}
             ),
-            Message("lock.fill-it", {"stack": lock.stack}),
+            Message("lock.fill-it", {"command": fill_command(lock, request)}),
         )
+
+
+def fill_command(lock: Lock, request: Request | None = None) -> str:
+    """The command that completes a lock.
+
+    It names architecture and Python even where they are this machine's: the index may be in reach of another one only.
+    """
+    arch, tag = lock.platform.split("-")[:2]
+    python = f"{tag[2]}.{tag[3:]}"  # cp311
+    words = command(replace(request or Request(), stack=lock.stack, arch=arch, python=python))
+    return shlex.join(("npuenv", "lock", lock.stack, "--fill", *words[3:]))
 
 
 def why_impossible(proof: Sequence[Proof], detail: str) -> tuple[Message, ...]:

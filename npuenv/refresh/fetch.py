@@ -1,5 +1,6 @@
-"""Reads addresses the way pip would: with its certificates, proxies and credentials, within bounds. Start from `Fetch`.
+"""Reads addresses the way pip would, within bounds. Start from `Fetch`.
 
+pip's certificates, trusted hosts, proxies and credentials count.
 Addresses may be `file://` places or paths. Nothing is retried: a refresh can be run again.
 """
 
@@ -67,6 +68,9 @@ class Fetch:
             "cert": settings.client_cert.value if settings.client_cert else None,
             "auth": _auth_for(settings),
         }
+        trusted = _trusted(settings)
+        if trusted:
+            self._session.mount("https://", _adapter(trusted))
         if settings.proxy:  # as in pip, its own proxy stands above the environment's
             address = settings.proxy.value if "://" in settings.proxy.value else f"http://{settings.proxy.value}"
             self._session.trust_env = False
@@ -230,6 +234,38 @@ def _auth_for(settings: PipSettings) -> Callable[[Any], Any] | None:
         return requests.auth.HTTPBasicAuth(*pair)(request) if pair else request
 
     return add if known else None
+
+
+def _trusted(settings: PipSettings) -> frozenset[tuple[str, int | None]]:
+    """Host and port of each of pip's trusted hosts; the port is None where any counts. What is no host is left out."""
+    found = set()
+    for item in settings.trusted_hosts:
+        is_bare_ipv6 = item.value.count(":") >= 2 and not set("[@") & set(item.value)
+        try:
+            parts = urlsplit(f"//[{item.value}]" if is_bare_ipv6 else f"//{item.value}")
+            pair = parts.hostname, parts.port
+        except ValueError:
+            continue
+        if pair[0] is not None:
+            found.add((pair[0], pair[1]))
+    return frozenset(found)
+
+
+def _adapter(trusted: frozenset[tuple[str, int | None]]) -> Any:
+    """Sends to those hosts without a look at their certificates, to all others as asked for; redirections included."""
+    import requests
+    import urllib3
+
+    class Adapter(requests.adapters.HTTPAdapter):
+        def send(self, request: Any, *args: Any, **options: Any) -> Any:
+            parts = urlsplit(request.url)
+            if {(parts.hostname, parts.port), (parts.hostname, None)} & trusted:
+                options["verify"] = False
+            return super().send(request, *args, **options)
+
+    # The user has said so; a line for each request would say it again.
+    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    return Adapter()
 
 
 def _wait_s(settings: PipSettings, bounds: Bounds) -> float:

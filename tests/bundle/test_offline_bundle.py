@@ -21,19 +21,23 @@ from npuenv import __version__
 from npuenv.bundle import zipapp
 from npuenv.bundle.offline.backends import build_requirements
 from npuenv.bundle.offline.listing import Offer, best
-from npuenv.bundle.offline.make import gather, make_bundle, staging
+from npuenv.bundle.offline.make import check_place, gather, is_archive, make_bundle, staging
 from npuenv.bundle.offline.opened import open_bundle
 from npuenv.bundle.offline.own import BOOTSTRAP, own_requirements, own_wheel
+from npuenv.bundle.offline.write import write_tar
+from npuenv.cli import install
 from npuenv.cli.bundle import command
 from npuenv.cli.common import Ui
 from npuenv.cli.machine import Machine
 from npuenv.errors import BadInput, NothingFits, StepFailed
-from npuenv.lock.file import read_lock
+from npuenv.execute.failures import reason
+from npuenv.lock.file import Lock, Missing, read_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
-from npuenv.messages import say
-from npuenv.resolve.types import GitSource, Platform, Request
+from npuenv.messages import Message, say
+from npuenv.plan.types import Run
+from npuenv.resolve.types import GitSource, Platform, Request, Stack
 
 from .conftest import FURTHER, HERE, OTHER, TAG, python_archive, repacked, write_sdist
 
@@ -275,6 +279,34 @@ def test_the_script_refuses_a_python_that_npuenv_does_not_run_on(shop: Shop, tmp
 # The command
 
 
+def test_a_partial_lock_is_to_be_filled_for_the_bundles_platform(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def partial(ui: Ui, stack: Stack, machine: Machine, *, fill: bool) -> Lock:
+        missing = (Missing("torch", "1", "index-out-of-reach", "pytorch-cpu"),)
+        return Lock(stack.name, stack.platform.tag, "npuenv 0", (), missing)
+
+    monkeypatch.setattr("npuenv.cli.machine.lock_of", partial)
+    with pytest.raises(NothingFits) as caught:
+        run_command("cpu", "--platform", OTHER, "--python", "3.12", "--pin", "numpy==2.3.5", "-o", str(tmp_path / "o"))
+    assert caught.value.hint is not None
+    filled = f"`npuenv lock cpu --fill --arch {OTHER} --python 3.12 --pin numpy==2.3.5`"
+    assert filled in say(caught.value.hint)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_an_installation_that_reaches_no_index_is_shown_the_way_with_a_bundle(lang: str) -> None:
+    action = Run(("uv", "pip", "install"))
+    why = say(reason("error: error sending request for url\n  Caused by: dns error", action, 2), lang)
+    hint = say(Message("lock.provide-wheel", {"name": "torch"}), lang)
+    for said in (why, hint):
+        assert "`npuenv bundle`" in said and "`npuenv install --offline " in said
+    assert "dns error" in why or "error sending request" in why
+    other = say(reason("  Hash mismatch for `six==1.16.0`", action, 2), lang)
+    assert "bundle" not in other
+    assert "--offline" in [word for option in install.command.params for word in option.opts]
+
+
 def run_command(*argv: str) -> object:
     return command.main([*argv, "--lang", "en"], standalone_mode=False)
 
@@ -287,18 +319,76 @@ def run_command(*argv: str) -> object:
         (["cpu", "--cann-file", "/none"], "no file"),
         (["cpu", "--without-source", "verl"], "does not build verl"),
         (["cpu", "-o", "{bundle}"], "is a bundle already"),
-        (["cpu", "-o", "{empty}"], "manifest.json"),
+        (["cpu", "-o", "{empty}"], "no bundle"),
+        (["cpu", "-o", "{other}", "--dry-run"], "no bundle"),
+        (["cpu", "-o", "{other}/text"], "no bundle"),
+        (["cpu", "-o", "x.zip"], "x.zip"),
+        (["cpu", "-o", "x.zip", "--dry-run"], "x.zip"),
+        (["cpu", "-o", "x.tar.gz"], "x.tar.gz"),
+        (["cpu", "-o", "x.TGZ"], "x.TGZ"),
+        (["cpu", "-o", "x.whl"], "x.whl"),
     ],
 )
 def test_wrong_input_is_one_sentence_before_any_index_is_asked(
     argv: list[str], part: str, home: Path, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    (tmp_path / "empty").mkdir()
-    words = [word.format(bundle=bundle_folder, empty=tmp_path / "empty") for word in argv]
+    for name in ("empty", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other/text").write_text("mine", encoding="utf-8")
+    words = [word.format(bundle=bundle_folder, empty=tmp_path / "empty", other=tmp_path / "other") for word in argv]
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput) as caught:
         run_command(*words)
     assert part in say(caught.value.message)
+    assert not list(tmp_path.glob("x.*"))
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar.gz", "x.tgz", "x.tar.xz", "x.Tar.Zst", "x.7z", "x.whl", "x.run"])
+def test_a_name_of_another_archive_is_refused_with_both_forms(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        check_place(tmp_path / name)
+    assert caught.value.hint is not None
+    for lang in ("en", "zh"):
+        said = say(caught.value.message, lang) + say(caught.value.hint, lang)
+        assert name in said and "x.tar " in said.replace("\uff0c", " ").replace(",", " ") and "manifest" not in said
+
+
+@pytest.mark.parametrize("name", ["x", "x.tar", "x.TAR", "x-2.28", "npuenv-tiny.aarch64-cp311-glibc2.28", "zip"])
+def test_any_other_name_is_a_bundles(name: str, tmp_path: Path) -> None:
+    check_place(tmp_path / name)
+    assert is_archive(tmp_path / name) == name.lower().endswith(".tar")
+
+
+def test_a_place_that_holds_something_else_is_not_spoken_of_as_a_copied_bundle(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/text").write_text("mine", encoding="utf-8")
+    for place in (tmp_path / "other", tmp_path / "other/text"):
+        with pytest.raises(BadInput) as caught:
+            check_place(place)
+        assert caught.value.exit_code == 2 and caught.value.hint is not None
+        said = say(caught.value.message) + say(caught.value.hint)
+        assert str(place) in said and "-o" in said and "copy" not in said and "remove" not in said
+    assert (tmp_path / "other/text").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("content", ["tar", "noise"])
+def test_an_archive_that_is_no_bundle_is_left_alone_with_another_place_as_the_way_out(
+    content: str, shop: Shop, tmp_path: Path
+) -> None:
+    from npuenv.cli import bundle as cli
+
+    out = tmp_path / "out.tar"
+    out.write_bytes(b"noise" * 999)
+    if content == "tar":
+        (tmp_path / "some").mkdir()
+        (tmp_path / "some/text").write_text("mine", encoding="utf-8")
+        write_tar(tmp_path / "some", out, top="some")
+    before = out.read_bytes()
+    with pytest.raises(BadInput) as caught:
+        cli._was_made(Ui("en"), shop.wish(), out)
+    assert caught.value.hint is not None and "-o" in say(caught.value.hint)
+    assert "copy" not in say(caught.value.hint) and out.read_bytes() == before
 
 
 def test_the_command_says_what_goes_in_before_and_what_is_there_after(

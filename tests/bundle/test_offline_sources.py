@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import os
 import tarfile
 from dataclasses import replace
@@ -23,6 +27,7 @@ from npuenv.resolve.types import GitSource, Platform, Request, Stack
 from .conftest import git, python_archive, repository, write_sdist
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from .conftest import Shop
@@ -222,12 +227,43 @@ def test_an_interpreter_for_the_target_is_looked_into(tmp_path: Path) -> None:
     for path, part in (
         (python_archive(tmp_path / "x86.tar.gz", machine=0x3E), "for x86_64"),
         (python_archive(tmp_path / "old.tar.gz", machine=0xB7, version="3.9"), "no bin/python3.11; found: 3.9"),
-        (tmp_path / "bad.tar.gz", "cannot be read as an archive"),
+        (tmp_path / "bad.tar.gz", "takes a tar archive"),
         (tmp_path / "none.tar.gz", "no file"),
     ):
         with pytest.raises(BadInput) as caught:
             check_python_archive(path, platform)
         assert part in say(caught.value.message)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_is_no_archive_at_all_is_one_short_sentence(lang: str, tmp_path: Path) -> None:
+    path = tmp_path / "foo.run"
+    path.write_bytes(b"#!/bin/sh\n" * 99)
+    with pytest.raises(BadInput) as caught:
+        check_python_archive(path, Platform("aarch64", "3.11"))
+    text = say(caught.value.message, lang)
+    assert "\n" not in text and "--python-archive" in text and ".tar.gz" in text and "lzma" not in text
+    assert len(text) < len(str(path)) + 100
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_an_archive_that_breaks_off_or_is_damaged_further_on_is_one_sentence(
+    pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as archive:
+        for number in range(20):
+            member = tarfile.TarInfo(f"lib/{number}")
+            member.size = 50_000
+            archive.addfile(member, io.BytesIO(os.urandom(member.size)))
+    whole, path = pack(plain.getvalue()), tmp_path / "python.tar"
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2 : len(whole) // 2 + 5000] = bytes(5000)
+    for content in (whole[: len(whole) // 2], bytes(damaged)):
+        path.write_bytes(content)
+        with pytest.raises(BadInput) as caught:
+            check_python_archive(path, Platform("aarch64", "3.11"))
+        assert "\n" not in say(caught.value.message)
 
 
 def test_files_the_user_adds_are_part_of_the_bundle(shop: Shop, tmp_path: Path) -> None:

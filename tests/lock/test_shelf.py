@@ -13,10 +13,12 @@ from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage, Missing, Proof
 from npuenv.lock.ask import Resolver
 from npuenv.lock.inputs import inputs_of
-from npuenv.lock.refuse import require_complete
+from npuenv.lock.refuse import fill_command, require_complete
 from npuenv.lock.shelf import find_lock, put_lock
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
-from npuenv.resolve.types import Pin, Platform, Reason, Stack
+from npuenv.resolve import resolve
+from npuenv.resolve.types import Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +70,34 @@ def test_a_lock_with_another_version_than_the_stack_pins_is_passed_over(shelves:
     other = LockedPackage("base", "1.1", ("a" * 64,))
     put_lock(replace(LOCK, packages=(other, LOCK.packages[1]), inputs=""), own)
     assert find_lock(STACK, own) is None
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_what_completes_a_partial_lock_is_said_for_its_platform_and_request(lang: str) -> None:
+    resolver = Resolver(LocalHost(), "uv", PipSettings(), {})
+    missing = (Missing("torch", "9.1", "index-out-of-reach", "special"),)
+    lock = replace(LOCK, stack="tiny", platform="aarch64-cp312-glibc2.28", missing=missing)
+    full = Request(hardware="310p", cann="8.5.0", pins={"numpy": "1.26.4"}, is_newest=True)
+    plain = "npuenv lock tiny --fill --arch aarch64 --python 3.12"
+    wanted = f"{plain} --hardware 310p --cann 8.5.0 --newest --pin numpy==1.26.4"
+    for request, line in ((None, plain), (Request(stack="tiny", arch="aarch64"), plain), (full, wanted)):
+        with pytest.raises(NothingFits) as caught:
+            require_complete(lock, resolver, request)
+        assert caught.value.hint is not None
+        command = say(caught.value.hint, lang).split("`")[1]
+        assert sorted(command.split()) == sorted(line.split()) and command.startswith("npuenv lock tiny --fill ")
+
+
+@pytest.mark.parametrize("platform", ["aarch64-cp310-glibc2.28", "x86_64-cp314-glibc2.28"])
+def test_the_command_that_fills_asks_for_the_lock_it_was_made_for(platform: str) -> None:
+    from npuenv.cli.lock import command
+
+    words = fill_command(replace(LOCK, stack="cpu", platform=platform)).split()
+    assert words[:2] == ["npuenv", "lock"]
+    options = command.make_context("lock", words[2:]).params
+    asked = Request(stack=options["stack"], arch=options["arch"], python=options["python"])
+    stack = resolve(asked, load_matrix())
+    assert isinstance(stack, Stack) and (stack.name, stack.platform.tag) == ("cpu", platform) and options["fill"]
 
 
 def test_an_impossible_lock_is_refused_with_what_clashes_and_not_as_a_partial_one() -> None:

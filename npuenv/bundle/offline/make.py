@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Request, Stack
 
+# Endings under which nobody looks for a folder or a plain tar archive.
+_OTHER_FORMS = (
+    ".7z", ".br", ".bz2", ".deb", ".egg", ".exe", ".gz", ".iso", ".jar", ".lz", ".lz4", ".lzma", ".pyz", ".rar", ".rpm",
+    ".run", ".sh", ".tbz", ".tbz2", ".tgz", ".txz", ".tzst", ".whl", ".xz", ".z", ".zip", ".zst",
+)  # fmt: skip
 # Room for what is made here and not fetched: the doctor, npuenv's wheel, archives of repositories.
 _SPARE = 256 * 1024**2
 
@@ -109,6 +114,21 @@ def gather(wish: Wish, resolver: Resolver, matrix: Matrix) -> Contents:
     )
 
 
+def check_place(out: Path) -> None:
+    """Raises BadInput for a name that says another kind of file, and where something stands that is no bundle.
+
+    Whether an archive that stands there is one is not looked at.
+    """
+    if out.suffix.lower() in _OTHER_FORMS:
+        stem = out.name[: -len(out.suffix)]
+        bare = stem[: -len(".tar")] if stem.lower().endswith(".tar") else stem
+        hint = Message("bundle.other-form-hint", {"name": bare})
+        raise BadInput(Message("bundle.other-form", {"name": out.name}), hint)
+    is_foreign = not (out / MANIFEST).is_file() if out.is_dir() else out.is_file() and not is_archive(out)
+    if is_foreign:
+        raise BadInput(Message("bundle.not-ours", {"path": str(out)}), Message("bundle.not-ours-hint"))
+
+
 def check_room(contents: Contents, out: Path) -> None:
     """Raises BadInput where the disk of `out` does not have the room. What lies there from an earlier run counts."""
     place = out
@@ -153,7 +173,7 @@ def make_bundle(contents: Contents, out: Path, resolver: Resolver, *, tell: Call
 
 def is_archive(out: Path) -> bool:
     """Whether a bundle of that name is one file."""
-    return out.suffix == ".tar"
+    return out.suffix.lower() == ".tar"
 
 
 def staging(out: Path) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 import struct
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -87,7 +89,9 @@ def check_python_archive(path: Path, platform: Platform) -> None:
                 match = _PYTHON.fullmatch(member.name)
                 if match:
                     found[match[1]] = found.get(match[1]) or _machine_of(archive, member)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except tarfile.ReadError as error:  # its own words are a list of every compression that was tried
+        raise BadInput(Message("bundle.no-tar", said)) from error
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise BadInput(Message("bundle.bad-python-archive", {**said, "why": str(error)[:200]})) from error
     if platform.python not in found:
         raise BadInput(Message("bundle.no-python-inside", {**said, "found": tuple(sorted(found)) or "-"}))
