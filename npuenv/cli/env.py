@@ -58,6 +58,8 @@ def show(ui: Ui, *, name: str) -> int:
     click.echo(f"{_title(ui, 'request')}: {_flat(own.request)}")
     click.echo(f"{_title(ui, 'steps')}: {' '.join(own.steps) or '-'}")
     click.echo(f"{_title(ui, 'verified')}: {_verified(ui, kept)}")
+    if own.verified is not None and own.verified.strangers:
+        ui.say(Message("install.strangers", {"names": own.verified.strangers}), err=True)
     return int(ExitCode.FINE)
 
 

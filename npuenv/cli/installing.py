@@ -314,6 +314,7 @@ def _tools(wanted: Wanted, how: How, *, python: str, links: Mapping[str, str]) -
 
 
 def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared:
+    from npuenv.plan.changes import replaced
     from npuenv.plan.install import plan_install
     from npuenv.render.activate import render_activations
 
@@ -327,7 +328,7 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
         request=asked_for(wanted.request),
         before=ground.steps,
     )
-    return Prepared(wanted, target, plan, ground.notes)
+    return Prepared(wanted, target, plan, (*ground.notes, *replaced(wanted.machine.resolver.host, target, plan)))
 
 
 def _ground(wanted: Wanted, target: Target, how: How) -> Prerequisites:
@@ -391,6 +392,18 @@ def _report(ui: Ui, prepared: Prepared, outcome: Outcome) -> None:
             }
         )
     ui.say(Message("cli.installed" if num_done else "cli.was-installed", args))
+    strangers = _strangers(target)
+    if strangers:
+        ui.say(Message("install.strangers", {"names": strangers}), err=True)
     ui.say(Message("cli.activate", args))
     if stack.cann_root:
         ui.say(Message("install.needs-cann", args))
+
+
+def _strangers(target: Target) -> tuple[str, ...]:
+    """Files of no package that run code whenever the environment's Python starts."""
+    from npuenv.facts.manifest import describe
+    from npuenv.host.local import LocalHost
+
+    own = describe(LocalHost(), target.root)
+    return own.verified.strangers if own is not None and own.verified is not None else ()

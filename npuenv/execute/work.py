@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, StepFailed
 from npuenv.execute.failures import reason, short, system_error, tail
-from npuenv.facts.environment import ask_environment
+from npuenv.facts.environment import INSPECTOR, ask_environment
 from npuenv.facts.pip import UvSettings, without_secrets
+from npuenv.host.base import PathState
 from npuenv.host.running import Running
 from npuenv.host.writing import append_line, claim, write_whole
 from npuenv.messages import Message
@@ -36,6 +37,8 @@ _GRACE_S = 1.0
 _NOT_DONE = "execute.not-done-after"
 # Something in the way of the folder that no second attempt can mend.
 _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+# What only the step that makes an environment is asked for.
+_MAKING = ("venv.python", "prefix.python")
 # Settings of the caller's shell that would leak into what the steps run.
 _NEVER_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONSTARTUP")
 
@@ -93,10 +96,12 @@ class Session:
 def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: str | None = None) -> Outcome:
     """Runs the steps whose conditions do not hold yet. `only`: that step alone; `start_at`: it and those after it.
 
-    Raises BadInput (unknown step, another execution at work), StepFailed (what was done stays; run again to continue).
+    Raises BadInput (unknown step, a part of what was never begun, another execution at work), StepFailed (what was done
+    stays; run again to continue).
     KeyboardInterrupt passes through after the running program and its children have ended.
     """
     steps = _chosen(plan, only, start_at)
+    _require_begun(plan.steps[: plan.steps.index(steps[0])] if steps else (), session)
     done: dict[str, None] = {}
     with _claim(session) as held:
         try:
@@ -144,6 +149,20 @@ def _chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, .
         raise BadInput(Message("execute.no-such-step", {"step": wanted, "steps": tuple(ids)}))
     start = ids.index(wanted)
     return plan.steps[start : start + 1] if only else plan.steps[start:]
+
+
+def _require_begun(before: Sequence[Step], session: Session) -> None:
+    """Raises BadInput where a step that is left out makes the environment, and has not: the others stand on it.
+
+    Of the inspector only presence counts: that of an older npuenv can be asked too.
+    """
+    made = [step for step in before if any(want.fact in _MAKING for want in step.done_when)]
+    placed = [action.path for step in before for action in step.do if isinstance(action, WriteFile)]
+    inspectors = [path for path in placed if path.endswith(f"/{INSPECTOR}")]
+    is_begun = all(session.host.look(path).state is PathState.FILE for path in inspectors)
+    if not is_begun or any(unmet(step, session.host) for step in made):
+        said = {"path": session.root}
+        raise BadInput(Message("execute.not-begun", said), Message("execute.not-begun-hint"))
 
 
 class _claim:

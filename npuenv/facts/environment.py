@@ -4,7 +4,8 @@ The environment's own inspector program (`npuenv.plan.inspector`, copied into it
 
     env.dists     of=(root, "name==version" or "name", ...)   "complete", or the first deviation; hashes nothing
     env.intact    of=(root,)                                   "yes", or the first damaged distribution
-    env.verified  of=(root,)                                   hash of the lock it was verified against; "" when damaged
+    env.verified  of=(root,)                                   hash of the lock it was verified against; "" when
+                                                               damaged, or when a package of the lock went in later
     path.link     of=(path,)                                   what a symbolic link points to
 
 Words of `of` after the root are passed on to the inspector: `--over`, `triton-ascend=triton`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.base import Evidence, Fact, absent, known
@@ -34,6 +34,7 @@ class Verified:
     files: int = 0
     packages: int = 0
     tree: str = ""  # over path and sha256 of every file that a distribution owns
+    strangers: tuple[str, ...] = ()  # `.pth` files of no package: Python runs them whenever it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,7 @@ class Described:
             "steps": list(self.steps),
             "sources": [dict(source) for source in self.sources],
             "request": dict(self.request),
-            "verified": seen
-            and {"lock": seen.lock, "at": seen.at, "files": seen.files, "packages": seen.packages, "tree": seen.tree},
+            "verified": seen and {**asdict(seen), "strangers": list(seen.strangers)},
         }
 
 
@@ -115,7 +115,9 @@ def _verified(found: Mapping[str, Any]) -> Verified | None:
     if not isinstance(found.get("lock"), str):
         return None
     counts = {name: value for name in ("files", "packages") if isinstance(value := found.get(name), int)}
-    return Verified(found["lock"], _text(found, "at"), tree=_text(found, "tree"), **counts)
+    listed = found.get("strangers")
+    strangers = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
+    return Verified(found["lock"], _text(found, "at"), tree=_text(found, "tree"), strangers=strangers, **counts)
 
 
 def _document(host: Host, path: str) -> dict[str, Any]:

@@ -202,13 +202,24 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         verified = read_json(os.path.join(self.own, "verified.json")).get("lock", "")
+        is_changed = bool(self.damaged) or self.is_put_in_since()
         return {
             "dists": self.versions,
             "damaged": self.damaged,
             "files": len(self.owners),
             "hashed": self.num_hashed,
-            "verified": "" if self.damaged else verified,
+            "verified": "" if is_changed else verified,
         }
+
+    def is_put_in_since(self) -> bool:
+        """True when a package of the lock went in after the last verification, whose word is not about that."""
+        try:
+            at = os.stat(os.path.join(self.own, "verified.json")).st_mtime_ns
+        except OSError:
+            return False
+        named = lock_names(os.path.join(self.own, "lock.toml"))
+        records = (folder + "/RECORD" for name, folder in self.folders.items() if name in named)
+        return any(self.stamps[path][1] > at for path in records if path in self.stamps)
 
     def tree(self) -> str:
         """One hash over path and content of every file that a distribution owns."""
@@ -314,11 +325,12 @@ def verify(inspection: Inspection, options: dict[str, list[str]]) -> int:
         for problems in pool.map(lambda word: failed_import(word, limit_s), options["--import"] if not found else []):
             found += problems
     print_notes(inspection, others)
+    strangers = foreign_pth(inspection)[:MAX_NOTES]
     counts = {"files": len(inspection.owners), "packages": len(inspection.versions), "hashed": inspection.num_hashed}
     print("{files} files of {packages} packages, {hashed} hashed now".format(**counts))
     if not found:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = {"lock": lock, "at": at, "tree": inspection.tree(), **counts}
+        text = {"lock": lock, "at": at, "tree": inspection.tree(), "strangers": strangers, **counts}
         try:
             write_json(os.path.join(inspection.own, "verified.json"), text)
         except OSError as error:
@@ -363,6 +375,12 @@ def unowned(inspection: Inspection) -> Iterator[str]:
                     yield path
     scripts = os.path.join(inspection.root, "bin")
     yield from (os.path.join(scripts, name) for name in list_folder(scripts) if TORN.fullmatch(name))
+
+
+def foreign_pth(inspection: Inspection) -> list[str]:
+    """Names of the `.pth` files that no package owns. Python runs the lines of such files whenever it starts."""
+    names = [name for name in list_folder(inspection.site) if name.endswith(".pth") and name not in NOBODYS]
+    return [name for name in names if inspection.site + "/" + name not in inspection.owners]
 
 
 def remove_if_torn(path: str) -> bool:

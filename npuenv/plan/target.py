@@ -6,7 +6,9 @@ Start from `check_target`; for an environment that is there already from `existi
 from __future__ import annotations
 
 import json
+import os
 import posixpath
+import sys
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, NothingFits
@@ -23,11 +25,19 @@ _NAME_VERSION = """
 import json, platform, sys
 print(json.dumps([*sys.version_info[:3], platform.machine(), getattr(sys, "_base_executable", None) or sys.executable]))
 """
+# The last word: whose the environment is. conda lives where its own package is noted; base is such a place.
 _PREFIX = """
-import json, os, platform, sys, sysconfig
-managed = sys.prefix == sys.base_prefix and os.path.exists(
-    os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED"))
-print(json.dumps(["%d.%d" % sys.version_info[:2], platform.machine(), sys.prefix, managed]))
+import glob, json, os, platform, sys, sysconfig
+whose = ""
+if sys.prefix == sys.base_prefix:
+    meta = os.path.join(sys.prefix, "conda-meta")
+    if glob.glob(os.path.join(glob.escape(meta), "conda-[0-9]*.json")):
+        whose = "conda"
+    elif os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")):
+        whose = "system"
+    elif not os.path.isdir(meta):
+        whose = "shared"
+print(json.dumps(["%d.%d" % sys.version_info[:2], platform.machine(), sys.prefix, whose]))
 """
 # MiB on disk after installation, measured; everything else counts as _OTHER_MIB.
 _HEAVY_MIB = {
@@ -71,31 +81,43 @@ def check_target(host: Host, target: Target, lock: Lock) -> None:
 
 
 def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
-    """The environment that a Python belongs to, as a target. Raises BadInput: not its own prefix, another version.
+    """The environment that a Python belongs to, as a target. Raises BadInput: no environment, another version.
 
-    An environment that a system's package manager looks after, and one that cannot be written to, are refused too.
+    Refused are an interpreter that others stand on (the system's, a shared one, conda's base), the environment that
+    npuenv itself runs in, and one that cannot be written to.
     """
     ran = host.run((exe, "-I", "-c", _PREFIX), timeout_s=20.0)
     try:
-        version, machine, prefix, managed = json.loads(ran.out) if ran.code == 0 else ("", "", "", False)
+        version, machine, prefix, whose = json.loads(ran.out) if ran.code == 0 else ("",) * 4
     except ValueError:
-        version, machine, prefix, managed = "", "", "", False
+        version, machine, prefix, whose = ("",) * 4
     said = {"exe": exe, "version": stack.platform.python, "arch": stack.platform.arch}
     if not version:
-        raise BadInput(Message("plan.into-no-python", said), Message("plan.into-hint"))
+        raise BadInput(Message("plan.into-no-python", said), _into_hint(host, exe))
     if (version, machine) != (stack.platform.python, stack.platform.arch):
         raise BadInput(Message("plan.into-unfit", {**said, "is": f"{version} {machine}"}), Message("plan.into-hint"))
     target = Target(prefix, kind="existing")
-    if managed or host.look(target.python).state is not PathState.FILE:
-        raise BadInput(Message("plan.into-system", {**said, "path": prefix}), Message("plan.into-hint"))
+    if not whose and os.path.realpath(prefix) == os.path.realpath(sys.prefix):
+        whose = "own"
+    elif not whose and host.look(target.python).state is not PathState.FILE:
+        whose = "system"
+    if whose:
+        raise BadInput(Message(f"plan.into-{whose}", {**said, "path": prefix}), Message("plan.into-venv-hint", said))
     if not host.look(prefix).is_writable:
         raise BadInput(Message("plan.target-read-only", {"path": prefix}), Message("plan.into-hint"))
     _check_room(host, prefix, lock)
     return target
 
 
+def _into_hint(host: Host, exe: str) -> Message:
+    """What to name instead of something that is no Python: the one inside, where a folder was named."""
+    inside = posixpath.join(exe, "bin/python")
+    is_folder = host.look(exe).state is PathState.FOLDER and host.look(inside).state is PathState.FILE
+    return Message("plan.into-folder-hint", {"path": inside}) if is_folder else Message("plan.into-hint")
+
+
 def find_conda(host: Host) -> str:
-    """The program that makes conda environments. Raises NothingFits where there is none."""
+    """The program that makes conda environments. Raises BadInput where there is none."""
     environ = host.environ()
     home = environ.get("HOME", "")
     folders = [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
@@ -105,7 +127,7 @@ def find_conda(host: Host) -> str:
     for path in filter(None, paths):
         if host.look(path).state is PathState.FILE:
             return path
-    raise NothingFits(Message("plan.no-conda"), Message("plan.no-conda-hint"))
+    raise BadInput(Message("plan.no-conda"), Message("plan.no-conda-hint"))
 
 
 def is_ours(host: Host, target: Target) -> bool:

@@ -293,6 +293,28 @@ def test_only_one_step_runs_when_only_one_is_asked_for(world: World) -> None:
     assert execute(plan, own, start_at="inspector").done == ALL[1:]
 
 
+@pytest.mark.parametrize("part", [{"only": "torch+rest"}, {"start_at": "verify"}, {"only": "inspector"}])
+def test_a_part_of_an_installation_that_was_never_begun_is_refused_and_nothing_is_made(
+    world: World, part: dict[str, str]
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        execute(world.plan(), session(world.root), **part)
+    assert say(caught.value.message) == f"this environment was not begun: {world.root}"
+    assert caught.value.hint is not None and "whole installation first" in say(caught.value.hint)
+    assert not world.root.exists()
+
+
+def test_a_part_wants_the_inspector_there_but_an_older_one_will_do(world: World) -> None:
+    plan = world.plan()
+    execute(plan, session(world.root), only="venv")
+    with pytest.raises(BadInput):
+        execute(plan, session(world.root), only="verify")
+    world.install(plan)
+    with (world.root / ".npuenv/inspector.py").open("a") as file:
+        file.write("# of another version\n")
+    assert execute(plan, session(world.root), only="verify").skipped == ("verify",)
+
+
 def test_a_step_whose_conditions_do_not_hold_afterwards_has_failed(tmp_path: Path) -> None:
     want = Want("path.state", (str(tmp_path / "never"),), "file")
     with pytest.raises(StepFailed) as caught:

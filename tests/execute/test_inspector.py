@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.facts.manifest import describe
+from npuenv.host.local import LocalHost
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.plan import inspector
@@ -48,7 +50,7 @@ def test_a_verification_leaves_its_time_its_counts_and_a_hash_over_all_files(wor
     world.install()
     verified = world.root / ".npuenv/verified.json"
     first = json.loads(verified.read_text())
-    assert sorted(first) == ["at", "files", "hashed", "lock", "packages", "tree"]
+    assert sorted(first) == ["at", "files", "hashed", "lock", "packages", "strangers", "tree"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first["at"])
     assert (first["packages"], first["files"]) == (3, first["hashed"])
     (world.site / "numbers_a.py").write_text("A = 2\n")
@@ -57,6 +59,39 @@ def test_a_verification_leaves_its_time_its_counts_and_a_hash_over_all_files(wor
     assert ask(world, "verify", first["lock"], *ALL).returncode == 0
     again = json.loads(verified.read_text())
     assert (again["tree"], again["hashed"]) == (first["tree"], 1)
+
+
+def test_files_that_run_code_at_start_up_and_belong_to_nobody_are_named_with_the_verification(world: World) -> None:
+    world.install()
+    (world.site / "mine.pth").write_text("import os\n")
+    (world.site / "below").mkdir()
+    (world.site / "below/unread.pth").write_text("import os\n")
+    said = ask(world, "verify", "lock", *ALL)
+    assert said.returncode == 0 and "/mine.pth belongs to no package" in said.stdout
+    seen = json.loads((world.root / ".npuenv/verified.json").read_text())
+    assert seen["strangers"] == ["mine.pth"]
+    own = describe(LocalHost(), str(world.root))
+    assert own is not None and own.verified is not None and own.verified.strangers == ("mine.pth",)
+    assert own.as_json()["verified"]["strangers"] == ["mine.pth"]
+    for number in range(30):
+        (world.site / f"m{number:02}.pth").write_text("")
+    assert ask(world, "verify", "lock", *ALL).returncode == 0
+    assert len(json.loads((world.root / ".npuenv/verified.json").read_text())["strangers"]) == 20
+
+
+def test_what_a_verification_said_is_not_about_a_package_that_went_in_later(world: World) -> None:
+    plan = world.plan()
+    world.install(plan)
+    path = world.root / ".npuenv/verified.json"
+    first = json.loads(path.read_text())
+    path.write_text(json.dumps({**first, "at": "2001-01-01T00:00:00Z"}))
+    assert world.install(plan).done == () and json.loads(path.read_text())["at"].startswith("2001")
+    out = [find_uv(), "pip", "uninstall", "--quiet", "--python", str(world.root / "bin/python"), "tools"]
+    subprocess.run(out, check=True)
+    assert world.install(plan).done == ("torch+rest", "verify")
+    again = json.loads(path.read_text())
+    assert not again["at"].startswith("2001") and again["tree"] == first["tree"]
+    assert world.install(plan).done == ()
 
 
 def test_a_file_put_back_with_its_old_time_is_hashed_all_the_same(world: World) -> None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 from plan_cases import Scripted, planned, runs, stack_and_lock, tiny, tiny_plan
 
-from npuenv.errors import BadInput, NothingFits, StepFailed
+from npuenv.errors import BadInput, StepFailed
 from npuenv.execute import Outcome, Session, execute
+from npuenv.facts.ask import _ALL_VERSIONS
 from npuenv.host.local import LocalHost
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import say
+from npuenv.plan.changes import replaced
 from npuenv.plan.target import existing_target, find_conda
 from npuenv.store.places import Target
 
@@ -154,11 +156,52 @@ def test_a_file_that_lacks_in_an_environment_of_the_users_comes_back_and_nothing
     assert version_of(python, "one") == "1.0"
 
 
-def answers(version: str, machine: str, prefix: str, *, is_managed: bool = False) -> Scripted:
+def test_what_an_installation_replaces_in_an_environment_of_the_users_is_told_before(
+    tmp_path: Path, wheels: Path
+) -> None:
+    python = venv(tmp_path / "mine")
+    tiny(wheels, own="3.0", one="0.9", two="2.0")
+    command = [find_uv(), "pip", "install", "--quiet", "--offline", "--no-index", "--python", python]
+    subprocess.run([*command, "-f", wheels, "own", "one==0.9", "two==2.0"], check=True)
+    stack, lock = tiny(wheels, one="1.0", two="2.0", three="3.1")
+    target = existing_target(LocalHost(), python, lock, stack)
+    plan = tiny_plan(stack, lock, target, wheels)
+    assert [say(note) for note in replaced(LocalHost(), target, plan)] == [
+        f"packages in {target.root} that change their version (1): one 0.9 -> 1.0",
+        f"packages in {target.root} that are put in again at the version they have (1): two 2.0",
+        f"packages that {target.root} has not and gets (1): three 3.1",
+    ]
+    site = tmp_path / f"mine/lib/python{stack.platform.python}/site-packages"
+    before = (site / "two.py").stat().st_ino
+    install(plan, target)
+    assert (site / "two.py").stat().st_ino != before  # it was put in again, as told
+    assert replaced(LocalHost(), target, plan) == ()
+
+
+def test_a_build_and_a_package_taken_out_are_told_too_and_an_own_environment_is_not_asked() -> None:
+    stack, lock, plan = planned("verl-0.7.1-cann8.5.0", target=Target("/p", kind="existing"))
+    there = {package.name: package.version for package in lock.packages}
+    built = stack.git_sources[0].name
+    steps = [step for step in plan.steps if any(want.fact == "dist.version" for want in step.done_when)]
+    out = [want.of[1] for step in steps for want in step.done_when]
+    assert out == ["triton"]
+    host = Scripted({("/p/bin/python", "-I", "-c", _ALL_VERSIONS): (0, json.dumps({**there, built: "0.1"}))})
+    said = [say(note) for note in replaced(host, Target("/p", kind="existing"), plan)]
+    assert any(f"{built} 0.1 -> built from source" in line for line in said)
+    host = Scripted({
+        ("/p/bin/python", "-I", "-c", _ALL_VERSIONS): (0, json.dumps({**there, **dict.fromkeys(out, "9.9")}))
+    })  # fmt: skip
+    said = [say(note) for note in replaced(host, Target("/p", kind="existing"), plan)]
+    assert "packages in /p that are taken out (1): triton 9.9" in said
+    assert replaced(Scripted(), Target("/p"), plan) == ()
+    assert [note.key for note in replaced(Scripted(), Target("/p", kind="existing"), plan)] == ["plan.changes-unknown"]
+
+
+def answers(version: str, machine: str, prefix: str, *, whose: str = "") -> Scripted:
     import npuenv.plan.target as module
 
     code = module._PREFIX
-    text = json.dumps([version, machine, prefix, is_managed])
+    text = json.dumps([version, machine, prefix, whose])
     return Scripted({("/p/bin/python", "-I", "-c", code): (0, text)}, {f"{prefix}/bin/python": ""}, writable=(prefix,))
 
 
@@ -167,7 +210,10 @@ def answers(version: str, machine: str, prefix: str, *, is_managed: bool = False
     [
         (answers("3.9", "x86_64", "/p"), "is Python 3.9 x86_64"),
         (answers("3.11", "aarch64", "/p"), "is Python 3.11 aarch64"),
-        (answers("3.11", "x86_64", "/usr", is_managed=True), "belongs to the system (/usr)"),
+        (answers("3.11", "x86_64", "/usr", whose="system"), "belongs to the system (/usr)"),
+        (answers("3.11", "x86_64", "/usr/local", whose="shared"), "/usr/local is an installation of Python"),
+        (answers("3.11", "x86_64", "/opt/conda", whose="conda"), "where conda itself lives"),
+        (answers("3.11", "x86_64", sys.prefix), "that npuenv itself runs in"),
         (Scripted(), "no Python that can be run"),
         (Scripted({}, {"/p/bin/python": ""}), "no Python that can be run"),
     ],
@@ -178,6 +224,60 @@ def test_an_environment_that_cannot_take_the_stack_is_refused(host: Scripted, ex
         existing_target(host, "/p/bin/python", lock, stack)
     assert expected in say(caught.value.message)
     assert "--into" in say(caught.value.hint) if caught.value.hint else False
+
+
+def script(folder: Path, **prefixes: str) -> str:
+    """A Python that calls these prefixes its own and answers with this machine's interpreter for the rest."""
+    (folder / "bin").mkdir(parents=True)
+    setting = "".join(f"sys.{name} = {value!r}; " for name, value in prefixes.items())
+    text = f"""#!{sys.executable} -I
+import sys
+{setting}
+exec(sys.argv[sys.argv.index("-c") + 1])
+"""
+    (folder / "bin/python").write_text(text)
+    (folder / "bin/python").chmod(0o755)
+    return str(folder / "bin/python")
+
+
+def test_an_interpreter_that_others_stand_on_is_known_by_what_it_says_of_itself(tmp_path: Path, wheels: Path) -> None:
+    stack, lock = tiny(wheels, one="1.0")
+    root = tmp_path / "py"
+    python = script(root, prefix=str(root), base_prefix=str(root))
+    with pytest.raises(BadInput) as caught:
+        existing_target(LocalHost(), python, lock, stack)
+    assert caught.value.message.key in ("plan.into-shared", "plan.into-system")  # the base may be a distribution's
+    assert caught.value.hint is not None
+    assert f"python{stack.platform.python} -m venv DIR" in say(caught.value.hint)
+    (root / "conda-meta").mkdir()
+    if caught.value.message.key == "plan.into-shared":
+        assert existing_target(LocalHost(), python, lock, stack) == Target(str(root), kind="existing")
+    (root / "conda-meta/conda-26.5.0-py311_0.json").write_text("{}")
+    with pytest.raises(BadInput) as caught:
+        existing_target(LocalHost(), python, lock, stack)
+    assert caught.value.message.key == "plan.into-conda"
+
+
+def test_the_environment_that_npuenv_runs_in_is_refused_by_any_of_its_names(tmp_path: Path, wheels: Path) -> None:
+    stack, lock = tiny(wheels, one="1.0")
+    (tmp_path / "other").symlink_to(sys.prefix)
+    python = script(tmp_path / "py", prefix=str(tmp_path / "other"))
+    with pytest.raises(BadInput) as caught:
+        existing_target(LocalHost(), python, lock, stack)
+    assert caught.value.message.key in ("plan.into-own", "plan.into-shared", "plan.into-system")
+    assert (caught.value.message.key == "plan.into-own") == (sys.prefix != sys.base_prefix)
+
+
+def test_a_folder_instead_of_a_python_is_answered_with_the_python_in_it(tmp_path: Path) -> None:
+    stack, lock = stack_and_lock("cpu", "x86_64")
+    venv(tmp_path / "mine")
+    with pytest.raises(BadInput) as caught:
+        existing_target(LocalHost(), str(tmp_path / "mine"), lock, stack)
+    assert caught.value.hint is not None
+    assert say(caught.value.hint) == f"name the Python in that folder: --into {tmp_path}/mine/bin/python"
+    with pytest.raises(BadInput) as caught:
+        existing_target(LocalHost(), str(tmp_path), lock, stack)
+    assert caught.value.hint is not None and caught.value.hint.key == "plan.into-hint"
 
 
 def test_an_environment_that_cannot_be_written_to_is_refused() -> None:
@@ -207,6 +307,7 @@ def test_conda_is_found_where_its_installers_leave_it(
 
 
 def test_no_conda_is_told_with_what_to_do() -> None:
-    with pytest.raises(NothingFits) as caught:
+    with pytest.raises(BadInput) as caught:
         find_conda(Scripted({}, {}, {"PATH": "/a"}))
+    assert caught.value.exit_code == 2
     assert caught.value.hint is not None and "--as conda" in say(caught.value.hint)
