@@ -196,6 +196,9 @@ class Optim:
         0, 0, 1_000_000, "supervised steps on right answers before the first rollout; see trainer.supervised.warm_start"
     )
     warm_start_lr: float = number(1e-3, 0.0, 10.0, "stays over those steps")
+    warm_start_until: float = number(
+        0.0, 0.0, 1.0, "share of right greedy answers to prompts of training that ends those steps early; 0: none does"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +386,8 @@ def _check_together(config: Config) -> None:
         raise BadSetting(f"prompts_per_step={rollout.prompts_per_step} must be a multiple of ranks={config.run.ranks}")
     if config.run.ranks > 1 and algorithm.estimator == "gae":
         raise BadSetting("estimator=gae takes ranks=1: its critic learns from the rows of one rank only")
+    if optim.warm_start_until and not optim.warm_start_steps:
+        raise BadSetting(f"warm_start_until={optim.warm_start_until:g} needs warm_start_steps, the most it may take")
     if optim.mini_batches * config.run.ranks > rollout.prompts_per_step:
         of_ranks = f" on each of {config.run.ranks} ranks" if config.run.ranks > 1 else ""
         raise BadSetting(

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 # The file where ranks on one machine find each other; without it MASTER_ADDR and MASTER_PORT say where.
 RENDEZVOUS = "TRAINER_RENDEZVOUS"
-# How long the other ranks may take to end by themselves after one has failed: they write what they know.
+# How long the other ranks may take to end by themselves after one has failed: they write what they know. The one that
+# the others failed for may be among them: they can see its death before it is seen here.
 _GRACE_S = 5.0
-# A rank's death is seen by the others before it is seen here.
-_SETTLE_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the ranks ended: the first that failed, or rank 0 when none did."""
+    """How the ranks ended: the one that failed for a reason of its own, or rank 0 when none failed."""
 
     rank: int
     code: int  # negative: the signal that ended it
@@ -89,24 +88,36 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
     while True:
         codes = [process.poll() for process in ranks]
         if any(codes):
-            time.sleep(_SETTLE_S)
-            codes = [process.poll() for process in ranks]
-            _end(ranks)
-            # A rank that lost another one fails too, with an exit code: one that a signal ended was there first.
-            rank = min(
-                (rank for rank, code in enumerate(codes) if code), key=lambda rank: ((codes[rank] or 0) > 0, rank)
-            )
-            return Ended(rank, codes[rank] or 0)
+            return _cause(codes, _end(ranks))
         if all(code == 0 for code in codes):
             return Ended(0, 0)
         time.sleep(0.01)
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Waits a while for the ranks, then stops those that are left."""
+def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> Ended:
+    """Which rank the others failed for, from the codes when a failure was first seen and those in the end.
+
+    One that lost another fails too: with an exit code, or by SIGABRT where the library of the collectives gives up.
+    So any other signal is the cause, whichever death was seen first; without one, what was seen first is. Ranks that
+    ended alike cannot be told apart: the first of them. Example: [-SIGABRT, None], then [-SIGABRT, -SIGKILL]: rank 1.
+    """
+    failed = [rank for rank, code in enumerate(codes) if code]
+
+    def place(rank: int) -> tuple[bool, bool, bool]:
+        code = codes[rank] or 0
+        return code > 0 or code == -signal.SIGABRT, not seen[rank], code > 0
+
+    code = codes[min(failed, key=place)] or 0
+    return Ended(codes.index(code), code)
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Waits a while for the ranks, then stops those that are left; how each ended by itself, None where it did not."""
     deadline = time.monotonic() + _GRACE_S
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    codes = [process.poll() for process in ranks]
     for process in ranks:
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
         process.kill()
         process.wait()
+    return codes

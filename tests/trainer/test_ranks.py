@@ -126,6 +126,43 @@ def test_a_rank_that_a_signal_ended_is_named_before_one_that_failed_because_of_i
     assert ranks(tmp_path, monkeypatch, text) == Ended(1, -9)
 
 
+ABORT = "import resource\n    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n    os.abort()"
+
+
+@pytest.mark.parametrize("end", [ABORT, "sys.exit(1)"], ids=["abort", "error"])
+def test_a_rank_that_gave_up_long_before_the_kill_it_gave_up_for_is_seen_is_not_named(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the survivor is gone a second before the killed rank is seen to be."""
+    text = f"if rank == 0:\n    {end}\ntime.sleep(1)\nos.kill(os.getpid(), signal.SIGKILL)"
+    assert ranks(tmp_path, monkeypatch, text) == Ended(1, -9)
+
+
+ABORTED, KILLED = -6, -9
+
+
+@pytest.mark.parametrize(
+    ("seen", "codes", "named"),
+    [
+        ([ABORTED, None], [ABORTED, KILLED], Ended(1, KILLED)),
+        ([ABORTED, KILLED], [ABORTED, KILLED], Ended(1, KILLED)),
+        ([1, None, ABORTED], [1, KILLED, ABORTED], Ended(1, KILLED)),
+        # an abort of its own, and one for a rank that an error ended
+        ([None, ABORTED], [1, ABORTED], Ended(1, ABORTED)),
+        ([None, 1], [ABORTED, 1], Ended(1, 1)),
+        ([1, ABORTED], [1, ABORTED], Ended(1, ABORTED)),
+        ([ABORTED, None], [ABORTED, None], Ended(0, ABORTED)),
+        # all for the same reason, the second a moment earlier: the first has the records
+        ([None, 2], [2, 2], Ended(0, 2)),
+        ([0, 3], [0, 3], Ended(1, 3)),
+    ],
+)
+def test_the_rank_that_the_others_failed_for_is_told_from_them(
+    seen: list[int | None], codes: list[int | None], named: Ended
+) -> None:
+    assert launch._cause(seen, codes) == named
+
+
 def test_ranks_that_hang_after_another_failed_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.launch._GRACE_S", 0.2)
     text = "(folder / f'pid-{rank}').write_text(str(os.getpid()))\nif rank == 1:\n    sys.exit(2)\ntime.sleep(20)"

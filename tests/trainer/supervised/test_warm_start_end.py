@@ -1,0 +1,108 @@
+"""A warm start that ends as soon as enough greedy answers are right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from core_cases import on_ranks
+from trainer_cases import CPU, TINY, changed, read
+
+from trainer.assembly import Parts, assemble
+from trainer.config import BadSetting, parse
+from trainer.metrics.progress import Progress
+from trainer.metrics.records import NoRecords, Records
+from trainer.rollouts import collect
+from trainer.saving.checkpoint import difference
+from trainer.supervised import warm_start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from trainer.config import Config
+    from trainer.distributed import World
+    from trainer.types import Group, Prompt
+
+LEARNS = changed(TINY, prompts_per_step=16, hidden=32, warm_start_steps=200, warm_start_lr=1e-2, warm_start_until=0.3)
+
+
+class Kept(NoRecords):
+    """The last record's step and share."""
+
+    def write(self, kind: str, **values: Any) -> None:
+        self.step, self.accuracy = values["step"], values["accuracy"]
+
+
+def started(config: Config, folder: Path) -> tuple[Parts, list[dict[str, Any]]]:
+    parts = assemble(config, CPU, seed=0)
+    with Records(folder) as records:
+        warm_start.run(parts, config, records, Progress())
+    return parts, read(folder)
+
+
+def test_it_ends_at_the_first_look_that_finds_the_share_and_says_so(tmp_path: Path) -> None:
+    parts, told = started(LEARNS, tmp_path)
+    assert [each["step"] for each in told] == list(range(10, 10 * len(told) + 1, 10))
+    assert len(told) < 20
+    assert all(each["accuracy"] < 0.3 and each["ended"] is None for each in told[:-1])
+    assert told[-1]["accuracy"] >= 0.3
+    assert told[-1]["ended"] == "reached"
+    # what is learnt from there on, and sampled with, is what was looked at
+    assert warm_start.share_right(parts) == told[-1]["accuracy"]
+    assert difference(dict(parts.engine.weights()), dict(parts.learner.model.named_parameters())) is None
+
+
+def test_a_share_that_is_not_reached_leaves_the_bound_and_costs_nothing_but_time(tmp_path: Path) -> None:
+    least = changed(LEARNS, warm_start_steps=13, warm_start_until=1.0)
+    parts, told = started(least, tmp_path / "looked")
+    assert [(each["step"], each["ended"]) for each in told] == [(10, None), (13, "steps")]
+    assert all(0 <= each["accuracy"] < 1 for each in told)
+    other, plain = started(changed(least, warm_start_until=0.0), tmp_path / "plain")
+    assert [(each["step"], each["ended"]) for each in plain] == [(10, None), (13, "steps")]
+    assert all(each["accuracy"] is None for each in plain)
+    assert difference(parts.learner.state(), other.learner.state()) is None
+    assert torch.equal(parts.engine.random_state(), other.engine.random_state())
+    assert torch.equal(parts.prompts_random.get_state(), other.prompts_random.get_state())
+
+
+@pytest.mark.parametrize("task", ["successor", "frozen_lake"])
+def test_a_look_asks_the_same_prompts_each_time_and_none_that_is_held_out(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def noted(engine: Any, prompts: Sequence[Prompt], *rest: Any) -> list[Group]:
+        asked.append([each.text for each in prompts])
+        return collect(engine, prompts, *rest)
+
+    monkeypatch.setattr(warm_start, "collect", noted)
+    for seed in (0, 1):
+        parts = assemble(changed(TINY, task=task), CPU, seed=seed)
+        warm_start.share_right(parts)
+    assert asked[0] == asked[1]
+    assert len(set(asked[0])) == len(asked[0]) == min(256, len(parts.task.train))
+    assert not set(asked[0]) & {each.text for each in parts.task.heldout}
+
+
+def test_ranks_look_at_a_part_each_and_end_together() -> None:
+    config = changed(LEARNS, warm_start_lr=5e-3)
+
+    def job(world: World) -> tuple[int, float]:
+        parts = assemble(config, CPU, seed=0, world=world)
+        told = Kept()
+        warm_start.run(parts, config, told, Progress())
+        return told.step, told.accuracy
+
+    one, two = on_ranks(job)
+    assert one == two
+    assert 10 <= one[0] < 200
+    assert one[1] >= 0.3
+
+
+def test_a_share_without_steps_to_reach_it_in_is_refused() -> None:
+    with pytest.raises(BadSetting, match=r"warm_start_until=0\.4 needs warm_start_steps"):
+        parse(["warm_start_until=0.4"], devices=("cpu",))
+    with pytest.raises(BadSetting, match="warm_start_until"):
+        parse(["warm_start_until=1.2", "warm_start_steps=10"], devices=("cpu",))
