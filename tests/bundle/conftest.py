@@ -41,7 +41,8 @@ OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
-FURTHER = ("markdown-it-py", "markupsafe", "mdurl", "pygments")  # what npuenv's own requirements require
+# What npuenv's own requirements require.
+FURTHER = ("certifi", "charset-normalizer", "idna", "markdown-it-py", "markupsafe", "mdurl", "pygments", "urllib3")
 WHY = Message("plan.why-rest")
 
 

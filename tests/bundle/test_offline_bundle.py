@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import os
@@ -206,6 +207,8 @@ def test_the_wheel_of_npuenv_is_complete_and_the_same_each_time() -> None:
 
 def test_everything_installs_without_a_network_sources_too(shop: Shop, tmp_path: Path) -> None:
     needs_unshare()
+    if tuple(map(int, importlib.metadata.version("setuptools").split(".")[:2])) < (70, 1):
+        pytest.skip("the setuptools here asks for `wheel` when it builds, which need not be installed")
     shop.arch = HERE
     for name in ("setuptools", "wheel"):
         next(shop.wheels.glob(f"{name}-*")).unlink()

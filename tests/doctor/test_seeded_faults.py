@@ -137,7 +137,7 @@ def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]
 
 # Not to be seen on the hosts of the table, and shown at work elsewhere: these need a stack to be named
 # (tests/checks/test_stack.py, test_packages.py), or cards of the 950 line (tests/checks/test_hccn.py).
-ELSEWHERE = {"stack.cann", "stack.python", "stack.settings", "python.stack", "network.card-ports"}
+ELSEWHERE = {"stack.cann", "stack.python", "stack.settings", "python.stack", "python.made", "network.card-ports"}
 
 
 def test_each_check_has_a_fault_that_it_finds() -> None:
