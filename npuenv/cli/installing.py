@@ -357,9 +357,19 @@ def _same_command() -> tuple[str, ...]:
 
 
 def _prove(prepared: Prepared) -> None:
-    """Raises StepFailed where the doctor finds what was installed at odds with itself or with its stack."""
-    from npuenv.cli.proving import as_reasons, objections
+    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
 
+    Asked here too, because the last step can be asked for alone.
+    """
+    from npuenv.cli.proving import as_reasons, objections
+    from npuenv.execute import unmet
+    from npuenv.plan.environment import VERIFY
+
+    verify = next(step for step in prepared.plan.steps if step.id == VERIFY)
+    if unmet(verify, prepared.wanted.machine.resolver.host):
+        raise StepFailed(
+            Message("install.unverified", {"path": prepared.target.root}), Message("install.unverified-hint")
+        )
     found = objections(prepared.wanted.machine.resolver.host, prepared.wanted.stack, prepared.target.python)
     if found:
         said = {"path": prepared.target.root, "why": as_reasons(found)}

@@ -34,7 +34,7 @@ class Teller:
             self._status.update(f"{head}: {say(event.step.why, self._ui.lang)}")
         elif event.state is State.LINE:
             self._line(head, event.text)
-        elif event.state in (State.DONE, State.SKIPPED, State.FAILED):
+        elif event.state in (State.DONE, State.SKIPPED, State.FAILED, State.INTERRUPTED):
             args = {"head": head, "seconds": f"{event.seconds:.1f}"}
             if event.state is not State.SKIPPED or self._ui.is_verbose:
                 text = say(Message(f"cli.step-{event.state.value}", args), self._ui.lang)

@@ -51,6 +51,7 @@ class State(enum.Enum):
     DONE = "done"
     SKIPPED = "skipped"  # its conditions held already
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,9 @@ def _perform(step: Step, session: Session, held: int, number: int, total: int) -
         _check_after(step, session)
         _note(session, step, "done")
     except (StepFailed, KeyboardInterrupt) as error:
-        _note(session, step, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", is_best_effort=True)
-        tell(State.FAILED, seconds=time.monotonic() - began)
+        ended = State.INTERRUPTED if isinstance(error, KeyboardInterrupt) else State.FAILED
+        _note(session, step, ended.value, is_best_effort=True)
+        tell(ended, seconds=time.monotonic() - began)
         raise
     tell(State.DONE, seconds=time.monotonic() - began)
     return True

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from npuenv.plan.making import Making
 
 ACTIVATION = "activate.sh"
+VERIFY = "verify"
 FINISH = "finish"  # before it an environment is in force nowhere
 # Without conda-meta conda sees a folder, and fills it; with it, it would remove the whole environment first, our own
 # files too.
@@ -104,7 +105,7 @@ def verify(making: Making) -> Step:
     inspector = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}")
     argv = (*inspector, "verify", root, lock.hash, *making.over, *words)
     want = Want("env.verified", (root, *making.over), lock.hash)
-    return Step("verify", Message("plan.why-verify"), (Run(argv),), (want,))
+    return Step(VERIFY, Message("plan.why-verify"), (Run(argv),), (want,))
 
 
 def _probes(making: Making) -> list[str]:

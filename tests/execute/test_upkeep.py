@@ -14,6 +14,7 @@ import pytest
 from npuenv.checks import Finding, Status
 from npuenv.cli import installing, main, proving
 from npuenv.errors import BadInput
+from npuenv.facts.manifest import MARKER, VERIFIED
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
 from npuenv.resolve.types import Pin, Reason, Request, Stack
@@ -276,3 +277,16 @@ def test_a_bundle_is_not_taken_for_something_else(world: World, asked: Request, 
     with pytest.raises(BadInput) as caught:
         installing._require_meant(asked, world.stack, lock)
     assert caught.value.message.args["option"] == option
+
+
+def test_the_last_step_alone_puts_nothing_unverified_in_force(product: Product) -> None:
+    marker = product.current / MARKER
+    finished = marker.read_text()
+    marker.write_text(finished.replace("complete", "building"))
+    (product.current / VERIFIED).unlink()
+    code, _, err = product.run("install", "tiny", "--only-step", "finish", "--yes")
+    assert code == 1
+    assert "not verified" in err
+    assert "building" in marker.read_text()
+    assert product.run("install", "tiny", "--yes")[0] == 0
+    assert marker.read_text() == finished
