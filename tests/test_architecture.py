@@ -33,6 +33,7 @@ FLOORS = {
         {"__main__"},
     ),
     "trainer": (
+        {"children"},
         {"types", "settings", "device", "launch"},
         {"algorithms", "overrides", "distributed"},
         {"config", "interrupt"},

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.children import exit_code
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -86,10 +88,12 @@ def run_ranks(argv: Sequence[str], size: int, logs: Path) -> Ended:
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
     while True:
-        codes = [process.poll() for process in ranks]
+        codes = [exit_code(process) for process in ranks]
         if any(codes):
             return _cause(codes, _end(ranks))
         if all(code == 0 for code in codes):
+            for process in ranks:
+                process.wait()
             return Ended(0, 0)
         time.sleep(0.01)
 
@@ -114,9 +118,9 @@ def _cause(seen: Sequence[int | None], codes: Sequence[int | None]) -> Ended:
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     """Waits a while for the ranks, then stops those that are left; how each ended by itself, None where it did not."""
     deadline = time.monotonic() + _GRACE_S
-    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+    while any(exit_code(process) is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(0.01)
-    codes = [process.poll() for process in ranks]
+    codes = [exit_code(process) for process in ranks]
     for process in ranks:
         process.kill()
         process.wait()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+_POLL_S = 0.02
+
 
 class Running:
     """A started program. Use as a context manager: leaving it stops the whole process group, whatever happened.
@@ -52,15 +54,19 @@ class Running:
             )
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-        return self._process.poll()
+        """The exit code, or None while it runs.
+
+        `Popen` asks for the code under a lock, which an interrupt at the wrong moment would leave locked for ever.
+        """
+        with _undisturbed():
+            return self._process.poll()
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit code, or None when it still runs after `timeout_s`."""
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+        deadline = time.monotonic() + timeout_s
+        while (code := self.poll()) is None and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_S))
+        return code
 
     def interrupt(self, grace_s: float = 5.0) -> None:
         """Asks it to end as Ctrl-C would, waits, and stops it if it does not."""
@@ -81,7 +87,7 @@ class Running:
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + 2.0
         while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
         self._signal(signal.SIGKILL)
         self._process.wait()
         for stray in strays:

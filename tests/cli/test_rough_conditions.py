@@ -82,6 +82,14 @@ def wait_for(path: Path) -> str:
     raise AssertionError(f"{path} never came")
 
 
+def has_gone(pid: int) -> bool:
+    """It was told to go before npuenv ended, but a busy machine may take a moment."""
+    deadline = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
 def is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
@@ -100,7 +108,7 @@ def test_a_signal_ends_the_trainer_and_its_children_with_one_line(
     assert run.returncode == 130
     # click ends the line of the terminal's ^C first
     assert said.strip() == "interrupted; nothing that was finished is lost, run the same command again"
-    assert not is_alive(child)
+    assert has_gone(child)
 
 
 def test_ctrl_c_at_many_moments_gives_one_line_and_no_traceback() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import pytest
 from npuenv.host.running import Running
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # Starts a grandchild in a session of its own, says both numbers, and waits.
@@ -75,6 +78,42 @@ def test_an_error_inside_the_block_ends_the_program(tmp_path: Path) -> None:
         text_of(tmp_path / "log")
         raise RuntimeError
     assert running.poll() is not None
+
+
+class LockWithInterrupt:
+    """A lock in whose taking Ctrl-C comes: after it is taken, before the block that gives it back is entered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        is_taken = self._lock.acquire(blocking, timeout=20 if blocking else -1)
+        signal.raise_signal(signal.SIGINT)
+        return is_taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        assert self._lock.acquire(timeout=20), "left taken by an interrupt: this would wait for ever"
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("ask", [lambda running: running.poll(), lambda running: running.wait(5)])
+def test_an_interrupt_while_the_exit_code_is_asked_for_leaves_nothing_locked(
+    tmp_path: Path, ask: Callable[[Running], int | None]
+) -> None:
+    running = Running(["sleep", "60"], cwd=tmp_path, env={}, log=tmp_path / "log")
+    running._process._waitpid_lock = LockWithInterrupt()  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        ask(running)
+    running._process._waitpid_lock = running._process._waitpid_lock._lock  # type: ignore[attr-defined]
+    assert running._process._waitpid_lock.acquire(timeout=5)  # type: ignore[attr-defined]
+    running._process._waitpid_lock.release()  # type: ignore[attr-defined]
+    running.stop()
+    assert running.poll() == -signal.SIGTERM
 
 
 def test_the_exit_code_and_the_output_are_kept(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.children import exit_code, wait
 from trainer.config import BadSetting
 
 if TYPE_CHECKING:
@@ -154,14 +155,12 @@ def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[str, boo
             size += len(part)
         else:
             process.kill()
-    try:
-        process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
-    except subprocess.TimeoutExpired:
+    if wait(process, max(0.0, deadline_s - time.monotonic())) is None:
         is_late = True  # it closed its output and went on
     return b"".join(parts).decode(errors="replace"), is_late
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
+    if exit_code(process) is None:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()

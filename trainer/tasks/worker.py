@@ -20,6 +20,8 @@ import weakref
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from trainer.children import exit_code, wait
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -69,7 +71,7 @@ class Worker:
 
     def call(self, arguments: Mapping[str, Any], *, timeout_s: float) -> float:
         """The number that the function gives. Raises Broken or Hung, each with the innermost line of its file."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or exit_code(self._process) is not None:
             self.start()
         assert self._process is not None and self._process.stdin is not None
         request = pickle.dumps(dict(arguments))
@@ -118,8 +120,10 @@ class Worker:
 
     def _dead(self) -> str:
         assert self._process is not None
-        code = self._process.wait()
+        code = wait(self._process, _START_S)
         self.close()
+        if code is None:
+            return "closed the pipe that its answers come through"
         died = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"ended its process ({died})"
 
