@@ -28,7 +28,8 @@ _ROW_PINS = ("torch-npu", "vllm-ascend", "triton-ascend")
 _TABLES = (
     "hardware", "cann", "systems", "torch_npu", "vllm_ascend", "triton_ascend", "companions", "images", "indexes",
     "settings", "unsupported", "limits", "clashes", "npu_faults", "variables", "contradictions", "system_names",
-    "cann_files", "probes",
+    "cann_files", "probes", "models", "container_places", "container_cards", "roll_releases", "roll_recipes",
+    "launch_recipes", "launch_keys", "upstream",
 )  # fmt: skip
 # The fields that hold a day, beside `seen`.
 _DAYS = ("published", "released", "date")
@@ -54,6 +55,8 @@ def tables_of(matrix: Matrix) -> Iterator[Table]:
     yield from ((f"frameworks/{file}", matrix.recipes_of(file)) for file in FRAMEWORK_FILES)
     if (matrix.folder / "problems").is_dir():  # the tables that a test makes up have none
         yield from ((f"problems/{name}", rows) for name, rows in problems.tables_of(matrix.folder / "problems").items())
+    if (matrix.folder / "keys").is_dir():
+        yield from (("keys/choices", matrix.choices), ("keys/bounds", matrix.bounds), ("keys/moved", matrix.moved_keys))
 
 
 def _versions(matrix: Matrix) -> None:
@@ -169,6 +172,10 @@ def _references(matrix: Matrix) -> Iterator[tuple[str, str, str, bool]]:
         yield from (("images", image.id, name, name in generations) for name in image.hardware)
         yield from (("images", image.id, name, matrix.system_row(name) is not None) for name in image.os)
         yield "images", image.id, f"CANN {image.cann}", matrix.cann_row(image.cann) is not None
+    for place in matrix.container_places:
+        yield from (("container_places", place.id, name, name in generations) for name in place.hardware)
+    for cards in matrix.container_cards:
+        yield "container_cards", cards.id, cards.hardware, cards.hardware in generations
     for unsupported in matrix.unsupported:
         yield from (("unsupported", unsupported.id, name, name in generations) for name in unsupported.hardware)
     yield from _release_images(matrix)

@@ -71,12 +71,37 @@ class Matrix:
         return self._table("indexes", rows.Index)
 
     @functools.cached_property
+    def upstream(self) -> tuple[rows.Upstream, ...]:
+        return self._table("upstream", rows.Upstream)
+
+    @functools.cached_property
     def settings(self) -> tuple[rows.Setting, ...]:
         return self._table("settings", rows.Setting)
 
     @functools.cached_property
     def variables(self) -> tuple[rows.Variable, ...]:
         return self._table("variables", rows.Variable)
+
+    @functools.cached_property
+    def choices(self) -> tuple[rows.Choice, ...]:
+        return self._table("keys/choices", rows.Choice)
+
+    @functools.cached_property
+    def bounds(self) -> tuple[rows.Bound, ...]:
+        return self._table("keys/bounds", rows.Bound)
+
+    @functools.cached_property
+    def moved_keys(self) -> tuple[rows.MovedKey, ...]:
+        return self._table("keys/moved", rows.MovedKey)
+
+    @functools.cached_property
+    def launch_recipes(self) -> tuple[rows.LaunchRecipe, ...]:
+        """The published verl runs."""
+        return self._table("launch_recipes", rows.LaunchRecipe)
+
+    @functools.cached_property
+    def launch_keys(self) -> tuple[rows.LaunchKey, ...]:
+        return self._table("launch_keys", rows.LaunchKey)
 
     @functools.cached_property
     def unsupported(self) -> tuple[rows.Unsupported, ...]:
@@ -114,8 +139,29 @@ class Matrix:
         return self._table("probes", rows.Probe)
 
     @functools.cached_property
+    def container_places(self) -> tuple[rows.ContainerPlace, ...]:
+        """In the order in which they are mounted."""
+        return self._table("container_places", rows.ContainerPlace)
+
+    @functools.cached_property
+    def container_cards(self) -> tuple[rows.ContainerCards, ...]:
+        return self._table("container_cards", rows.ContainerCards)
+
+    @functools.cached_property
     def contradictions(self) -> tuple[rows.Contradiction, ...]:
         return self._table("contradictions", rows.Contradiction)
+
+    @functools.cached_property
+    def roll_releases(self) -> tuple[rows.RollRelease, ...]:
+        return self._table("roll_releases", rows.RollRelease)
+
+    @functools.cached_property
+    def roll_recipes(self) -> tuple[rows.RollRecipe, ...]:
+        return self._table("roll_recipes", rows.RollRecipe)
+
+    @functools.cached_property
+    def models(self) -> tuple[rows.ModelShape, ...]:
+        return self._table("models", rows.ModelShape)
 
     @functools.cached_property
     def recipes(self) -> tuple[rows.Recipe, ...]:

@@ -130,5 +130,5 @@ def test_a_sentence_that_one_language_lacks_is_refused(lacking: str, monkeypatch
 
 def test_every_table_of_the_folder_is_checked() -> None:
     files = {path.relative_to(MATRIX.folder).with_suffix("").as_posix() for path in MATRIX.folder.rglob("*.toml")}
-    checked = {name for name, _ in tables_of(MATRIX)}
+    checked = {name for name, _ in tables_of(MATRIX)} | {"keys/verl", "keys/roll"}  # lists of keys, not of rows
     assert {"built" if name.startswith("built/") else name for name in files} == checked

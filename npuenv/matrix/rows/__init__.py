@@ -14,13 +14,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from npuenv.matrix.rows.base import *  # noqa: F403
+    from npuenv.matrix.rows.container import *  # noqa: F403
+    from npuenv.matrix.rows.keys import *  # noqa: F403
+    from npuenv.matrix.rows.launch import *  # noqa: F403
     from npuenv.matrix.rows.limits import *  # noqa: F403
     from npuenv.matrix.rows.machine import *  # noqa: F403
+    from npuenv.matrix.rows.models import *  # noqa: F403
     from npuenv.matrix.rows.packages import *  # noqa: F403
     from npuenv.matrix.rows.recipes import *  # noqa: F403
+    from npuenv.matrix.rows.roll_launch import *  # noqa: F403
+    from npuenv.matrix.rows.upstream import *  # noqa: F403
 
 _SUBJECTS = {
     "base": ("Row", "Strength", "VerifiedBy"),
+    "container": ("ContainerCards", "ContainerPlace"),
+    "keys": ("Bound", "Choice", "MovedKey"),
+    "launch": ("LaunchKey", "LaunchRecipe"),
     "limits": ("Contradiction", "Limit", "Unsupported"),
     "machine": (
         "Cann",
@@ -35,8 +44,11 @@ _SUBJECTS = {
         "SystemName",
         "Variable",
     ),
+    "models": ("ModelShape",),
     "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend"),
     "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
+    "roll_launch": ("RollRecipe", "RollRelease"),
+    "upstream": ("Upstream",),
 }
 
 

@@ -1,0 +1,87 @@
+"""The keys of each framework's configuration by release, and the values that stand there unless one is written.
+
+verl.toml is generated from the wheels; roll.toml lists the fields of ROLL's dataclasses. Start from `defaults_of`,
+`names_of` and `known_releases`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+from npuenv import versions
+from npuenv._data import folder_of
+from npuenv._toml import load_file
+from npuenv.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@functools.cache
+def _table(framework: str) -> Mapping[str, Any]:
+    return load_file(folder_of(__file__) / f"{framework}.toml")
+
+
+def known_releases(framework: str) -> tuple[str, ...]:
+    """The releases whose keys are recorded, oldest first."""
+    return tuple(_table(framework)["releases"])
+
+
+def nearest_release(framework: str, release: str | None) -> str | None:
+    """The recorded release that speaks for another: itself, or the last before it.
+
+    None where nothing does: an unknown release, one older than all, or a version that nobody can read.
+    Example: verl 0.7.0 -> "0.6.1"; 0.10.0 -> "0.9.1"; 0.4.1 -> None
+    """
+    if not release:
+        return None
+    try:
+        wanted = versions.python_version(release)
+    except BadInput:
+        return None
+    older = [name for name in known_releases(framework) if versions.python_version(name) <= wanted]
+    return older[-1] if older else None
+
+
+@functools.cache
+def defaults_of(framework: str, release: str | None) -> Mapping[str, Any]:
+    """The release's own values by dotted key, interpolations as they are written; empty where it is not known."""
+    name = nearest_release(framework, release)
+    if name is None or framework != "verl":
+        return {}
+    at = known_releases(framework).index(name)
+    return {key: json.loads(text) for key, text in _standing(framework, "keys", at)}
+
+
+@functools.cache
+def names_of(framework: str, release: str | None) -> frozenset[str]:
+    """All keys that the release knows, those of other trainers of the package among them; empty where not known."""
+    name = nearest_release(framework, release)
+    if name is None:
+        return frozenset()
+    at = known_releases(framework).index(name)
+    return frozenset(key for part in ("keys", "more") for key, _ in _standing(framework, part, at))
+
+
+@functools.cache
+def all_names(framework: str) -> frozenset[str]:
+    """All keys of all recorded releases."""
+    return frozenset(key for part in ("keys", "more") for key in _table(framework).get(part, {}))
+
+
+def _standing(framework: str, part: str, at: int) -> list[tuple[str, str]]:
+    """(key, default as JSON) of the keys whose span holds the release with this number."""
+    order = {release: number for number, release in enumerate(known_releases(framework))}
+    found = []
+    for key, spans in _table(framework).get(part, {}).items():
+        for first, last, *default in spans:
+            if order[first] <= at <= order[last]:
+                found.append((key, default[0] if default else "null"))
+    return found
+
+
+def fields_of(part: str) -> tuple[str, ...]:
+    """The names of a part of ROLL's configuration: top, worker, model_args and so on; empty for a free part."""
+    return tuple(_table("roll")["fields"].get(part, ()))
