@@ -21,6 +21,8 @@ _COMMANDS = {
     "env": "env",
     "bundle": "bundle",
     "render-docker": "render_docker",
+    "render-launch": "render_launch",
+    "preflight": "preflight",
     "smoke-train": "smoke_train",
     "resolve": "resolve",
     "lock": "lock",

@@ -1,0 +1,230 @@
+"""`npuenv preflight`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from npuenv.cli.common import Ui, common_options
+from npuenv.errors import BadInput, ExitCode
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.preflight.fixing import Fixed
+    from npuenv.preflight.reading import Asked, Reading
+    from npuenv.report.preflight import Examined
+
+_FRAMEWORKS = ("verl", "roll")
+
+
+@click.command("preflight")
+@click.argument("words", nargs=-1, required=True, metavar="FILE | -- COMMAND...")
+@click.option("--for", "framework", metavar="RELEASE", help="verl==0.7.1 or roll==0.3.0: what will run it.")
+@click.option("--stack", metavar="NAME", help="Take the release and the packages of a published stack.")
+@click.option("--target", type=click.Path(path_type=Path), metavar="ENV", help="Take them from an environment.")
+@click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950, or a chip name as npu-smi prints it.")
+@click.option("--cards-per-node", type=click.IntRange(1, 4096), metavar="N", help="Cards of one node.")
+@click.option("--nodes", type=click.IntRange(1, 100_000), metavar="N", help="Nodes that take part.")
+@click.option("--card-memory", type=click.FloatRange(1, 4096), metavar="GIB", help="Memory of one card.")
+@click.option("--here/--elsewhere", "is_here", default=False, help="It runs on this machine: look at its paths, too.")
+@click.option("--fix", "is_fixing", is_flag=True, help="Write a corrected copy and show what changed.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="The corrected copy.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite the file after -o.")
+@click.option("--format", "form", type=click.Choice(("text", "json", "sarif")), help="Form of the report.")
+@common_options
+def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any) -> int:
+    """Say what will not work in a launch of verl or ROLL before it is started, with the corrected lines.
+
+    FILE is a verl or ROLL YAML, or a shell script that starts one of them; or give the command itself after --.
+    Nothing of it is run.
+
+    Exit codes: 0 nothing wrong (warnings alone included), 1 errors, 2 not readable, 3 nothing wrong was found but the
+    release is not known, so most rules could not judge.
+    """
+    from npuenv.preflight.examine import examine
+    from npuenv.preflight.fixing import corrected, fix
+    from npuenv.report.preflight import Examined
+
+    form = form or ("json" if ui.is_json else "text")
+    _require_sense(ui, form, options)
+    asked = _asked(options)
+    reading = _read(words, asked)
+    to = _place_of_copy(reading, options) if options["is_fixing"] else None
+    problems = examine(reading.launch, refused=reading.refused)
+    lines = tuple(corrected(reading, asked, problem) for problem in problems)
+    found = Examined(reading.launch, reading.path, problems, lines, reading.notes)
+    fixed = fix(reading, asked) if options["is_fixing"] else None
+    if fixed is not None and to is not None and fixed.changes:
+        _write(to, fixed.after, like=reading.path)
+    judged = problems if fixed is None else fixed.left
+    code = _code(reading, any(problem.severity == "error" for problem in judged))
+    _report(replace(ui, is_json=form != "text"), found, fixed, to=to, code=code, form=form)
+    return int(code)
+
+
+def _require_sense(ui: Ui, form: str, options: Mapping[str, Any]) -> None:
+    if ui.is_json and form != "json":
+        raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
+    if (options["out"] or options["is_forced"]) and not options["is_fixing"]:
+        name = "-o" if options["out"] else "--force"
+        raise BadInput(Message("preflight.only-with-fix", {"name": name}), Message("preflight.only-with-fix-hint"))
+    if options["is_fixing"] and form == "sarif":
+        raise BadInput(Message("preflight.fix-no-sarif"))
+    given = [name for name in ("framework", "stack", "target") if options[name]]
+    if "stack" in given and "target" in given:
+        raise BadInput(Message("preflight.stack-and-target"))
+
+
+def _read(words: tuple[str, ...], asked: Asked) -> Reading:
+    from npuenv.preflight.reading import read_file, read_words
+
+    return read_file(Path(words[0]), asked) if len(words) == 1 else read_words(words, asked)
+
+
+def _code(reading: Reading, has_error: bool) -> ExitCode:
+    if has_error:
+        return ExitCode.PROBLEMS
+    return ExitCode.FINE if reading.launch.release else ExitCode.UNKNOWN
+
+
+# --- what is known besides the text
+
+
+def _asked(options: Mapping[str, Any]) -> Asked:
+    import os
+
+    from npuenv.preflight.reading import Asked
+    from npuenv.preflight.rules.keys import defaults_of
+    from npuenv.preflight.types import Machine
+
+    framework, release = _release_of(options["framework"])
+    packages: Mapping[str, str] = {}
+    hardware = _hardware(options["hardware"])
+    if options["stack"]:
+        packages, of_stack = _of_stack(options["stack"])
+        hardware = hardware or of_stack
+    elif options["target"]:
+        packages = _of_target(options["target"])
+    machine = Machine(
+        hardware,
+        options["cards_per_node"],
+        options["nodes"],
+        options["card_memory"],
+        packages,
+        options["is_here"],
+    )
+    here = {name: os.environ[name] for name in ("HOME", "PWD", "USER") if name in os.environ}
+    return Asked(defaults_of, framework, release, machine, here if options["is_here"] else {})
+
+
+def _release_of(word: str | None) -> tuple[Any, str | None]:
+    """`verl==0.7.1` as framework and release; the release is None where none is named."""
+    if word is None:
+        return None, None
+    from npuenv.preflight.rules.keys import known_releases
+
+    framework, sign, release = word.partition("==")
+    framework = framework.strip().lower()
+    if framework not in _FRAMEWORKS:
+        raise BadInput(Message("preflight.no-such-framework", {"name": word, "accepted": _FRAMEWORKS}))
+    release = release.strip().removeprefix("v")
+    known = tuple(known_releases(framework))
+    if sign and release not in known:
+        args = {"framework": framework, "release": release, "accepted": known}
+        raise BadInput(Message("preflight.no-such-release", args), Message("preflight.no-such-release-hint", args))
+    return framework, release or None
+
+
+def _hardware(name: str | None) -> str | None:
+    if name is None:
+        return None
+    from npuenv.matrix import load_matrix
+
+    matrix = load_matrix()
+    row = matrix.hardware_row(name.lower()) or matrix.hardware_of_chip(name)
+    if row is None:
+        accepted = tuple(each.id for each in matrix.hardware)
+        raise BadInput(Message("preflight.no-such-hardware", {"name": name, "accepted": accepted}))
+    return row.id
+
+
+def _of_stack(name: str) -> tuple[Mapping[str, str], str | None]:
+    """The packages and the hardware of a published stack. Raises BadInput with the nearest names."""
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve import resolve
+    from npuenv.resolve.types import Request, Stack
+
+    stack = resolve(Request(stack=name), load_matrix())
+    assert isinstance(stack, Stack), name  # a published stack resolves as it is published: a test of the matrix
+    return {**_of_sources(stack), **{pin.name: pin.version for pin in stack.pins}}, stack.platform.hardware
+
+
+def _of_sources(stack: Any) -> dict[str, str]:
+    """ROLL is built from a repository in every stack: its release is the name of what is checked out."""
+    return {each.name: each.ref.removeprefix("v") for each in stack.git_sources if each.name in _FRAMEWORKS}
+
+
+def _of_target(folder: Path) -> Mapping[str, str]:
+    """The distributions of an environment by its own metadata. Raises BadInput where it has no Python that answers."""
+    from npuenv.facts.python.interpreter import interpreter
+    from npuenv.host.local import LocalHost
+
+    python = folder / "bin" / "python"
+    found = interpreter(LocalHost(), str(python))
+    if found.value is None:
+        raise BadInput(Message("preflight.no-target", {"path": str(folder)}), Message("preflight.no-target-hint"))
+    return dict(found.value.distributions)
+
+
+# --- what is written and said
+
+
+def _place_of_copy(reading: Reading, options: Mapping[str, Any]) -> Path | None:
+    """Where the corrected copy goes; None for a command line that is only shown.
+
+    Raises BadInput where a file would be overwritten, before anything is judged.
+    """
+    out: Path | None = options["out"]
+    if out is None and reading.path:
+        source = Path(reading.path)
+        out = source.with_name(f"{source.stem}.fixed{source.suffix}")
+    if out is None:
+        return None
+    if out.is_dir():
+        raise BadInput(Message("preflight.folder", {"path": str(out)}))
+    if out.exists() and not options["is_forced"]:
+        raise BadInput(Message("preflight.exists", {"path": str(out)}), Message("preflight.exists-hint"))
+    return out
+
+
+def _write(path: Path, text: str, *, like: str) -> None:
+    """Writes the copy; it may be run where the original may."""
+    import shutil
+
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:  # line ends stay as they are
+            file.write(text)
+        if like:
+            shutil.copymode(like, path)
+    except OSError as error:
+        args = {"path": str(path), "reason": error.strerror or str(error)}
+        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+
+
+def _report(ui: Ui, found: Examined, fixed: Fixed | None, *, to: Path | None, code: ExitCode, form: str) -> None:
+    from npuenv.report.preflight import document, sarif_document, show, show_fix
+
+    written = str(to) if to is not None and fixed is not None and fixed.changes else ""
+    if form == "sarif":
+        ui.print_json(sarif_document(found, ui.lang, code=int(code)))
+    elif form == "json":
+        ui.print_json(document(found, ui.lang, code=int(code), fixed=fixed, to=written))
+    else:
+        show(found, ui.console(), ui.lang, is_quiet=ui.is_quiet)
+        if fixed is not None:
+            show_fix(fixed, found, ui.console(), ui.lang, to=written)

@@ -1,0 +1,86 @@
+"""Which words of a command start a training run of verl or ROLL, and which of them are settings. `find_call`."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_VERL_MODULE = re.compile(r"(?:verl|recipe)\.(?:\w+\.)*main_(?!eval|generation)\w+")
+_VERL_FILE = re.compile(r"(?:.*/)?main_(?!eval|generation)\w+\.py")
+_ROLL_FILE = re.compile(r"(?:.*/)?start_\w+_pipeline\.py")
+_VERL_KEY = re.compile(r"(?:\+\+|\+|~)?actor_rollout_ref[.@]")
+# Options of Hydra's own command line that take a value.
+_VALUED = {
+    "--config-dir": "dir",
+    "-cd": "dir",
+    "--config-name": "name",
+    "-cn": "name",
+    "--config-path": "path",
+    "-cp": "path",
+    "--package": "package",
+    "-p": "package",
+    "--cfg": "cfg",
+    "-c": "cfg",
+    "--config_path": "path",
+    "--config_name": "name",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command that starts a run."""
+
+    framework: Literal["verl", "roll"]
+    overrides: tuple[int, ...]  # positions in the words of `key=value`, from 0
+    program: str  # the module or the script
+    options: Mapping[str, str] = field(default_factory=dict)  # dir, name, path: how the configuration is found
+
+
+def find_call(words: Sequence[str]) -> Call | None:
+    """The run that some words start; None where they start something else."""
+    for at, word in enumerate(words):
+        if word == "-m" and at + 1 < len(words) and _VERL_MODULE.fullmatch(words[at + 1]):
+            return _call("verl", words, at + 1)
+        if at and _ROLL_FILE.fullmatch(word):
+            return _call("roll", words, at)
+        if at and _VERL_FILE.fullmatch(word) and any(map(_VERL_KEY.match, words[at:])):
+            return _call("verl", words, at)
+    first = next((at for at, word in enumerate(words) if _VERL_KEY.match(word)), None)
+    if not first or posixpath.basename(words[0]) in ("echo", "printf"):
+        return None
+    while first > 1 and "=" in words[first - 1] and not words[first - 1].startswith("-"):
+        first -= 1
+    return _call("verl", words, first - 1)
+
+
+def _call(framework: Literal["verl", "roll"], words: Sequence[str], program: int) -> Call:
+    overrides: list[int] = []
+    options: dict[str, str] = {}
+    at = program + 1
+    while at < len(words):
+        name, sign, value = words[at].partition("=")
+        if name in _VALUED:
+            at += 0 if sign else 1
+            options[_VALUED[name]] = value if sign else words[at] if at < len(words) else ""
+        elif words[at] and not words[at].startswith("-"):
+            overrides.append(at)
+        at += 1
+    return Call(framework, tuple(overrides), words[program], options)
+
+
+def script_of(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """The shell script that a command runs and its arguments: `bash -x run.sh a` gives ("run.sh", ("a",))."""
+    rest = list(words)
+    while rest and re.fullmatch(r"[A-Za-z_]\w*=.*|env|exec|nohup|time", rest[0], re.DOTALL):
+        rest.pop(0)
+    if rest and posixpath.basename(rest[0]) in ("bash", "sh", "zsh", "source", "."):
+        rest.pop(0)
+        while rest and rest[0].startswith("-") and rest[0] != "-c":
+            rest.pop(0)
+        return (rest[0], tuple(rest[1:])) if rest and rest[0] != "-c" else None
+    return (rest[0], tuple(rest[1:])) if rest and rest[0].endswith(".sh") else None

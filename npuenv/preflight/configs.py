@@ -1,0 +1,159 @@
+"""A configuration file with the files that its `defaults:` names, as settings by dotted key. `read_config`."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+from npuenv.preflight.types import Place, Setting
+from npuenv.preflight.yaml_text import read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from npuenv.preflight.yaml_text import Entry
+
+_OWN = ("defaults", "hydra")  # for Hydra itself, not for the framework
+_VERL_BASES = re.compile(r"ppo_(?:\w+_)?trainer|\w*_ppo_trainer")
+_STRATEGY = "actor_rollout_ref.actor.strategy"
+_MOST_FILES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings in the order of their first writing, and the files that were not found."""
+
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()  # frameworks whose own configuration it starts from
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where the files of `defaults:` are looked for. `base`: what a relative `file://` starts from."""
+
+    folders: tuple[Path, ...]
+    base: Path
+    framework: str = ""
+    above: tuple[str, ...] = ()  # the files that lead here
+
+    def config(self, name: str, *, is_primary: bool = False, line: int = 1, path: str = "") -> Config:
+        """The configuration of that name; one of verl's own release counts as found and writes nothing."""
+        file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+        places = [type(folder)(os.path.normpath(folder / file)) for folder in self.folders]
+        found = next((place for place in places if place.is_file()), None)
+        is_own = bool(_VERL_BASES.fullmatch(name))
+        if is_own and (found is None or not is_primary):
+            return Config(_strategy_of(name, path, line), bases=("verl",))
+        if found is None:
+            return Config(missing=(file,))
+        try:
+            text = found.read_bytes().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(Message("preflight.unreadable", {"path": str(found), "why": str(error)})) from error
+        if not text.strip() or str(found) in self.above or len(self.above) > _MOST_FILES:
+            return Config()
+        folders = self.folders if found.parent in self.folders else (found.parent, *self.folders)
+        return read_config(text, str(found), Search(folders, self.base, self.framework, (*self.above, str(found))))
+
+
+def _strategy_of(name: str, path: str, line: int) -> dict[str, Setting]:
+    """verl's Megatron configuration differs from the plain one, whose values the release's defaults are, in this."""
+    if "megatron" not in name:
+        return {}
+    return {_STRATEGY: Setting(_STRATEGY, "megatron", name, Place(path, line))}
+
+
+def read_config(text: str, path: str, search: Search) -> Config:
+    """A file over what its defaults bring, in the order that the list says; without `_self_` the file comes last.
+
+    Raises: BadInput where it is no YAML with one mapping.
+    """
+    entries = read_yaml(text, path)
+    own = {leaf.dotted: _setting(leaf, path) for entry in entries for leaf in _leaves(entry)}
+    defaults = next((entry for entry in entries if entry.path == ("defaults",)), None)
+    search = Search((*search.folders, *_searchpath(entries, search.base)), search.base, search.framework, search.above)
+    settings: dict[str, Setting] = {}
+    missing: list[str] = []
+    bases: list[str] = []
+    has_self = False
+    for name, package, is_optional in _listed(defaults):
+        if name == "_self_":
+            has_self = True
+            _lay_over(settings, own, "")
+            continue
+        found = search.config(name, line=defaults.line if defaults else 1, path=path)
+        _lay_over(settings, found.settings, package)
+        missing += () if is_optional else found.missing
+        bases += found.bases
+    if not has_self:
+        _lay_over(settings, own, "")
+    return Config(settings, tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(bases)))
+
+
+def _leaves(entry: Entry) -> Iterator[Entry]:
+    return entry.leaves() if entry.path[0] not in _OWN else iter(())
+
+
+def _setting(leaf: Entry, path: str) -> Setting:
+    return Setting(leaf.dotted, leaf.value, leaf.text, Place(path, leaf.line))
+
+
+def _lay_over(settings: dict[str, Setting], others: Mapping[str, Setting], package: str) -> None:
+    """Puts settings over others: a whole value replaces what stood below its key, and the other way round."""
+    for name, setting in others.items():
+        key = f"{package}.{name}" if package else name
+        if setting.value not in (None, {}):
+            for above in _parents(key):
+                settings.pop(above, None)
+        if setting.value != {} or not any(each.startswith(f"{key}.") for each in settings):
+            for below in [each for each in settings if each.startswith(f"{key}.")]:
+                settings.pop(below)
+            settings[key] = setting if key == setting.key else Setting(key, setting.value, setting.text, setting.place)
+
+
+def _parents(key: str) -> Iterator[str]:
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
+
+
+def _searchpath(entries: tuple[Entry, ...], base: Path) -> Iterator[Path]:
+    for entry in entries:
+        for leaf in entry.leaves() if entry.path == ("hydra",) else ():
+            if leaf.dotted == "hydra.searchpath" and isinstance(leaf.value, list):
+                places = [str(each) for each in leaf.value if str(each).startswith("file://")]
+                yield from (base / each.removeprefix("file://") for each in places)
+
+
+def _listed(defaults: Entry | None) -> Iterator[tuple[str, str, bool]]:
+    """The entries of a defaults list: a configuration's name, the key its content goes under, whether it may miss.
+
+    Example: `- ../config/x@_here_` gives ("../config/x", "", False); `- optional db: mysql` ("db/mysql", "db", True).
+    """
+    items: Any = defaults.value if defaults is not None else None
+    for item in items if isinstance(items, list) else ():
+        pairs = item.items() if isinstance(item, dict) else [(str(item), "")]
+        for name, option in pairs:
+            words = str(name).split()
+            group, _, package = words[-1].partition("@") if words else ("", "", "")
+            if not group or "override" in words or option is None:
+                continue
+            options = option if isinstance(option, list) else [option]
+            for each in options:
+                inner = f"{group}/{each}" if isinstance(item, dict) else group
+                yield inner.lstrip("/"), _package(package, inner), "optional" in words
+
+
+def _package(package: str, name: str) -> str:
+    if package in ("_here_", "_global_"):
+        return ""
+    if package:
+        return package.replace("_here_.", "").replace("_global_.", "")
+    return posixpath.dirname(name.lstrip("/")).replace("/", ".") if ".." not in name else ""

@@ -1,0 +1,43 @@
+"""What is wrong with a launch, by all rules. Start from `examine`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from npuenv.preflight.rules.base import Rule
+    from npuenv.preflight.types import Launch, Problem
+
+_ORDER = ("error", "warning", "note")
+
+
+def examine(
+    launch: Launch, rules: Sequence[Rule] | None = None, *, refused: Iterable[Problem] = ()
+) -> tuple[Problem, ...]:
+    """Every problem of a launch, the worst first, then in the order of the text; one cause speaks once.
+
+    `rules` None: all. `refused` is what the reader found. What a rule raises is a mistake of ours and goes through.
+    """
+    if rules is None:
+        from npuenv.preflight.rules import RULES
+
+        rules = RULES
+    judged = (problem for rule in rules if launch.framework in rule.frameworks for problem in rule.judge(launch))
+    return once((*refused, *judged))
+
+
+def once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """The problems in order, each cause once: the same sentence about the same settings, whatever rule says it."""
+    unique: dict[tuple[object, ...], Problem] = {}
+    for problem in problems:
+        keys = tuple(sorted(setting.key for setting in problem.settings))
+        unique.setdefault((problem.rule, keys, problem.says.key, str(problem.says.args)), problem)
+    return tuple(sorted(unique.values(), key=_rank))
+
+
+def _rank(problem: Problem) -> tuple[object, ...]:
+    place = problem.settings[0].place if problem.settings else None
+    at = (place.path, place.line, place.word) if place else ("", 0, 0)
+    return (_ORDER.index(problem.severity), *at, problem.rule)

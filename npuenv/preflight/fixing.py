@@ -1,0 +1,126 @@
+"""Corrections put into a copy of what was written, until no rule has one left. Start from `fix`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher, unified_diff
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.preflight.edit_words import edit_command, edit_script, shown
+from npuenv.preflight.edit_yaml import edit_yaml
+from npuenv.preflight.examine import examine
+from npuenv.preflight.reading import Asked, Reading, read_text, read_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npuenv.preflight.rules.base import Rule
+    from npuenv.preflight.types import Change, Problem
+
+_MOST_ROUNDS = 12  # one correction can call for the next; far fewer are needed
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A corrected copy."""
+
+    before: str
+    after: str  # of a command line: the line as it is typed
+    changes: tuple[Change, ...]  # what was done, in order
+    left: tuple[Problem, ...]  # what is still wrong: only the user can decide, or the text is not here
+
+    @property
+    def diff(self) -> tuple[str, ...]:
+        """Lines of a unified diff without its two header lines."""
+        lines = unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=2)
+        return tuple(lines)[2:]
+
+
+def fix(reading: Reading, asked: Asked, rules: Sequence[Rule] | None = None) -> Fixed:
+    """The corrected copy of a launch. Examining that copy gives no correction that could still be made."""
+    now = reading
+    done: list[Change] = []
+    refused: list[tuple[Change, ...]] = []
+    for _ in range(_MOST_ROUNDS):
+        before = len(done)
+        touched: set[tuple[str, bool]] = set()  # a second wish for the same key waits for the next look
+        for problem in _problems(now, rules):
+            keys = {(change.key, change.is_variable) for change in problem.changes}
+            if not keys or problem.changes in refused or keys & touched:
+                continue
+            if any(change in done for change in problem.changes):
+                continue  # it was done and undone: two rules want opposite things
+            edited = apply(now, asked, problem.changes)
+            if edited is None:
+                refused.append(problem.changes)
+                continue
+            now = edited
+            touched |= keys
+            done += problem.changes
+        if len(done) == before:
+            break
+    return Fixed(written(reading), written(now), tuple(done), _problems(now, rules))
+
+
+def _problems(reading: Reading, rules: Sequence[Rule] | None) -> tuple[Problem, ...]:
+    return examine(reading.launch, rules, refused=reading.refused)
+
+
+def apply(reading: Reading, asked: Asked, changes: Sequence[Change]) -> Reading | None:
+    """The same launch with all the changes, read again; None where one cannot be put in."""
+    for change in changes:
+        edited = _applied(reading, asked, change)
+        if edited is None or written(edited) == written(reading):
+            return None
+        reading = edited
+    return reading
+
+
+def _applied(reading: Reading, asked: Asked, change: Change) -> Reading | None:
+    known = reading.launch.defaults
+    if reading.script is not None:
+        text = edit_script(reading.script, change, known)
+    elif reading.call is not None:
+        words = edit_command([word.value for word in reading.words], reading.call, change, known)
+        return None if words is None else read_words(words, asked)
+    elif change.is_variable and not _can_hold(reading, change):
+        return None
+    else:
+        text = edit_yaml(reading.text, change)
+    return None if text is None else _read_again(text, reading, asked)
+
+
+def _read_again(text: str, reading: Reading, asked: Asked) -> Reading:
+    """The launch of a changed text; variables that a script around it sets stay."""
+    again = read_text(text, Path(reading.path), asked, reading.arguments)
+    outside = {name: each for name, each in reading.launch.environ.items() if each.place.path != reading.path}
+    return replace(again, launch=replace(again.launch, environ={**outside, **again.launch.environ}))
+
+
+def _can_hold(reading: Reading, change: Change) -> bool:
+    """Whether a YAML can say this of a variable: ROLL's can, unless the variable comes from the script around it."""
+    setting = reading.launch.environ.get(change.key) or reading.launch.environ.get(change.renames or "")
+    return reading.launch.framework == "roll" and (setting is None or setting.place.path == reading.path)
+
+
+def written(reading: Reading) -> str:
+    """What a user would look at: the file's text, or the command line."""
+    return reading.text if reading.path else f"{shown([word.value for word in reading.words])}\n"
+
+
+def corrected(reading: Reading, asked: Asked, problem: Problem) -> tuple[str, ...]:
+    """The lines, or the words of a command, that mend one problem; empty where only the user can decide."""
+    mended = apply(reading, asked, problem.changes) if problem.changes else None
+    if mended is None:
+        return ()
+    if not reading.path:
+        return _new([word.value for word in reading.words], [word.value for word in mended.words])
+    lines = _new(reading.text.splitlines(), mended.text.splitlines())
+    return tuple(line.removesuffix("\\").strip() for line in lines if line.strip())
+
+
+def _new(before: Sequence[str], after: Sequence[str]) -> tuple[str, ...]:
+    """What the second has and the first has not, in order."""
+    codes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return tuple(item for tag, _, _, start, end in codes if tag in ("replace", "insert") for item in after[start:end])

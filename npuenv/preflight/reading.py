@@ -1,0 +1,291 @@
+"""A file or a command as a Launch: verl commands, shell scripts that hold one, verl and ROLL YAML.
+
+Start from `read_file` and `read_words`.
+Nothing that is read is ever run. What could not be decided is open in the launch, never guessed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from npuenv.errors import BadInput
+from npuenv.lint.shell import UNKNOWN
+from npuenv.messages import Message
+from npuenv.preflight.calls import find_call, script_of
+from npuenv.preflight.configs import Config, Search, read_config
+from npuenv.preflight.hydra import NotHydra, read_override
+from npuenv.preflight.interpolate import fill
+from npuenv.preflight.script import Script, Word, read_script
+from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
+
+if TYPE_CHECKING:
+    from npuenv.preflight.calls import Call
+
+Framework = Literal["verl", "roll"]
+Defaults = Callable[[str, str], Mapping[str, Any]]
+
+_MOST_BYTES = 5_000_000  # a configuration has some thousand; a checkpoint that was named by mistake has gigabytes
+_GRAMMAR = "hydra-core 1.3 hydra/grammar/OverrideParser.g4"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known besides the text. None: not said."""
+
+    defaults_of: Defaults  # framework, release -> the release's own values; empty where it is not known
+    framework: Framework | None = None
+    release: str | None = None
+    machine: Machine = field(default_factory=Machine)
+    environ: Mapping[str, str] = field(default_factory=dict)  # variables of the place where it is to run
+    folder: Path = field(default_factory=Path)  # relative paths of a command start here
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A launch with the text it came from, which is what a correction changes."""
+
+    launch: Launch
+    path: str  # of the text; "" for a command line
+    text: str  # "" for a command line
+    words: tuple[Word, ...] = ()  # of a command line or of a script's launch
+    call: Call | None = None
+    script: Script | None = None
+    refused: tuple[Problem, ...] = ()  # words that Hydra's grammar does not take
+    notes: tuple[Message, ...] = ()
+    arguments: tuple[str, ...] = ()  # what the script is called with
+
+
+def read_file(path: Path, asked: Asked, arguments: Sequence[str] = ()) -> Reading:
+    """A YAML file or a shell script. Raises BadInput where there is nothing to read, or no launch in it."""
+    return read_text(_text_of(path), path, asked, arguments)
+
+
+def read_text(text: str, path: Path, asked: Asked, arguments: Sequence[str] = ()) -> Reading:
+    """The same for a text that stands, or is to stand, in a file of that name."""
+    if _is_script(text, path):
+        return _read_script(text, path, asked, tuple(arguments))
+    return _read_yaml(text, path, asked)
+
+
+def read_words(words: Sequence[str], asked: Asked) -> Reading:
+    """A command line as its words: a launch, or a shell script that holds one.
+
+    Raises BadInput where it starts no training run of verl or ROLL.
+    """
+    call = find_call(words)
+    if call is None:
+        named = script_of(words)
+        if named is None:
+            raise BadInput(Message("preflight.no-launch-words"), Message("preflight.what-is-read"))
+        return read_file(asked.folder / named[0], asked, named[1])
+    placed = tuple(Word(word, word, at, 0, 0) for at, word in enumerate(words, 1))
+    environ = _leading(words)
+    if call.framework == "roll":
+        return _of_roll_call(call, environ, asked, asked.folder)
+    return _of_verl_call(Reading(_NO_LAUNCH, "", "", placed, call), environ, asked)
+
+
+def _text_of(path: Path) -> str:
+    name = str(path)
+    if path.is_dir():
+        raise BadInput(Message("preflight.folder", {"path": name}), Message("preflight.what-is-read"))
+    if not path.exists():
+        raise BadInput(Message("preflight.no-file", {"path": name}), Message("preflight.what-is-read"))
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise BadInput(Message("preflight.not-text", {"path": name}), Message("preflight.what-is-read"))
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        args = {"path": name, "why": error.strerror or str(error)}
+        raise BadInput(Message("preflight.unreadable", args)) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(Message("preflight.not-text", {"path": name}), Message("preflight.what-is-read")) from error
+    if "\0" in text:
+        raise BadInput(Message("preflight.not-text", {"path": name}), Message("preflight.what-is-read"))
+    if not text.strip():
+        raise BadInput(Message("preflight.empty", {"path": name, "count": 0}), Message("preflight.what-is-read"))
+    return text
+
+
+def _is_script(text: str, path: Path) -> bool:
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return False
+    return path.suffix in (".sh", ".bash") or text.startswith("#!") or bool(re.search(r"^\s*\S*python3?\s", text, re.M))
+
+
+# --- YAML
+
+
+def _read_yaml(text: str, path: Path, asked: Asked) -> Reading:
+    config = read_config(text, str(path), Search((path.parent,), asked.folder))
+    framework = _framework_of(config)
+    if framework is None:
+        raise BadInput(Message("preflight.no-framework", {"path": str(path)}), Message("preflight.what-is-read"))
+    settings, environ = _split_environ(config, framework)
+    launch = _launch(framework, settings, environ, asked, f"{framework}-yaml", config.missing)
+    return Reading(launch, str(path), text)
+
+
+def _framework_of(config: Config) -> Framework | None:
+    tops = {key.partition(".")[0] for key in config.settings}
+    if tops & {"actor_rollout_ref", "critic"} or "verl" in config.bases:
+        return "verl"
+    return "roll" if tops & {"actor_train", "actor_infer", "pretrain", "rlvr", "train_env_manager"} else None
+
+
+def _split_environ(config: Config, framework: str) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """ROLL takes variables of its processes from `system_envs`."""
+    settings, environ = dict(config.settings), dict[str, Setting]()
+    for key in [key for key in settings if framework == "roll" and key.startswith("system_envs.")]:
+        name = key.partition(".")[2]
+        environ[name] = replace(settings.pop(key), key=name)
+    return settings, environ
+
+
+# --- commands and scripts
+
+
+def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]) -> Reading:
+    script = read_script(text, arguments, asked.environ)
+    if script is None:
+        raise BadInput(Message("preflight.no-launch", {"path": str(path)}), Message("preflight.what-is-read"))
+    environ = {each.name: _variable(each.name, each.word, str(path)) for each in script.exports}
+    notes: tuple[Message, ...] = ()
+    if script.others:
+        args = {"path": str(path), "line": script.words[0].line, "others": tuple(map(str, script.others))}
+        notes = (Message("preflight.more-launches", args),)
+    if script.call.framework == "roll":
+        return replace(_of_roll_call(script.call, environ, asked, path.parent), notes=notes)
+    reading = Reading(_NO_LAUNCH, str(path), text, script.words, script.call, script, (), notes, arguments)
+    return _of_verl_call(reading, environ, asked)
+
+
+def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
+    value = word.value.partition("=")[2]
+    text = word.raw.partition("=")[2] if UNKNOWN in value else value
+    return Setting(name, text if UNKNOWN in value else value, text, Place(path, word.line, at), "", UNKNOWN in value)
+
+
+def _leading(words: Sequence[str]) -> dict[str, Setting]:
+    """The variables in front of a command."""
+    found = {}
+    for at, word in enumerate(words, 1):
+        name, sign, value = word.partition("=")
+        if sign and re.fullmatch(r"[A-Za-z_]\w*", name):
+            found[name] = Setting(name, value, value, Place("", 1, at))
+        elif word not in ("env", "exec", "nohup", "time"):
+            break
+    return found
+
+
+def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -> Reading:
+    """The launch of a verl command: its configuration file, where it names one, under its words."""
+    assert reading.call is not None
+    base = _verl_config(reading.call.options, asked, Path(reading.path).parent if reading.path else asked.folder)
+    settings = dict(base.settings)
+    refused: list[Problem] = []
+    for at in reading.call.overrides:
+        word = reading.words[at]
+        place = Place(reading.path, word.line if reading.path else 1, at + 1)
+        try:
+            found = _settings_of(word, place)
+        except NotHydra as error:
+            refused.append(_refusal(error, word, place))
+            continue
+        for setting in found:
+            settings.pop(setting.key, None)
+            settings[setting.key] = setting
+    launch = _launch("verl", settings, environ, asked, "command", base.missing)
+    return replace(reading, launch=launch, refused=tuple(refused))
+
+
+def _verl_config(options: Mapping[str, str], asked: Asked, beside: Path) -> Config:
+    name = options.get("name", "")
+    if not name:
+        return Config()
+    named = [Path(options[key]) for key in ("dir", "path") if key in options]
+    folders = tuple(base / folder for folder in named for base in (asked.folder, beside))
+    return Search(folders, asked.folder, "verl").config(name, is_primary=True)
+
+
+def _settings_of(word: Word, place: Place) -> list[Setting]:
+    """What a word of the command sets: one setting, or one for each leaf of a dictionary."""
+    if UNKNOWN in word.value:
+        mark, key = re.fullmatch(r"(\+\+|\+|~|)(.*)", word.value.partition("=")[0], re.DOTALL).groups()  # type: ignore[union-attr]
+        if UNKNOWN in key or "=" not in word.value:
+            return []
+        text = word.raw.partition("=")[2].strip("'\"")
+        return [Setting(key, text, text, place, mark, is_open=True)]
+    found = read_override(word.value)
+    if found.key.startswith("hydra."):
+        return []
+    whole = Setting(found.key, found.value, found.text, place, found.mark, found.is_computed)
+    return list(_leaves(whole))
+
+
+def _leaves(setting: Setting) -> Sequence[Setting]:
+    if not isinstance(setting.value, dict) or not setting.value:
+        return (setting,)
+    inner = [replace(setting, key=f"{setting.key}.{key}", value=value) for key, value in setting.value.items()]
+    return tuple(leaf for each in inner for leaf in _leaves(each))
+
+
+def _refusal(error: NotHydra, word: Word, place: Place) -> Problem:
+    key = word.value.partition("=")[0].lstrip("+~")
+    _, sign, text = word.value.partition("=")
+    setting = Setting(key, text if sign else None, text, place)
+    says = Message(f"preflight.refused-{error.why}", {"key": key, "what": error.what})
+    return Problem("preflight.hydra-grammar", "error", says, (setting,), _GRAMMAR)
+
+
+def _of_roll_call(call: Call, environ: Mapping[str, Setting], asked: Asked, beside: Path) -> Reading:
+    """The launch of a ROLL command: the YAML that it names."""
+    folder, name = call.options.get("path", ""), call.options.get("name", "")
+    if not name:
+        raise BadInput(Message("preflight.no-config-name", {"program": call.program}))
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    folder = "" if UNKNOWN in folder else folder  # mostly `$(basename $(dirname $0))`: beside the script
+    program = Path(posixpath.dirname(call.program))
+    places = [base / inner / folder / file for base in (asked.folder, beside) for inner in (program, Path())]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        looked = tuple(dict.fromkeys(map(str, places)))
+        raise BadInput(Message("preflight.no-config", {"name": name, "looked": looked}))
+    reading = read_file(found, replace(asked, framework=asked.framework or "roll"))
+    return replace(reading, launch=replace(reading.launch, environ={**environ, **reading.launch.environ}))
+
+
+# --- the launch
+
+_NO_LAUNCH = Launch("verl", None, {}, {}, {}, Machine(), "command")
+
+
+def _launch(
+    framework: Framework,
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, Setting],
+    asked: Asked,
+    source: str,
+    missing: tuple[str, ...],
+) -> Launch:
+    if asked.framework not in (None, framework):
+        args = {"found": framework, "asked": asked.framework}
+        raise BadInput(Message("preflight.other-framework", args), Message("preflight.other-framework-hint", args))
+    release = asked.release or asked.machine.packages.get(framework)
+    defaults = asked.defaults_of(framework, release) if release else {}
+    known = {name: str(each.value) for name, each in environ.items() if not each.is_open}
+    return Launch(
+        framework,
+        release,
+        fill(settings, defaults, {**asked.environ, **known}),
+        defaults,
+        fill(environ, {}, asked.environ),
+        asked.machine,
+        source,  # type: ignore[arg-type]  # one of the three by construction
+        missing,
+    )

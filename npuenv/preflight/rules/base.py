@@ -1,0 +1,176 @@
+"""What every rule is made of: Rule, and the look-ups and constructors that rules share. No rule stands here."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from npuenv import versions
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+from npuenv.preflight.types import Change, Launch, Problem, Setting, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from npuenv.preflight.types import Machine
+
+_POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
+_MANDATORY = "???"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that is looked for. `judge` gives nothing back where all is well, or where it cannot tell."""
+
+    id: str
+    frameworks: tuple[str, ...]
+    judge: Callable[[Launch], Iterable[Problem]]
+
+
+def problem(
+    launch: Launch,
+    rule: str,
+    keys: Iterable[str],
+    *,
+    source: str,
+    severity: Severity = "error",
+    says: str = "",
+    changes: Iterable[Change] = (),
+    **args: object,
+) -> Problem:
+    """A problem of rule `preflight.<rule>`; its sentence is `preflight_rules.<says>`, else that of the rule."""
+    settings = tuple(found for key in keys if (found := written(launch, key)) is not None)
+    return Problem(
+        f"preflight.{rule}",
+        severity,
+        Message(f"preflight_rules.{says or rule}", args),
+        settings,
+        source,
+        tuple(changes),
+    )
+
+
+def written(launch: Launch, key: str) -> Setting | None:
+    """What was written under a key, or for a variable of that name."""
+    return launch.settings.get(key) or launch.environ.get(key)
+
+
+def value(launch: Launch, key: str, default: Any = None, *, depth: int = 4) -> Any:
+    """The value in force. A default that points to another key is followed; open and mandatory ones are not known."""
+    found = launch.get(key, default)
+    if found == _MANDATORY:
+        return default
+    pointer = _POINTER.fullmatch(found) if isinstance(found, str) else None
+    if pointer is None:
+        return found
+    if depth == 0:
+        return default
+    target, other = pointer.groups()
+    if target not in launch.settings and target not in launch.defaults:
+        return _plain(other) if other is not None else default
+    followed = value(launch, target, default, depth=depth - 1)
+    return _plain(other) if followed is None and other not in (None, "null") else followed
+
+
+def _plain(text: str | None) -> Any:
+    """The word after the comma of `${oc.select:key,word}` as a value."""
+    words: dict[str | None, Any] = {None: None, "null": None, "false": False, "true": True}
+    if text in words:
+        return words[text]
+    number = as_number(text)
+    return text if number is None else number
+
+
+def as_number(text: object) -> int | float | None:
+    """A number, also one that is written as text; None for anything else, switches too."""
+    if isinstance(text, bool):
+        return None
+    if isinstance(text, (int, float)):
+        return text
+    if isinstance(text, str) and re.fullmatch(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text.strip()):
+        number = float(text)
+        return int(number) if number.is_integer() and re.fullmatch(r"[+-]?\d+", text.strip()) else number
+    return None
+
+
+def number(launch: Launch, key: str, default: float | None = None) -> int | float | None:
+    """The number in force, also where it is written as text like 1e-6; None where there is none."""
+    return as_number(value(launch, key, default))
+
+
+def whole(launch: Launch, key: str, default: int | None = None) -> int | None:
+    """The whole number in force, 1 or more; None where it is anything else: another rule speaks of that."""
+    found = number(launch, key, default)
+    return int(found) if found is not None and found == int(found) and found >= 1 else None
+
+
+def is_true(launch: Launch, key: str, default: bool = False) -> bool:
+    """Whether a switch is on."""
+    return str(value(launch, key, default)).lower() in ("true", "1", "yes", "on")
+
+
+def is_set(launch: Launch, key: str) -> bool:
+    """Whether something other than null was written."""
+    setting = launch.settings.get(key)
+    return setting is not None and (setting.is_open or setting.value is not None)
+
+
+def matching(launch: Launch, pattern: str) -> Iterator[Setting]:
+    """The settings whose keys match a pattern, `*` for any number of parts; open ones left out."""
+    for key, setting in launch.settings.items():
+        if (key == pattern or fnmatch.fnmatchcase(key, pattern)) and not setting.is_open:
+            yield setting
+
+
+def is_at_least(launch: Launch, release: str) -> bool | None:
+    """Whether the launch's framework is of that release or later; None where that is not known."""
+    return reaches(launch.release, release)
+
+
+def reaches(have: str | None, wanted: str) -> bool | None:
+    """Whether a version is `wanted` or later; None where there is none, or one that nobody can read."""
+    if not have:
+        return None
+    try:
+        return versions.python_version(have) >= versions.python_version(wanted)
+    except BadInput:
+        return None
+
+
+def cards_of_machine(machine: Machine) -> int | None:
+    """All cards of all nodes, where both are known."""
+    return machine.cards_per_node * machine.nodes if machine.cards_per_node and machine.nodes else None
+
+
+def verl_cards(launch: Launch) -> int | None:
+    """n_gpus_per_node x nnodes."""
+    per_node, nodes = whole(launch, "trainer.n_gpus_per_node", 8), whole(launch, "trainer.nnodes", 1)
+    return per_node * nodes if per_node and nodes else None
+
+
+def roles(launch: Launch) -> tuple[str, ...]:
+    """The roles of a ROLL launch that have settings of their own, as key beginnings."""
+    found: dict[str, None] = {}
+    for key in launch.settings:
+        match = re.match(
+            r"(rewards\.[^.]+|[^.]+)\.(?:strategy_args|device_mapping|model_args|worker_cls|infer_batch_size)", key
+        )
+        if match:
+            found[match.group(1)] = None
+    return tuple(found)
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The word that is most alike, or None where none is."""
+    import difflib  # only where there is a problem already
+
+    found = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def divisor_below(total: int, wanted: int) -> int:
+    """The largest divisor of `total` that is not above `wanted`; 1 at least."""
+    return next((size for size in range(min(wanted, total), 1, -1) if total % size == 0), 1)

@@ -1,0 +1,347 @@
+"""Rules about batch sizes: what must divide what, so that each card gets the same number of sequences."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.preflight.rules.base import (
+    Rule,
+    divisor_below,
+    is_at_least,
+    is_set,
+    is_true,
+    matching,
+    number,
+    problem,
+    value,
+    verl_cards,
+    whole,
+    written,
+)
+from npuenv.preflight.rules.cards import cards_of
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.preflight.types import Launch, Problem, Severity
+
+_ACTOR = "actor_rollout_ref.actor"
+_VALIDATE = "verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config"
+_ROLL = "alibaba/ROLL roll/configs/base_config.py"
+_AGENTIC = "alibaba/ROLL roll/pipeline/agentic/agentic_config.py"
+
+
+def data_parallel(launch: Launch) -> int | None:
+    """How many cards or groups of cards share a mini batch among them."""
+    cards = verl_cards(launch)
+    if value(launch, f"{_ACTOR}.strategy") == "megatron":
+        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        group = 1
+        for name in names:
+            group *= whole(launch, f"{_ACTOR}.megatron.{name}", 1) or 1
+    else:
+        group = whole(launch, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    return cards // group if cards and cards % group == 0 else None
+
+
+def _train_batch(launch: Launch) -> Iterator[Problem]:
+    cards, batch, n = data_parallel(launch), whole(launch, "data.train_batch_size", 1024), _rollouts(launch)
+    if not (cards and batch and n) or is_true(launch, f"{_ACTOR}.use_dynamic_bsz"):
+        return
+    least = verl_cards(launch) or cards
+    if value(launch, f"{_ACTOR}.strategy") == "megatron":
+        least = cards
+    if batch * n % least:
+        up = next(size for size in range(batch, batch + least + 1) if size * n % least == 0)
+        yield problem(
+            launch,
+            "train-batch",
+            ("data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node"),
+            changes=(Change("data.train_batch_size", up),),
+            batch=batch,
+            n=n,
+            total=batch * n,
+            cards=least,
+            source=_VALIDATE,
+        )
+
+
+def _rollouts(launch: Launch) -> int | None:
+    return whole(launch, "actor_rollout_ref.rollout.n", 1)
+
+
+def _mini_batch(launch: Launch) -> Iterator[Problem]:
+    key = f"{_ACTOR}.ppo_mini_batch_size"
+    batch, mini = whole(launch, "data.train_batch_size", 1024), whole(launch, key, 256)
+    if batch and mini and mini > batch:
+        yield problem(
+            launch,
+            "mini-batch",
+            (key, "data.train_batch_size"),
+            changes=(Change(key, batch),),
+            mini=mini,
+            batch=batch,
+            source=_VALIDATE,
+        )
+
+
+def _share_of_mini(launch: Launch) -> tuple[int, int, int, int] | None:
+    """(prompts of a mini batch, rollouts, parts it is cut into, what is left over)."""
+    mini, n, parts = whole(launch, f"{_ACTOR}.ppo_mini_batch_size", 256), _rollouts(launch), data_parallel(launch)
+    return (mini, n, parts, mini * n % parts) if mini and n and parts else None
+
+
+def _mini_uneven(launch: Launch) -> Iterator[Problem]:
+    share = _share_of_mini(launch)
+    if share and share[3]:
+        mini, n, parts, _ = share
+        batch = whole(launch, "data.train_batch_size", 1024) or mini
+        fit = next((size for size in range(mini, batch + 1) if size * n % parts == 0 and batch % size == 0), None)
+        key = f"{_ACTOR}.ppo_mini_batch_size"
+        changes = (Change(key, fit),) if fit else ()
+        yield problem(
+            launch,
+            "mini-batch-uneven",
+            (key, "trainer.n_gpus_per_node"),
+            changes=changes,
+            mini=mini,
+            n=n,
+            cards=parts,
+            severity="warning",
+            source="verl wheels: verl/workers/fsdp_workers.py divides and rounds down",
+        )
+
+
+def _micro_batch(launch: Launch) -> Iterator[Problem]:
+    key, share = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", _share_of_mini(launch)
+    micro = whole(launch, key)
+    if not share or share[3] or not micro or is_true(launch, f"{_ACTOR}.use_dynamic_bsz"):
+        return
+    mini, n, parts, _ = share
+    per_card = mini * n // parts
+    if per_card % micro:
+        # From 0.8.0 on the last part of a mini batch may be smaller; before, the worker stops.
+        severity: Severity = "warning" if is_at_least(launch, "0.8.0") else "error"
+        yield problem(
+            launch,
+            "micro-batch",
+            (key, f"{_ACTOR}.ppo_mini_batch_size", "trainer.n_gpus_per_node"),
+            changes=(Change(key, divisor_below(per_card, micro)),),
+            micro=micro,
+            mini=mini,
+            n=n,
+            cards=parts,
+            share=per_card,
+            severity=severity,
+            source="verl wheels 0.5.0 to 0.7.1: verl/workers/fsdp_workers.py",
+        )
+
+
+def _micro_keys(launch: Launch) -> Iterator[tuple[str, str, str]]:
+    """(old key, key per card, switch of dynamic sizes) of each part that the launch really has."""
+    yield f"{_ACTOR}.ppo_micro_batch_size", f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.use_dynamic_bsz"
+    roll, ref = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+    old, new, switch = "log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"
+    yield f"{roll}.{old}", f"{roll}.{new}", f"{roll}.{switch}"
+    if is_true(launch, f"{_ACTOR}.use_kl_loss") or is_true(launch, "algorithm.use_kl_in_reward"):
+        yield f"{ref}.{old}", f"{ref}.{new}", f"{ref}.{switch}"
+    if value(launch, "algorithm.adv_estimator", "gae") == "gae":
+        yield "critic.ppo_micro_batch_size", "critic.ppo_micro_batch_size_per_gpu", "critic.use_dynamic_bsz"
+
+
+def _micro_both(launch: Launch) -> Iterator[Problem]:
+    for old, new, _ in _micro_keys(launch):
+        if is_set(launch, old) and is_set(launch, new):
+            yield problem(
+                launch, "micro-batch-both", (old, new), changes=(Change(old, None),), old=old, new=new, source=_VALIDATE
+            )
+
+
+def _micro_none(launch: Launch) -> Iterator[Problem]:
+    dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
+    for old, new, switch in _micro_keys(launch):
+        if not (is_set(launch, old) or is_set(launch, new) or dynamic or is_true(launch, switch)):
+            yield problem(launch, "micro-batch-none", (), new=new, source=_VALIDATE)
+
+
+def _group_of_one(launch: Launch) -> Iterator[Problem]:
+    grouped = ("grpo", "grpo_passk", "rloo", "rloo_vectorized", "grpo_vectorized", "gdpo", "opo")
+    estimator = value(launch, "algorithm.adv_estimator")
+    if estimator in grouped and number(launch, "actor_rollout_ref.rollout.n", 1) == 1:
+        yield problem(
+            launch,
+            "group-of-one",
+            ("actor_rollout_ref.rollout.n", "algorithm.adv_estimator"),
+            severity="warning",
+            estimator=estimator,
+            source="verl wheels: verl/trainer/ppo/core_algos.py, a group of one",
+        )
+
+
+def _roll_group(launch: Launch) -> Iterator[Problem]:
+    key = "num_return_sequences_in_group"
+    is_agentic = any(key.startswith("train_env_manager.") for key in launch.settings)
+    if (
+        not is_agentic
+        and value(launch, "adv_estimator") == "grpo"
+        and number(launch, key, 1) == 1
+        and "actor_train.strategy_args.strategy_name" in launch.settings
+    ):
+        yield problem(
+            launch, "group-of-one", (key, "adv_estimator"), severity="warning", estimator="grpo", source=_ROLL
+        )
+
+
+def _roll_batch(launch: Launch) -> Iterator[Problem]:
+    base = "actor_train.training_args"
+    device, steps = (
+        whole(launch, f"{base}.per_device_train_batch_size"),
+        whole(launch, f"{base}.gradient_accumulation_steps"),
+    )
+    cards, batch = cards_of(launch, "actor_train"), whole(launch, "rollout_batch_size")
+    if not (device and steps and cards and batch):
+        return
+    n = 1 if _is_agentic(launch) else whole(launch, "num_return_sequences_in_group", 1) or 1
+    parts = _roll_parts(launch, len(cards))
+    update = device * steps * parts
+    if batch * n % update:
+        fit = batch * n // (device * parts) if batch * n % (device * parts) == 0 else None
+        changes = (Change(f"{base}.gradient_accumulation_steps", divisor_below(fit, steps)),) if fit else ()
+        yield problem(
+            launch,
+            "roll-batch",
+            (f"{base}.gradient_accumulation_steps", f"{base}.per_device_train_batch_size", "rollout_batch_size"),
+            changes=changes,
+            device=device,
+            steps=steps,
+            cards=parts,
+            update=update,
+            total=batch * n,
+            source=_ROLL,
+        )
+
+
+def _is_agentic(launch: Launch) -> bool:
+    return any(key.startswith("train_env_manager.") for key in launch.settings)
+
+
+def _roll_parts(launch: Launch, cards: int) -> int:
+    """Data parallel parts of ROLL's training role."""
+    group = whole(launch, "actor_train.model_args.ulysses_size", 1) or 1
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        group *= whole(launch, f"actor_train.strategy_args.strategy_config.{name}", 1) or 1
+    return max(cards // group, 1)
+
+
+def _env_groups(launch: Launch) -> Iterator[Problem]:
+    for manager, batch_key in (("train_env_manager", "rollout_batch_size"), ("val_env_manager", "val_batch_size")):
+        key = f"{manager}.num_env_groups"
+        groups, size, batch = whole(launch, key), whole(launch, f"{manager}.group_size", 1), whole(launch, batch_key)
+        if groups and size and batch and batch % (groups * size):
+            changes = (Change(key, batch // size),) if batch % size == 0 and not _partition(launch, manager) else ()
+            yield problem(
+                launch,
+                "env-groups",
+                (key, f"{manager}.group_size", batch_key),
+                changes=changes,
+                manager=manager,
+                groups=groups,
+                size=size,
+                total=groups * size,
+                key=batch_key,
+                batch=batch,
+                source=_AGENTIC,
+            )
+
+
+def _partition(launch: Launch, manager: str) -> list[int] | None:
+    found = value(launch, f"{manager}.num_groups_partition")
+    return found if isinstance(found, list) and all(type(part) is int for part in found) else None
+
+
+def _env_partition(launch: Launch) -> Iterator[Problem]:
+    for manager in ("train_env_manager", "val_env_manager"):
+        parts, tags = _partition(launch, manager), value(launch, f"{manager}.tags")
+        groups, key = whole(launch, f"{manager}.num_env_groups"), f"{manager}.num_groups_partition"
+        if not parts or not groups or not isinstance(tags, list):
+            continue
+        if sum(parts) != groups or len(parts) != len(tags):
+            change = (Change(key, [groups]),) if len(tags) == 1 else ()
+            yield problem(
+                launch,
+                "env-partition",
+                (key, f"{manager}.num_env_groups", f"{manager}.tags"),
+                changes=change,
+                manager=manager,
+                total=sum(parts),
+                groups=groups,
+                parts=len(parts),
+                tags=len(tags),
+                source=_AGENTIC,
+            )
+
+
+def _env_tags(launch: Launch) -> Iterator[Problem]:
+    known = {key.split(".")[1] for key in launch.settings if key.startswith("custom_envs.")}
+    for manager in ("train_env_manager", "val_env_manager") if known else ():
+        tags = value(launch, f"{manager}.tags")
+        for tag in tags if isinstance(tags, list) else ():
+            if tag not in known:
+                yield problem(
+                    launch, "env-tag", (f"{manager}.tags",), tag=tag, known=tuple(sorted(known)), source=_AGENTIC
+                )
+
+
+def _domains(launch: Launch) -> Iterator[Problem]:
+    prefix = "actor_train.data_args.domain_interleave_probs."
+    shares = {s.key.removeprefix(prefix): number(launch, s.key) for s in matching(launch, prefix + "*")}
+    if not shares or None in shares.values():
+        return
+    keys, total = tuple(prefix + name for name in shares), sum(filter(None, shares.values()))
+    if abs(total - 1) > 1e-6:
+        yield problem(
+            launch,
+            "domain-probabilities",
+            keys,
+            total=round(total, 6),
+            source="ROLL Ascend samples (2026-04): probabilities of the domains add up to 1",
+        )
+    rewards = {match.group(1) for key in launch.settings if (match := re.match(r"rewards\.([^.]+)\.", key))}
+    for name in sorted(set(shares) - rewards) if rewards else ():
+        yield problem(
+            launch,
+            "domain-reward",
+            (prefix + name,),
+            says="domain-reward",
+            domain=name,
+            rewards=tuple(sorted(rewards)),
+            source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: a domain is a reward of the same name",
+        )
+
+
+def _ulysses_padding(launch: Launch) -> Iterator[Problem]:
+    key = f"{_ACTOR}.ulysses_sequence_parallel_size"
+    padding = "actor_rollout_ref.model.use_remove_padding"
+    if (whole(launch, key, 1) or 1) > 1 and value(launch, padding) is not None and not is_true(launch, padding):
+        keys = (key, padding) if written(launch, padding) else (key,)
+        yield problem(launch, "ulysses-padding", keys, changes=(Change(padding, True),), source=_VALIDATE)
+
+
+RULES = (
+    Rule("preflight.train-batch", ("verl",), _train_batch),
+    Rule("preflight.mini-batch", ("verl",), _mini_batch),
+    Rule("preflight.mini-batch-uneven", ("verl",), _mini_uneven),
+    Rule("preflight.micro-batch", ("verl",), _micro_batch),
+    Rule("preflight.micro-batch-both", ("verl",), _micro_both),
+    Rule("preflight.micro-batch-none", ("verl",), _micro_none),
+    Rule("preflight.group-of-one", ("verl",), _group_of_one),
+    Rule("preflight.ulysses-padding", ("verl",), _ulysses_padding),
+    Rule("preflight.group-of-one", ("roll",), _roll_group),
+    Rule("preflight.roll-batch", ("roll",), _roll_batch),
+    Rule("preflight.env-groups", ("roll",), _env_groups),
+    Rule("preflight.env-partition", ("roll",), _env_partition),
+    Rule("preflight.env-tag", ("roll",), _env_tags),
+    Rule("preflight.domain-probabilities", ("roll",), _domains),
+)

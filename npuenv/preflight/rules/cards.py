@@ -1,0 +1,358 @@
+"""Rules about cards: which exist, who has them, and whether they can be shared out as written."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import TYPE_CHECKING, Any
+
+from npuenv.preflight.rules.base import (
+    Rule,
+    cards_of_machine,
+    divisor_below,
+    is_at_least,
+    problem,
+    roles,
+    value,
+    verl_cards,
+    whole,
+    written,
+)
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.preflight.types import Launch, Problem
+
+_MOST_CARDS = 65536  # a range beyond this is a slip, and its list is not made
+_ROLL = "alibaba/ROLL roll/configs/worker_config.py: device_mapping is evaluated, then counted"
+_ON_CARDS = ("actor_train", "actor_infer")
+
+
+def mapping_of(written_value: object) -> tuple[int, ...] | None:
+    """The card numbers of a device_mapping; None for anything but lists, ranges, + and whole numbers. Nothing is run.
+
+    Example: "list(range(0,4)) + [8, 9]" -> (0, 1, 2, 3, 8, 9)
+    """
+    if not isinstance(written_value, str):
+        return None
+    try:
+        found = _evaluate(ast.parse(written_value.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tuple(found) if isinstance(found, list) and all(type(card) is int for card in found) else None
+
+
+def _evaluate(node: ast.expr) -> Any:
+    """An int, a list of ints or a range. Raises: ValueError for any other expression."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_whole(node.operand)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_whole(item) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)):
+        return _join(_evaluate(node.left), node.op, _evaluate(node.right))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        if node.func.id == "range" and 1 <= len(node.args) <= 3:
+            cards = range(*(_whole(item) for item in node.args))
+            if len(cards) <= _MOST_CARDS:
+                return cards
+        if node.func.id == "list" and len(node.args) == 1:
+            inner = _evaluate(node.args[0])
+            if isinstance(inner, (list, range)):
+                return list(inner)
+    raise ValueError
+
+
+def _whole(node: ast.expr) -> int:
+    found = _evaluate(node)
+    if type(found) is not int:
+        raise ValueError
+    return found
+
+
+def _join(left: Any, operator: ast.operator, right: Any) -> Any:
+    if isinstance(left, list) and isinstance(right, list) and isinstance(operator, ast.Add):
+        return left + right
+    if type(left) is not int or type(right) is not int:
+        raise ValueError
+    if isinstance(operator, ast.Add):
+        return left + right
+    return left - right if isinstance(operator, ast.Sub) else left * right
+
+
+def cards_of(launch: Launch, role: str) -> tuple[int, ...] | None:
+    """The card numbers of a ROLL role; None where it has none, or nobody can read them."""
+    return mapping_of(value(launch, f"{role}.device_mapping"))
+
+
+def _mappings(launch: Launch) -> dict[str, tuple[int, ...]]:
+    return {role: cards for role in roles(launch) if (cards := cards_of(launch, role))}
+
+
+def _device_mapping(launch: Launch) -> Iterator[Problem]:
+    for role in roles(launch):
+        key = f"{role}.device_mapping"
+        setting = written(launch, key)
+        if setting is None or setting.is_open or setting.value is None or cards_of(launch, role):
+            continue
+        is_list = isinstance(setting.value, list) and all(type(card) is int for card in setting.value)
+        changes = (Change(key, str(setting.value)),) if is_list and setting.value else ()
+        yield problem(launch, "device-mapping", (key,), source=_ROLL, changes=changes, role=role, text=setting.text)
+
+
+def _device_duplicate(launch: Launch) -> Iterator[Problem]:
+    for role, cards in _mappings(launch).items():
+        twice = sorted({card for card in cards if cards.count(card) > 1})
+        if twice:
+            key = f"{role}.device_mapping"
+            change = Change(key, _text(tuple(dict.fromkeys(cards))))
+            yield problem(
+                launch, "device-duplicate", (key,), source=_ROLL, changes=(change,), role=role, cards=tuple(twice)
+            )
+
+
+def _text(cards: tuple[int, ...]) -> str:
+    """The shortest way to write card numbers down."""
+    if len(cards) > 1 and list(cards) == list(range(cards[0], cards[-1] + 1)):
+        return f"list(range({cards[0]},{cards[-1] + 1}))"
+    return str(list(cards))
+
+
+def _all_cards(launch: Launch) -> int | None:
+    """Cards of the whole machine; the number of nodes may stand in WORLD_SIZE, as scripts for many nodes have it."""
+    machine = launch.machine
+    if machine.cards_per_node and machine.nodes is None and "WORLD_SIZE" in launch.environ:
+        nodes = launch.environ["WORLD_SIZE"].value
+        return machine.cards_per_node * int(nodes) if str(nodes).isdigit() and int(nodes) > 0 else None
+    return cards_of_machine(machine)
+
+
+def _device_beyond(launch: Launch) -> Iterator[Problem]:
+    cards_there = _all_cards(launch)
+    for role, cards in _mappings(launch).items():
+        beyond = tuple(card for card in cards if card < 0 or (cards_there is not None and card >= cards_there))
+        if beyond:
+            yield problem(
+                launch,
+                "device-beyond",
+                (f"{role}.device_mapping",),
+                source=_ROLL,
+                role=role,
+                card=beyond[-1],
+                cards=cards_there if cards_there is not None else "-",
+            )
+
+
+def _device_overlap(launch: Launch) -> Iterator[Problem]:
+    if is_at_least(launch, "0.3.0") is not False:
+        return
+    train, infer = cards_of(launch, "actor_train"), cards_of(launch, "actor_infer")
+    shared = tuple(sorted(set(train or ()) & set(infer or ())))
+    if shared:
+        yield problem(
+            launch,
+            "device-overlap",
+            ("actor_infer.device_mapping", "actor_train.device_mapping"),
+            cards=shared,
+            source="ROLL Ascend samples (2026-04): training and inference on disjoint cards; alibaba/ROLL @5d1e3c3d",
+        )
+
+
+def _device_gap(launch: Launch) -> Iterator[Problem]:
+    mappings = _mappings(launch)
+    if any(written(launch, f"{role}.device_mapping") for role in roles(launch) if role not in mappings):
+        return  # the cards of one role are not known
+    used = {card for cards in mappings.values() for card in cards}
+    idle = tuple(card for card in range(min(max(used, default=-1), 4096)) if card not in used)
+    if idle:
+        keys = tuple(f"{role}.device_mapping" for role in mappings)
+        yield problem(launch, "device-gap", keys, source=_ROLL, severity="warning", cards=idle)
+
+
+def _device_missing(launch: Launch) -> Iterator[Problem]:
+    for role in _ON_CARDS:
+        key = f"{role}.strategy_args.strategy_name"
+        if (
+            value(launch, key)
+            and value(launch, f"{role}.device_mapping") is None
+            and written(launch, f"{role}.device_mapping") is None
+        ):
+            yield problem(launch, "device-missing", (key,), source=_ROLL, role=role)
+
+
+def _cards_machine(launch: Launch) -> Iterator[Problem]:
+    there = {"trainer.n_gpus_per_node": launch.machine.cards_per_node, "trainer.nnodes": launch.machine.nodes}
+    defaults = {"trainer.n_gpus_per_node": 8, "trainer.nnodes": 1}
+    for key, most in there.items():
+        asked = whole(launch, key, defaults[key])
+        if asked and most and asked > most:
+            yield problem(
+                launch,
+                "cards-machine",
+                (key,),
+                changes=(Change(key, most),),
+                key=key,
+                asked=asked,
+                most=most,
+                source="verl: the resource pool waits for cards without a limit (notes of runs with 0.7.1)",
+            )
+
+
+def _world_size(launch: Launch) -> Iterator[Problem]:
+    setting, used = launch.environ.get("WORLD_SIZE"), _mappings(launch)
+    if setting is None or setting.is_open or not used or not str(setting.value).isdigit():
+        return
+    per_node = launch.machine.cards_per_node or whole(launch, "num_gpus_per_node", 8) or 8
+    highest = max(card for cards in used.values() for card in cards)
+    nodes = launch.machine.nodes or highest // per_node + 1
+    if int(setting.value) > nodes and int(setting.value) % per_node == 0:
+        yield problem(
+            launch,
+            "world-size",
+            ("WORLD_SIZE",),
+            changes=(Change("WORLD_SIZE", str(nodes), is_variable=True),),
+            asked=setting.value,
+            nodes=nodes,
+            source="ROLL Ascend samples (2026-04): WORLD_SIZE is the number of nodes",
+        )
+
+
+def _verl_parallel(launch: Launch) -> Iterator[Problem]:
+    cards, key = verl_cards(launch), "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    size = whole(launch, key, 2)
+    if cards and size and cards % size:
+        change = Change(key, divisor_below(cards, size))
+        yield problem(
+            launch,
+            "tensor-parallel",
+            (key, "trainer.n_gpus_per_node"),
+            changes=(change,),
+            key=key,
+            size=size,
+            cards=cards,
+            source="verl wheels: the engines take their cards in groups of this size; validate_config lets it pass",
+        )
+
+
+def _roll_parallel(launch: Launch) -> Iterator[Problem]:
+    for role, cards in _mappings(launch).items():
+        base = f"{role}.strategy_args.strategy_config"
+        for names in (
+            ("tensor_parallel_size", "pipeline_parallel_size"),
+            ("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+        ):
+            key = f"{base}.{names[0]}"
+            size = (whole(launch, key, 1) or 1) * (whole(launch, f"{base}.{names[1]}", 1) or 1)
+            if written(launch, key) is not None and len(cards) % size:
+                change = Change(key, divisor_below(len(cards), whole(launch, key, 1) or 1))
+                yield problem(
+                    launch,
+                    "tensor-parallel",
+                    (key, f"{role}.device_mapping"),
+                    changes=(change,),
+                    key=key,
+                    size=size,
+                    cards=len(cards),
+                    source=_ROLL,
+                )
+
+
+def _heads(launch: Launch) -> Iterator[Problem]:
+    """A group of cards shares out a layer's attention heads evenly, or the engine does not start."""
+    from npuenv.placement import find_model
+
+    model_key, role = (
+        ("actor_rollout_ref.model.path", "actor_rollout_ref.rollout")
+        if launch.framework == "verl"
+        else ("pretrain", "actor_infer.strategy_args.strategy_config")
+    )
+    key = f"{role}.tensor_model_parallel_size" if launch.framework == "verl" else f"{role}.tensor_parallel_size"
+    name, size = value(launch, model_key), whole(launch, key, 1)
+    if not size or size == 1 or not isinstance(name, str) or written(launch, model_key) is None:
+        return
+    cards = verl_cards(launch) if launch.framework == "verl" else len(cards_of(launch, "actor_infer") or ())
+    if cards and cards % size:
+        return  # another rule has said so
+    heads = find_model(name).heads
+    if heads and heads % size:
+        yield problem(
+            launch,
+            "heads",
+            (key, model_key),
+            changes=(Change(key, divisor_below(heads, size)),),
+            size=size,
+            heads=heads,
+            model=name,
+            source="vllm-project/vllm vllm/config: total number of attention heads must be divisible",
+        )
+
+
+def _ulysses(launch: Launch) -> Iterator[Problem]:
+    cards, key = verl_cards(launch), "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    size = whole(launch, key, 1)
+    if cards and size and size > 1 and cards % size:
+        yield problem(
+            launch,
+            "sequence-parallel",
+            (key, "trainer.n_gpus_per_node"),
+            changes=(Change(key, divisor_below(cards, size)),),
+            size=size,
+            cards=cards,
+            source="verl wheels: verl/workers/fsdp_workers.py, device mesh dp x sp",
+        )
+
+
+def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
+    """tensor x pipeline x context of Megatron's training, which share the cards out."""
+    cards, base = verl_cards(launch), "actor_rollout_ref.actor.megatron"
+    if value(launch, "actor_rollout_ref.actor.strategy") != "megatron" or not cards:
+        return
+    keys = tuple(f"{base}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
+    size = math.prod(whole(launch, key, 1) or 1 for key in keys)
+    if cards % size:
+        yield problem(
+            launch,
+            "megatron-parallel",
+            keys,
+            size=size,
+            cards=cards,
+            source="verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config",
+        )
+
+
+def _shard_size(launch: Launch) -> Iterator[Problem]:
+    cards = verl_cards(launch)
+    for role in ("actor", "ref"):
+        key = f"actor_rollout_ref.{role}.fsdp_config.fsdp_size"
+        size = whole(launch, key)  # -1, all cards, is no whole number of cards
+        if cards and size and size < cards and cards % size:
+            yield problem(
+                launch,
+                "shard-size",
+                (key,),
+                changes=(Change(key, -1),),
+                size=size,
+                cards=cards,
+                source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh",
+            )
+
+
+RULES = (
+    Rule("preflight.device-mapping", ("roll",), _device_mapping),
+    Rule("preflight.device-duplicate", ("roll",), _device_duplicate),
+    Rule("preflight.device-beyond", ("roll",), _device_beyond),
+    Rule("preflight.device-overlap", ("roll",), _device_overlap),
+    Rule("preflight.device-gap", ("roll",), _device_gap),
+    Rule("preflight.device-missing", ("roll",), _device_missing),
+    Rule("preflight.world-size", ("roll",), _world_size),
+    Rule("preflight.tensor-parallel", ("roll",), _roll_parallel),
+    Rule("preflight.tensor-parallel", ("verl",), _verl_parallel),
+    Rule("preflight.heads", ("verl", "roll"), _heads),
+    Rule("preflight.sequence-parallel", ("verl",), _ulysses),
+    Rule("preflight.megatron-parallel", ("verl",), _megatron_parallel),
+    Rule("preflight.shard-size", ("verl",), _shard_size),
+    Rule("preflight.cards-machine", ("verl",), _cards_machine),
+)

@@ -1,0 +1,174 @@
+"""Rules about data: files that are not there, columns that the reader does not find, rewards that cannot be called.
+
+Files are looked at only where the launch is to run on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.preflight.rules.base import Rule, problem, value
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.preflight.types import Launch, Problem
+
+_FILES = ("data.train_files", "data.val_files")
+_PATHS = (
+    "custom_reward_function.path",
+    "reward.custom_reward_function.path",
+    "actor_rollout_ref.model.path",
+    "critic.model.path",
+)
+_ROLL_FILES = ("actor_train.data_args.file_name", "validation.data_args.file_name")
+_REWARDS = ("custom_reward_function", "reward.custom_reward_function")
+_MOST_FOOTER = 1 << 24  # bytes; a footer above this is no footer
+_COLUMNS = ("prompt", "data_source", "reward_model")
+_OWN_SCORES = re.compile(r"verl/utils/reward_score/(?!__init__)\w+\.py$")
+
+
+def _as_paths(found: object) -> list[str]:
+    if isinstance(found, (list, tuple)):
+        return [path for path in found if isinstance(path, str)]
+    return [found] if isinstance(found, str) else []
+
+
+def _is_local(path: str) -> bool:
+    """Whether a text is a path of this machine rather than a model's name or an address."""
+    return path.startswith(("/", "~", "./", "../")) and "${" not in path
+
+
+def _written_paths(launch: Launch) -> Iterator[tuple[str, str]]:
+    for key in (*_FILES, *_PATHS, *_ROLL_FILES, "pretrain", "reward_pretrain"):
+        setting = launch.settings.get(key)
+        if setting is not None and not setting.is_open:
+            for path in _as_paths(setting.value):
+                if _is_local(path):
+                    yield key, path
+
+
+def _missing(launch: Launch) -> Iterator[Problem]:
+    for key, path in _written_paths(launch) if launch.machine.is_here else ():
+        if not os.path.exists(os.path.expanduser(path)):
+            yield problem(launch, "path", (key,), key=key, path=path, source="looked at on this machine")
+
+
+def _columns(launch: Launch) -> Iterator[Problem]:
+    for key, path in _written_paths(launch) if launch.machine.is_here else ():
+        if key not in _FILES or not path.endswith(".parquet"):
+            continue
+        footer = _footer(Path(path).expanduser())
+        missing = tuple(name for name in _COLUMNS if footer and name.encode() not in footer)
+        if missing:
+            yield problem(
+                launch,
+                "columns",
+                (key,),
+                path=path,
+                missing=missing,
+                source="verl wheels 0.5.0 to 0.9.1: verl/utils/dataset/rl_dataset.py; the reward reads them later",
+            )
+
+
+def _footer(path: Path) -> bytes:
+    """The part of a parquet file that names its columns; empty where there is none.
+
+    Source: Apache Parquet file format: the last 8 bytes are the footer's length and PAR1.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(-8, os.SEEK_END)
+            tail = file.read(8)
+            length = int.from_bytes(tail[:4], "little")
+            if tail[4:] != b"PAR1" or not 0 < length < _MOST_FOOTER:
+                return b""
+            file.seek(-8 - length, os.SEEK_END)
+            return file.read(length)
+    except OSError:
+        return b""
+
+
+def _reward_function(launch: Launch) -> Iterator[Problem]:
+    """A function of verl's own takes (solution, truth); reward managers call with data_source and extra_info."""
+    for base in _REWARDS:
+        key = f"{base}.path"
+        path = value(launch, key)
+        if isinstance(path, str) and key in launch.settings and _OWN_SCORES.search(path):
+            changes = (
+                Change(key, None),
+                *((Change(f"{base}.name", None),) if f"{base}.name" in launch.settings else ()),
+            )
+            yield problem(
+                launch,
+                "reward-function",
+                (key, f"{base}.name"),
+                changes=changes,
+                path=path,
+                source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info",
+            )
+
+
+def _reward_signature(launch: Launch) -> Iterator[Problem]:
+    """The user's own function, read and never run."""
+    for base in _REWARDS if launch.machine.is_here else ():
+        path, name = value(launch, f"{base}.path"), value(launch, f"{base}.name", "compute_score") or "compute_score"
+        if not isinstance(path, str) or f"{base}.path" not in launch.settings or _OWN_SCORES.search(path):
+            continue
+        lacks = _lacking(Path(path).expanduser(), str(name))
+        if lacks:
+            yield problem(
+                launch,
+                "reward-signature",
+                (f"{base}.path", f"{base}.name"),
+                name=name,
+                missing=lacks,
+                source="verl wheels 0.7.1, 0.9.1: reward managers pass data_source and extra_info",
+            )
+
+
+def _lacking(path: Path, name: str) -> tuple[str, ...]:
+    """The arguments that a function in a file does not take; the function's name where it is not there."""
+    import ast
+
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
+        return ()
+    found = [
+        node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
+    ]
+    if not found:
+        bound = {
+            alias.asname or alias.name
+            for node in tree.body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        }
+        names = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        return () if name in bound | names or "*" in bound else (name,)
+    arguments = found[-1].args
+    if arguments.kwarg is not None:
+        return ()
+    takes = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
+    return tuple(
+        wanted for wanted in ("data_source", "solution_str", "ground_truth", "extra_info") if wanted not in takes
+    )
+
+
+RULES = (
+    Rule("preflight.path", ("verl", "roll"), _missing),
+    Rule("preflight.columns", ("verl",), _columns),
+    Rule("preflight.reward-function", ("verl",), _reward_function),
+    Rule("preflight.reward-signature", ("verl",), _reward_signature),
+)

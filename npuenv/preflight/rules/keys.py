@@ -1,0 +1,321 @@
+"""Rules about keys: unknown ones, moved ones, Hydra's marks, and keys that are dropped or read by nobody."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import all_names, defaults_of, fields_of, known_releases, names_of, nearest_release
+from npuenv.preflight.rules.base import Rule, is_at_least, nearest, problem
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.matrix.rows import MovedKey
+    from npuenv.preflight.types import Launch, Problem, Setting
+
+__all__ = ["RULES", "defaults_of", "known_releases"]
+
+_HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
+_TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
+_DROPPED = "alibaba/ROLL roll/configs: dacite drops keys without a field"
+_ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?ml)?$")
+# The beginnings of keys that only the asynchronous trainers have, whose configurations are not in the table.
+_OTHER_TRAINERS = ("rollout.", "async_training.")
+_NOISE = "trainer.noise_injection"
+_VERLS_OWN = re.compile(r"(?:ppo|sft|generation|evaluation)\w*(?:\.ya?ml)?")
+_FREE_PARTS = (
+    "strategy_config",
+    "system_envs",
+    "llm_proxy",
+    "sequence_packing_args",
+    "reward_manager_config",
+    "query_filter_config",
+    "response_filter_config",
+    "model_config_kwargs",
+    "domain_interleave_probs",
+)
+# A key that ROLL has under another name.
+_ROLL_NAMES = {"flash_attn": "attn_implementation", "use_flash_attn": "attn_implementation", "torch_dtype": "dtype"}
+
+
+def _is_known(key: str, names: frozenset[str]) -> bool:
+    """Whether a release has the key: itself, a whole branch of it, or something inside of a leaf that is a mapping."""
+    return key in names or any(name.startswith(f"{key}.") for name in names)
+
+
+def _is_hydras(key: str) -> bool:
+    """Choices of groups and Hydra's own keys, which are no part of the composed tree."""
+    return (
+        key.startswith(("hydra", *_OTHER_TRAINERS))
+        or "@" in key
+        or "/" in key
+        or key in ("defaults", "model_engine", "_self_")
+    )
+
+
+def _inside_free(key: str, release: str | None) -> bool:
+    """Whether some leaf above the key is an empty mapping or null, below which users put keys of their own."""
+    defaults = defaults_of("verl", release)
+    parts = key.split(".")
+    return any(defaults.get(".".join(parts[:at]), "") in ({}, None) for at in range(1, len(parts)))
+
+
+def _unknown(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
+    names = names_of("verl", launch.release)
+    for key, setting in launch.settings.items() if names else ():
+        if (setting.mark or launch.source == "verl-yaml") and _inside_free(key, launch.release):
+            continue  # a key of the user's own, below one that takes such keys
+        if not (_is_hydras(key) or key.startswith(_NOISE) or _is_known(key, names)):
+            yield setting, names
+
+
+def _moved_row(launch: Launch, key: str) -> MovedKey | None:
+    for row in load_matrix().moved_keys:
+        if row.framework == launch.framework and (key == row.old or key.startswith(f"{row.old}.")):
+            return row
+    return None
+
+
+def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
+    """What the key is called in the launch's release, where a row says that it has moved, in either direction."""
+    for row in load_matrix().moved_keys:
+        is_new = is_at_least(launch, row.since)
+        old, new = (row.old, row.new) if is_new else (row.new, row.old)
+        if old and new and (key == old or key.startswith(f"{old}.")):
+            renamed = new + key[len(old) :]
+            if _is_known(renamed, names):
+                return renamed
+    return None
+
+
+def _key_moved(launch: Launch) -> Iterator[Problem]:
+    for setting, names in _unknown(launch):
+        renamed = _other_name(launch, setting.key, names)
+        is_gone = (row := _moved_row(launch, setting.key)) is not None and not row.new
+        if renamed:
+            change = Change(renamed, setting.value, renames=setting.key)
+            yield problem(
+                launch,
+                "key-moved",
+                (setting.key,),
+                changes=(change,),
+                key=setting.key,
+                new=renamed,
+                release=launch.release,
+                source=_TABLE,
+            )
+        elif is_gone or setting.key in all_names("verl"):
+            change = Change(setting.key, None)
+            yield problem(
+                launch,
+                "key-moved",
+                (setting.key,),
+                says="key-gone",
+                changes=(change,),
+                key=setting.key,
+                release=launch.release,
+                source=_TABLE,
+            )
+
+
+def _is_elsewhere(launch: Launch, key: str, names: frozenset[str]) -> bool:
+    row = _moved_row(launch, key)
+    return _other_name(launch, key, names) is not None or key in all_names("verl") or (row is not None and not row.new)
+
+
+def _key_unknown(launch: Launch) -> Iterator[Problem]:
+    for setting, names in _unknown(launch):
+        if _is_elsewhere(launch, setting.key, names):
+            continue
+        is_added = bool(setting.mark) or launch.source == "verl-yaml"
+        near = nearest(setting.key, names, 0.9) if is_added else _near(setting.key, names)
+        if is_added and near is None:
+            continue  # a key of the user's own: somebody may read it
+        changes = (Change(near, setting.value, renames=setting.key),) if near else ()
+        yield problem(
+            launch,
+            "key-unknown",
+            (setting.key,),
+            says="key-near" if near else "key-unknown",
+            changes=changes,
+            key=setting.key,
+            near=near or "-",
+            release=launch.release,
+            source=_HYDRA,
+            severity="error" if not is_added and launch.release in known_releases("verl") else "warning",
+        )
+
+
+def _near(key: str, names: frozenset[str]) -> str | None:
+    """The known key that was meant: nearly the same, or with the same last part elsewhere in the same branch."""
+    close = nearest(key, names, 0.9)
+    if close:
+        return close
+    head, _, tail = key.rpartition(".")
+    same = sorted(name for name in names if name.endswith(f".{tail}") and name.split(".")[0] == key.split(".")[0])
+    top = head.split(".")[0]
+    return same[0] if len(same) == 1 and top else None
+
+
+def _key_exists(launch: Launch) -> Iterator[Problem]:
+    defaults = defaults_of("verl", launch.release)
+    for setting in launch.settings.values():
+        old = defaults.get(setting.key)
+        if (
+            setting.mark == "+"
+            and old is not None
+            and not isinstance(old, (dict, list))
+            and not isinstance(setting.value, (dict, list))
+        ):
+            yield problem(
+                launch,
+                "key-exists",
+                (setting.key,),
+                changes=(Change(setting.key, setting.value, renames=setting.key),),
+                key=setting.key,
+                release=launch.release,
+                source="hydra-core 1.3: Could not append to config",
+            )
+
+
+def _noise(launch: Launch) -> Iterator[Problem]:
+    keys = tuple(key for key in launch.settings if key.startswith(_NOISE))
+    if keys:
+        says = "noise-ignored" if launch.settings[keys[0]].mark or launch.source == "verl-yaml" else "noise-refused"
+        yield problem(
+            launch,
+            "noise-injection",
+            keys,
+            says=says,
+            changes=tuple(Change(key, None) for key in keys),
+            source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection",
+        )
+
+
+def _mandatory(launch: Launch) -> Iterator[Problem]:
+    key = "actor_rollout_ref.rollout.name"
+    if defaults_of("verl", launch.release).get(key) == "???" and key not in launch.settings:
+        yield problem(
+            launch, "key-mandatory", (), changes=(Change(key, "vllm"),), key=key, release=launch.release, source=_TABLE
+        )
+
+
+def _release_unknown(launch: Launch) -> Iterator[Problem]:
+    if nearest_release(launch.framework, launch.release) is None:
+        yield problem(
+            launch,
+            "release",
+            (),
+            severity="note",
+            framework=launch.framework,
+            known=known_releases(launch.framework),
+            source=_TABLE,
+        )
+
+
+def _roll_dropped(launch: Launch) -> Iterator[Problem]:
+    used = {name for s in launch.settings.values() for name in re.findall(r"\$\{([\w]+)", s.text)}
+    for key, setting in launch.settings.items():
+        part, name, where = _part_of(key)
+        if not part or name in fields_of(part) or (part == "top" and name in used):
+            continue
+        meant = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
+        if meant and f"{where}{meant}" not in launch.settings:
+            change = Change(f"{where}{meant}", setting.value, renames=key)
+            yield problem(
+                launch,
+                "key-dropped",
+                (key,),
+                severity="warning",
+                changes=(change,),
+                key=key,
+                near=f"{where}{meant}",
+                source=_DROPPED,
+            )
+        elif part in ("model_args", "data_args", "worker"):
+            yield problem(
+                launch, "key-dropped", (key,), says="key-dropped-only", severity="note", key=key, source=_DROPPED
+            )
+
+
+def _part_of(key: str) -> tuple[str, str, str]:
+    """(part of the configuration, name in it, what stands before the name) of a ROLL key; "" where anything goes."""
+    parts = key.split(".")
+    if (
+        parts[0] in ("hydra", "defaults", "custom_envs", "system_envs", "tracker_kwargs", "checkpoint_config")
+        or "@" in key
+    ):
+        return "", "", ""
+    if len(parts) == 1:
+        return "top", parts[0], ""
+    start = 2 if parts[0] == "rewards" else 1
+    if parts[0] not in fields_of("top") or len(parts) <= start or parts[0] not in _ROLES:
+        return "", "", ""
+    if len(parts) == start + 1:
+        return "worker", parts[-1], ".".join(parts[:-1]) + "."
+    if parts[start] in _FREE_PARTS or len(parts) > start + 2 or not fields_of(parts[start]):
+        return "", "", ""
+    return parts[start], parts[-1], ".".join(parts[:-1]) + "."
+
+
+_ROLES = (
+    "actor_train",
+    "actor_infer",
+    "reference",
+    "critic",
+    "reward",
+    "reward_model",
+    "rewards",
+    "validation",
+    "student_train",
+    "student_infer",
+    "teacher",
+    "train_env_manager",
+    "val_env_manager",
+)
+
+
+def _defaults_missing(launch: Launch) -> Iterator[Problem]:
+    """`${deepspeed_zero3}` of a fragment whose `defaults:` are not there."""
+    for file in launch.missing_files:
+        if launch.framework == "verl" and _VERLS_OWN.fullmatch(file.rpartition("/")[2]):
+            continue  # it comes with the package
+        # These lie in ROLL's tree, into which a YAML may still be copied; DeepSpeed's are gone from 0.3.0 on.
+        own = _ROLLS_OWN.search(file) if launch.framework == "roll" else None
+        is_there = own is not None and not (own.group(1).startswith("deepspeed") and is_at_least(launch, "0.3.0"))
+        yield problem(
+            launch,
+            "defaults-missing",
+            (),
+            severity="note" if is_there else "error",
+            file=file,
+            source="hydra-core 1.3: Could not load",
+        )
+    tops = {key.split(".")[0] for key in launch.settings}
+    for key, setting in launch.settings.items() if not launch.missing_files else ():
+        name = re.fullmatch(r"\$\{([A-Za-z_]\w*)(?:\.[\w.]+)?\}", setting.text.strip().strip("'\""))
+        if setting.is_open and name and name.group(1) not in tops:
+            yield problem(
+                launch,
+                "defaults-missing",
+                (key,),
+                says="interpolation-missing",
+                key=key,
+                name=name.group(1),
+                source="omegaconf: Interpolation key not found",
+            )
+
+
+RULES = (
+    Rule("preflight.release", ("verl", "roll"), _release_unknown),
+    Rule("preflight.key-moved", ("verl",), _key_moved),
+    Rule("preflight.key-unknown", ("verl",), _key_unknown),
+    Rule("preflight.key-exists", ("verl",), _key_exists),
+    Rule("preflight.key-mandatory", ("verl",), _mandatory),
+    Rule("preflight.noise-injection", ("verl",), _noise),
+    Rule("preflight.key-dropped", ("roll",), _roll_dropped),
+    Rule("preflight.defaults-missing", ("roll", "verl"), _defaults_missing),
+)

@@ -1,0 +1,117 @@
+"""Rules about lengths in tokens: prompt and response against what the engines and the trainer hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.preflight.rules.base import Rule, is_at_least, is_true, problem, value, whole
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.preflight.types import Launch, Problem
+
+_ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+
+
+def verl_length(launch: Launch) -> int | None:
+    """Tokens of the longest prompt with the longest response."""
+    prompt, response = whole(launch, "data.max_prompt_length", 512), whole(launch, "data.max_response_length", 512)
+    return prompt + response if prompt and response else None
+
+
+def roll_length(launch: Launch) -> int | None:
+    """Tokens of the longest sequence: `sequence_length`, else prompt and response."""
+    sequence = whole(launch, "sequence_length")
+    prompt, response = whole(launch, "prompt_length", 1024), whole(launch, "response_length")
+    return sequence or (prompt + response if prompt and response else None)
+
+
+def _verl_model_length(launch: Launch) -> Iterator[Problem]:
+    key, total = f"{_ROLLOUT}.max_model_len", verl_length(launch)
+    most = whole(launch, key)
+    if total and most and total > most:
+        keys = (key, "data.max_prompt_length", "data.max_response_length")
+        yield problem(
+            launch,
+            "length",
+            keys,
+            changes=(Change(key, total),),
+            key=key,
+            total=total,
+            most=most,
+            source="verl wheels: verl/workers/rollout; an engine takes no more than max_model_len",
+        )
+
+
+def _roll_model_length(launch: Launch) -> Iterator[Problem]:
+    key, total = "actor_infer.strategy_args.strategy_config.max_model_len", roll_length(launch)
+    most = whole(launch, key)
+    if total and most and total > most:
+        yield problem(
+            launch,
+            "length",
+            (key, "sequence_length", "prompt_length", "response_length"),
+            changes=(Change(key, total),),
+            key=key,
+            total=total,
+            most=most,
+            source="ROLL Ascend samples (2026-04), sample 2: 2048 + 8192 tokens over 8000",
+        )
+
+
+def _batched_tokens(launch: Launch) -> Iterator[Problem]:
+    if value(launch, f"{_ROLLOUT}.name", "vllm") != "vllm" or is_at_least(launch, "0.9.1"):
+        return  # 0.9.1 raises the limit by itself
+    key = f"{_ROLLOUT}.max_num_batched_tokens"
+    total, most = whole(launch, f"{_ROLLOUT}.max_model_len") or verl_length(launch), whole(launch, key, 8192)
+    if total and most and most < total and not is_true(launch, f"{_ROLLOUT}.enable_chunked_prefill", default=True):
+        yield problem(
+            launch,
+            "batched-tokens",
+            (f"{_ROLLOUT}.enable_chunked_prefill", key),
+            changes=(Change(key, total),),
+            most=most,
+            total=total,
+            source="vllm-project/vllm vllm/config: without chunked prefill a batch holds a whole sequence",
+        )
+
+
+def _dynamic_tokens(launch: Launch) -> Iterator[Problem]:
+    key, total = f"{_ACTOR}.ppo_max_token_len_per_gpu", verl_length(launch)
+    most, parts = whole(launch, key, 16384), whole(launch, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
+    if total and most and is_true(launch, f"{_ACTOR}.use_dynamic_bsz") and most * parts < total:
+        yield problem(
+            launch,
+            "dynamic-tokens",
+            (key, f"{_ACTOR}.use_dynamic_bsz"),
+            changes=(Change(key, -(-total // parts)),),
+            key=key,
+            most=most * parts,
+            total=total,
+            source="verl wheels: verl/utils/seqlen_balancing.py, max_token_len >= max_seq_len",
+        )
+
+
+def _new_tokens(launch: Launch) -> Iterator[Problem]:
+    key = "actor_infer.generating_args.max_new_tokens"
+    new, total = whole(launch, key), whole(launch, "sequence_length")
+    if new and total and new > total:
+        yield problem(
+            launch,
+            "new-tokens",
+            (key, "sequence_length"),
+            new=new,
+            total=total,
+            source="alibaba/ROLL roll/configs/base_config.py: a sequence holds prompt and answer",
+        )
+
+
+RULES = (
+    Rule("preflight.length", ("verl",), _verl_model_length),
+    Rule("preflight.batched-tokens", ("verl",), _batched_tokens),
+    Rule("preflight.dynamic-tokens", ("verl",), _dynamic_tokens),
+    Rule("preflight.length", ("roll",), _roll_model_length),
+    Rule("preflight.new-tokens", ("roll",), _new_tokens),
+)

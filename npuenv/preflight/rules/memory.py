@@ -1,0 +1,200 @@
+"""The rule about memory: whether the cards hold what the launch puts on them, by the planner's estimate.
+
+It speaks only where model, cards and their memory are all known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.preflight.rules.base import Rule, is_true, number, problem, value, verl_cards, whole
+from npuenv.preflight.rules.cards import cards_of
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.placement.types import Engine, Job, Placement
+    from npuenv.preflight.types import Launch, Problem
+
+_ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+_ENGINES: dict[str, Engine] = {"fsdp": "fsdp", "fsdp2": "fsdp2"}
+_ROLL_ENGINES: dict[str, Engine] = {"deepspeed_train": "deepspeed-zero3", "fsdp2_train": "fsdp2"}
+
+
+def job_of(launch: Launch) -> tuple[Job, Placement] | None:
+    """What the planner needs; None where one of the deciding values is not known."""
+    if launch.machine.memory_gib is None or launch.machine.hardware is None or launch.release is None:
+        return None
+    return _verl_job(launch) if launch.framework == "verl" else _roll_job(launch)
+
+
+def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
+    from npuenv.placement import find_model
+    from npuenv.placement.types import Cards, Job, Placement, Sizes
+
+    name, engine = (
+        value(launch, "actor_rollout_ref.model.path"),
+        _ENGINES.get(str(value(launch, f"{_ACTOR}.strategy", "fsdp"))),
+    )
+    count, dynamic = verl_cards(launch), is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
+    micro = whole(launch, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1 if dynamic else None)
+    share = number(launch, f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
+    model = find_model(name) if isinstance(name, str) and "actor_rollout_ref.model.path" in launch.settings else None
+    if (
+        not (model and model.layers and engine and count and micro and share)
+        or value(launch, f"{_ROLLOUT}.name") != "vllm"
+    ):
+        return None
+    per_node = whole(launch, "trainer.n_gpus_per_node", 8) or count
+    scoring = whole(launch, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro) or micro
+    sizes = Sizes(
+        prompt_length=whole(launch, "data.max_prompt_length", 512) or 512,
+        response_length=whole(launch, "data.max_response_length", 512) or 512,
+        prompts=whole(launch, "data.train_batch_size", 1024) or 1024,
+        rollouts=whole(launch, f"{_ROLLOUT}.n", 1) or 1,
+        mini_batch=whole(launch, f"{_ACTOR}.ppo_mini_batch_size", 256) or 256,
+        micro_batch=micro,
+        log_prob_micro_batch=scoring,
+        max_model_len=whole(launch, f"{_ROLLOUT}.max_model_len"),
+        micro_tokens=whole(launch, f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) if dynamic else None,
+        log_prob_tokens=whole(launch, f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", 16384) if dynamic else None,
+    )
+    job = Job(
+        framework="verl",
+        release=launch.release or "",
+        model=model,
+        sizes=sizes,
+        engine=engine,
+        gpu_memory_utilization=float(share),
+        cards=Cards(launch.machine.hardware or "", per_node, count // per_node, launch.machine.memory_gib or 0.0),
+        tensor_parallel=whole(launch, f"{_ROLLOUT}.tensor_model_parallel_size", 2) or 2,
+        offloads_parameters=is_true(launch, f"{_ACTOR}.fsdp_config.param_offload"),
+        offloads_optimizer=is_true(launch, f"{_ACTOR}.fsdp_config.optimizer_offload"),
+        offloads_reference=is_true(launch, f"{_REF}.fsdp_config.param_offload"),
+        has_reference=is_true(launch, f"{_ACTOR}.use_kl_loss") or is_true(launch, "algorithm.use_kl_in_reward"),
+        has_critic=value(launch, "algorithm.adv_estimator", "gae") == "gae",
+        checkpoints_gradients=is_true(launch, "actor_rollout_ref.model.enable_gradient_checkpointing", default=True),
+        removes_padding=is_true(launch, "actor_rollout_ref.model.use_remove_padding"),
+        lora_rank=whole(launch, "actor_rollout_ref.model.lora_rank", 0) or 0,
+        sequence_parallel=whole(launch, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1,
+        engine_sleeps=is_true(launch, f"{_ROLLOUT}.free_cache_engine", default=True),
+    )
+    cards = tuple(range(count))
+    return job, Placement(cards, cards, cards)
+
+
+def _roll_job(launch: Launch) -> tuple[Job, Placement] | None:
+    from npuenv.placement import find_model
+    from npuenv.placement.types import Cards, Job, Placement, Sizes
+
+    name, engine = (
+        value(launch, "pretrain"),
+        _ROLL_ENGINES.get(str(value(launch, "actor_train.strategy_args.strategy_name"))),
+    )
+    train, infer, reference = (cards_of(launch, role) for role in ("actor_train", "actor_infer", "reference"))
+    prompt, response = whole(launch, "prompt_length", 1024), whole(launch, "response_length")
+    base, device = (
+        "actor_infer.strategy_args.strategy_config",
+        whole(launch, "actor_train.training_args.per_device_train_batch_size", 1),
+    )
+    share = number(launch, f"{base}.gpu_memory_utilization")
+    model = find_model(name) if isinstance(name, str) else None
+    if not (model and model.layers and engine and train and infer and prompt and response and share and device):
+        return None
+    batch, config = whole(launch, "rollout_batch_size", 128) or 128, "actor_train.strategy_args.strategy_config"
+    offloads = is_true(launch, f"{config}.offload_policy") or "offload" in str(
+        value(launch, f"{config}.zero_optimization", "")
+    )
+    sizes = Sizes(
+        prompt,
+        response,
+        batch,
+        whole(launch, "num_return_sequences_in_group", 1) or 1,
+        batch,
+        device,
+        whole(launch, "actor_train.infer_batch_size", 1) or 1,
+        whole(launch, f"{base}.max_model_len"),
+        reference_micro_batch=whole(launch, "reference.infer_batch_size"),
+    )
+    per_node = launch.machine.cards_per_node or max(train + infer) + 1
+    nodes = max(train + infer + (reference or ())) // per_node + 1
+    job = Job(
+        framework="roll",
+        release=launch.release or "",
+        model=model,
+        sizes=sizes,
+        engine=engine,
+        gpu_memory_utilization=float(share),
+        cards=Cards(launch.machine.hardware or "", per_node, nodes, launch.machine.memory_gib or 0.0),
+        tensor_parallel=whole(launch, f"{base}.tensor_parallel_size", 1) or 1,
+        offloads_parameters=offloads,
+        offloads_optimizer=offloads,
+        has_reference=bool(reference),
+        checkpoints_gradients=not is_true(launch, "actor_train.model_args.disable_gradient_checkpointing"),
+    )
+    return job, Placement(train, infer, reference or ())
+
+
+def _memory(launch: Launch) -> Iterator[Problem]:
+    found = job_of(launch)
+    if found is None:
+        return
+    from npuenv.placement import estimate
+
+    job, placement = found
+    if launch.framework == "roll" and job.engine != "fsdp2" and set(placement.train) & set(placement.infer):
+        return  # the release refuses to share cards at all
+    try:
+        outcome = estimate(job, placement)
+    except BadInput:
+        return  # a number that is none: the rules about values speak of it
+    # Without a peak it is the layout that is impossible, not the amount.
+    if outcome.verdict == "infeasible" and outcome.peak_gib > outcome.memory_gib:
+        keys = (
+            f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+            f"{_ROLLOUT}.gpu_memory_utilization",
+            "actor_rollout_ref.model.path",
+            "pretrain",
+            "actor_train.training_args.per_device_train_batch_size",
+        )
+        yield problem(
+            launch,
+            "memory",
+            keys,
+            changes=_relief(launch, job, placement),
+            reason=outcome.says[0] if outcome.says else "-",
+            advice=outcome.advice[0] if outcome.advice else "-",
+            source="npuenv.placement: an estimate",
+        )
+
+
+def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
+    """The first of offloading and small micro batches, in the order of the guides, after which the job fits."""
+    from npuenv.placement import estimate
+
+    if launch.framework != "verl":
+        return ()
+    offload = (
+        Change(f"{_ACTOR}.fsdp_config.param_offload", True),
+        Change(f"{_ACTOR}.fsdp_config.optimizer_offload", True),
+    )
+    small = (
+        Change(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1),
+        Change(f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", 1),
+    )
+    light = replace(job, offloads_parameters=True, offloads_optimizer=True)
+    sizes = replace(job.sizes, micro_batch=1, log_prob_micro_batch=1)
+    for job_then, changes in (
+        (replace(job, sizes=sizes), small),
+        (light, offload),
+        (replace(light, sizes=sizes), (*offload, *small)),
+    ):
+        if estimate(job_then, placement).verdict != "infeasible":
+            return changes
+    return ()
+
+
+RULES = (Rule("preflight.memory", ("verl", "roll"), _memory),)

@@ -1,0 +1,333 @@
+"""Rules about what an NPU has and has not: backends, attention, devices and variables that belong to a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.preflight.rules.base import Rule, is_at_least, is_true, matching, problem, roles, value, written
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.preflight.types import Launch, Problem, Severity
+
+_UNSUPPORTED = "npuenv/matrix/unsupported.toml"
+_SAMPLES = "ROLL Ascend samples (2026-04)"
+_ATTENTION = "*.attn_implementation"
+# Variables of NVIDIA's communication library that have a counterpart with the same meaning.
+_NCCL = {"NCCL_SOCKET_IFNAME": "HCCL_SOCKET_IFNAME"}
+_STRATEGIES = (
+    "deepspeed_train",
+    "deepspeed_infer",
+    "fsdp2_train",
+    "fsdp2_infer",
+    "megatron_train",
+    "megatron_infer",
+    "hf_infer",
+    "vllm",
+    "sglang",
+)
+_GPU_ENGINES = {"trtllm": "vllm"}
+_GPU_ONLY = {"automodel": "fsdp2"}  # registered for device cuda alone in verl 0.9.1
+
+
+def _device(launch: Launch) -> Iterator[Problem]:
+    key = "trainer.device"
+    setting = written(launch, key)
+    if setting is not None and setting.value in ("cuda", "gpu"):
+        yield problem(
+            launch, "device", (key,), changes=(Change(key, "npu"),), source="verl wheels: verl/utils/device.py"
+        )
+    elif setting is None and is_at_least(launch, "0.7.0") is False:
+        yield problem(
+            launch,
+            "device",
+            (),
+            says="device-unset",
+            changes=(Change(key, "npu"),),
+            release=launch.release,
+            source="verl Ascend quick start (2025-12-11): the device is found by itself from 0.7.0 on",
+        )
+
+
+def _visibility(launch: Launch) -> Iterator[Problem]:
+    setting = launch.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is not None:
+        new = "ASCEND_RT_VISIBLE_DEVICES"
+        changes = (
+            (Change(new, setting.value, is_variable=True, renames="CUDA_VISIBLE_DEVICES"),)
+            if str(setting.value)
+            else ()
+        )
+        yield problem(
+            launch,
+            "visibility",
+            ("CUDA_VISIBLE_DEVICES",),
+            changes=changes,
+            name="CUDA_VISIBLE_DEVICES",
+            new=new,
+            source="ray/_private/accelerators/npu.py: ASCEND_RT_VISIBLE_DEVICES",
+        )
+
+
+def _nccl(launch: Launch) -> Iterator[Problem]:
+    for name, setting in launch.environ.items():
+        if not name.startswith(("NCCL_", "PYTORCH_CUDA_", "TORCH_NCCL_")):
+            continue
+        new = _NCCL.get(name)
+        change = Change(new or name, setting.value if new else None, is_variable=True, renames=name if new else None)
+        if name == "PYTORCH_CUDA_ALLOC_CONF":
+            change = Change(name, None, is_variable=True)
+        yield problem(
+            launch,
+            "nccl",
+            (name,),
+            severity="warning",
+            says="nccl-renamed" if new else "nccl",
+            changes=(change,),
+            name=name,
+            new=new or "-",
+            source=f"{_SAMPLES}: HCCL in place of NCCL; no reader of {name} in torch_npu or CANN",
+        )
+
+
+def _engine(launch: Launch) -> Iterator[Problem]:
+    key = "actor_rollout_ref.rollout.name"
+    name = value(launch, key)
+    if name in _GPU_ENGINES or (name == "sglang" and is_at_least(launch, "0.6.0") is False):
+        yield problem(
+            launch,
+            "engine",
+            (key,),
+            changes=(Change(key, "vllm"),),
+            name=name,
+            release=launch.release or "-",
+            source="verl Ascend quick start (2025-12): vllm-ascend, and sglang from 0.6 on",
+        )
+
+
+def _gpu_backend(launch: Launch) -> Iterator[Problem]:
+    key = "actor_rollout_ref.actor.strategy"
+    name = value(launch, key)
+    if name in _GPU_ONLY:
+        yield problem(
+            launch,
+            "gpu-backend",
+            (key,),
+            changes=(Change(key, _GPU_ONLY[name]),),
+            name=name,
+            source='verl wheel 0.9.1: verl/workers/engine, device=["cuda"]',
+        )
+
+
+def _megatron_needs(launch: Launch) -> Iterator[Problem]:
+    key, packages = "actor_rollout_ref.actor.strategy", launch.machine.packages
+    if value(launch, key) == "megatron" and packages and not {"mindspeed", "mindspeed-llm"} & set(packages):
+        yield problem(
+            launch, "megatron-mindspeed", (key,), source="verl Ascend quick start (2025-12): MindSpeed and Megatron-LM"
+        )
+
+
+def _roll_strategy(launch: Launch) -> Iterator[Problem]:
+    for role in roles(launch):
+        key = f"{role}.strategy_args.strategy_name"
+        name = value(launch, key)
+        if not isinstance(name, str) or written(launch, key) is None:
+            continue
+        yield from _of_strategy(launch, key, name)
+
+
+def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
+    is_new = is_at_least(launch, "0.3.0")
+    train = "fsdp2_train" if is_new or is_new is None else "deepspeed_train"
+    if "deepspeed" in name and is_new:
+        new = train if name.endswith("train") else "fsdp2_infer"
+        yield problem(
+            launch,
+            "roll-deepspeed",
+            (key,),
+            changes=(Change(key, new),),
+            name=name,
+            new=new,
+            release=launch.release,
+            source="alibaba/ROLL v0.3.0: roll/configs/worker_config.py, StrategyArguments",
+        )
+    if name.startswith("megatron"):
+        new = train if name.endswith("train") else "hf_infer"
+        severity: Severity = "error" if is_new is not None else "warning"
+        yield problem(
+            launch,
+            "roll-megatron",
+            (key,),
+            severity=severity,
+            changes=(Change(key, new),),
+            name=name,
+            new=new,
+            source="alibaba/ROLL ascend_npu_faq.md @8eb27cc2; npuenv/matrix/unsupported.toml unsupported.roll.megatron",
+        )
+    if name == "sglang":
+        yield problem(
+            launch,
+            "roll-engine",
+            (key,),
+            severity="warning",
+            changes=(Change(key, "vllm"),),
+            name=name,
+            source=f"{_SAMPLES}; alibaba/ROLL docker/Dockerfile.A2: vllm-ascend is the only engine",
+        )
+
+
+def _strategy_role(launch: Launch) -> Iterator[Problem]:
+    """A role that trains with a strategy that cannot, or the other way round."""
+    wanted = {
+        "actor_train": ("_train",),
+        "critic": ("_train",),
+        "actor_infer": ("vllm", "sglang", "hf_infer"),
+        "reference": ("_infer",),
+    }
+    for role, ends in wanted.items():
+        key = f"{role}.strategy_args.strategy_name"
+        name = value(launch, key)
+        if isinstance(name, str) and name in _STRATEGIES and not name.endswith(ends):
+            yield problem(
+                launch,
+                "strategy-role",
+                (key,),
+                role=role,
+                name=name,
+                source="alibaba/ROLL roll/distributed/strategy: *_train trains, *_infer gives log probabilities",
+            )
+
+
+def _attention(launch: Launch) -> Iterator[Problem]:
+    if launch.framework != "verl":
+        return
+    for setting in matching(launch, _ATTENTION):
+        name = str(setting.value)
+        if name.startswith(("flash_attention_3", "flash_attn", "flash_attention_4", "fa3", "fa2", "xformers")):
+            yield problem(
+                launch,
+                "attention",
+                (setting.key,),
+                changes=(Change(setting.key, "flash_attention_2"),),
+                name=name,
+                source=f"{_UNSUPPORTED} unsupported.verl.flash-attn: attention through transformers",
+            )
+
+
+def _engine_attention(launch: Launch) -> Iterator[Problem]:
+    """Attention kernels that a GPU's engine offers and vllm-ascend or sglang on an NPU does not."""
+    gpu = ("flashinfer", "fa3", "flash_attn", "flashattn", "fa2", "triton", "xformers", "flashmla", "cutlass_mla")
+    for setting in matching(launch, "*.engine_kwargs.*.attention_backend"):
+        if str(setting.value).casefold().replace("_vllm_v1", "") in gpu:
+            is_sglang = ".sglang." in setting.key
+            change = Change(setting.key, "ascend" if is_sglang else None)
+            yield problem(
+                launch,
+                "attention-backend",
+                (setting.key,),
+                changes=(change,),
+                name=setting.value,
+                source="verl Ascend scripts: engine_kwargs.sglang.attention_backend=ascend",
+            )
+
+
+def _attention_variable(launch: Launch) -> Iterator[Problem]:
+    """XFORMERS, which the quick start exports, is read by nobody and harms nobody; these ask for a GPU's kernels."""
+    name = "VLLM_ATTENTION_BACKEND"
+    setting = launch.environ.get(name)
+    if setting is not None and str(setting.value).upper().startswith(("FLASH", "TRITON", "CUTLASS", "ROCM")):
+        yield problem(
+            launch,
+            "attention-variable",
+            (name,),
+            severity="warning",
+            changes=(Change(name, None, is_variable=True),),
+            name=setting.value,
+            source="vllm-project/vllm-ascend 0.11.0rc1 and main: no reader of VLLM_ATTENTION_BACKEND",
+        )
+
+
+def _quantization(launch: Launch) -> Iterator[Problem]:
+    if launch.machine.hardware == "950":
+        return
+    patterns = (
+        "*.rollout.quantization",
+        "*.strategy_config.quantization",
+        "*.strategy_config.fp8",
+        "*.engine_kwargs.*.quantization",
+        "*.override_transformer_config.fp8",
+        "*.strategy_config.kv_cache_dtype",
+        "*.engine_kwargs.*.kv_cache_dtype",
+    )
+    for pattern in patterns:
+        for setting in matching(launch, pattern):
+            if "fp8" in str(setting.value).casefold() or setting.value in ("e4m3", "hybrid", "nvfp4", "mxfp4"):
+                yield problem(
+                    launch,
+                    "quantization",
+                    (setting.key,),
+                    changes=(Change(setting.key, None),),
+                    name=setting.value,
+                    source="alibaba/ROLL examples/ascend_examples: fp8 on 950 alone",
+                )
+
+
+def _liger(launch: Launch) -> Iterator[Problem]:
+    key = "actor_rollout_ref.model.use_liger"
+    if is_true(launch, key) and is_at_least(launch, "0.8.0") is False:
+        yield problem(
+            launch,
+            "liger",
+            (key,),
+            severity="warning",
+            changes=(Change(key, False),),
+            release=launch.release,
+            source=f"{_UNSUPPORTED} unsupported.verl.liger-kernel: supported since 2026-05-20",
+        )
+
+
+def _profiler(launch: Launch) -> Iterator[Problem]:
+    for pattern in ("global_profiler.tool", "*.profiler.tool"):
+        for setting in matching(launch, pattern):
+            if setting.value == "nsys":
+                yield problem(
+                    launch,
+                    "profiler",
+                    (setting.key,),
+                    changes=(Change(setting.key, "npu"),),
+                    source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys",
+                )
+
+
+def _flash_package(launch: Launch) -> Iterator[Problem]:
+    for name in ("flash-attn", "flash_attn"):
+        if name in launch.machine.packages:
+            yield problem(
+                launch,
+                "flash-package",
+                (),
+                severity="warning",
+                version=launch.machine.packages[name],
+                source=f"{_UNSUPPORTED} unsupported.{launch.framework}.flash-attn",
+            )
+
+
+RULES = (
+    Rule("preflight.device", ("verl",), _device),
+    Rule("preflight.visibility", ("verl", "roll"), _visibility),
+    Rule("preflight.nccl", ("verl", "roll"), _nccl),
+    Rule("preflight.engine", ("verl",), _engine),
+    Rule("preflight.gpu-backend", ("verl",), _gpu_backend),
+    Rule("preflight.megatron-mindspeed", ("verl",), _megatron_needs),
+    Rule("preflight.roll-strategy", ("roll",), _roll_strategy),
+    Rule("preflight.strategy-role", ("roll",), _strategy_role),
+    Rule("preflight.attention", ("verl",), _attention),
+    Rule("preflight.attention-backend", ("verl",), _engine_attention),
+    Rule("preflight.attention-variable", ("verl", "roll"), _attention_variable),
+    Rule("preflight.quantization", ("verl", "roll"), _quantization),
+    Rule("preflight.liger", ("verl",), _liger),
+    Rule("preflight.profiler", ("verl",), _profiler),
+    Rule("preflight.flash-package", ("verl", "roll"), _flash_package),
+)

@@ -1,0 +1,57 @@
+"""Rules about what a launch would run that nobody has read: code that the model wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.preflight.rules.base import Rule, is_true, matching, problem, value
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.preflight.types import Launch, Problem
+
+_MANAGERS = {
+    "reward_model.reward_manager": "sandbox_fusion.url",
+    "reward.reward_manager.name": "reward.sandbox_fusion.url",
+}
+
+
+def _roll_code(launch: Launch) -> Iterator[Problem]:
+    """`use_local` is true unless it is written."""
+    for setting in matching(launch, "rewards.*.worker_cls"):
+        base = setting.key.removesuffix(".worker_cls")
+        if "codesandbox" in str(setting.value).casefold() and is_true(launch, f"{base}.use_local", default=True):
+            changes = (Change(f"{base}.use_local", False),) if value(launch, f"{base}.code_url") else ()
+            yield problem(
+                launch,
+                "code-reward",
+                (f"{base}.use_local", setting.key),
+                severity="warning",
+                changes=changes,
+                reward=base,
+                source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3",
+            )
+
+
+def _verl_code(launch: Launch) -> Iterator[Problem]:
+    for base, sandbox in (
+        ("reward_model.reward_manager", "sandbox_fusion.url"),
+        ("reward.reward_manager.name", "reward.sandbox_fusion.url"),
+    ):
+        if value(launch, base) == "prime" and base in launch.settings and not value(launch, sandbox):
+            yield problem(
+                launch,
+                "code-reward",
+                (base,),
+                severity="warning",
+                reward=base,
+                source="verl wheels: verl/utils/reward_score/prime_code runs answers in local processes",
+            )
+
+
+RULES = (
+    Rule("preflight.code-reward", ("roll",), _roll_code),
+    Rule("preflight.code-reward", ("verl",), _verl_code),
+)

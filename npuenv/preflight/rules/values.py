@@ -1,0 +1,105 @@
+"""Rules about single values: words that name nothing, numbers out of range. The lists are rows of the matrix.
+
+The frameworks accept most of these without a word and stop, or train something else, later.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from npuenv.matrix import load_matrix
+from npuenv.preflight.rules.base import Rule, as_number, is_at_least, matching, nearest, problem
+from npuenv.preflight.types import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.matrix.rows import Bound, Choice
+    from npuenv.preflight.types import Launch, Problem, Setting
+
+
+def _choices(launch: Launch) -> Iterator[Problem]:
+    for row in load_matrix().choices:
+        if row.framework != launch.framework or not _holds(row, launch):
+            continue
+        for setting in matching(launch, row.key):
+            if setting.value is not None and setting.value not in row.values:
+                yield _no_choice(launch, row, setting)
+
+
+def _holds(row: Choice, launch: Launch) -> bool:
+    """Whether the list is the one of the launch's release; of an unknown release only lists that hold for all."""
+    if launch.release is None:
+        return not (row.since or row.until)
+    is_from = not row.since or is_at_least(launch, row.since)
+    return bool(is_from) and not (row.until and is_at_least(launch, row.until))
+
+
+def _no_choice(launch: Launch, row: Choice, setting: Setting) -> Problem:
+    near = _meant(str(setting.value), row)
+    changes = (
+        (Change(setting.key, near),)
+        if near
+        else ((Change(setting.key, row.values[0]),) if len(row.values) == 1 else ())
+    )
+    return problem(
+        launch,
+        "choice",
+        (setting.key,),
+        severity="warning" if row.is_open and not near else "error",
+        changes=changes,
+        key=setting.key,
+        text=setting.text,
+        values=row.values,
+        source=row.source,
+    )
+
+
+def _meant(word: str, row: Choice) -> str | None:
+    """The value that a word stands for: another spelling of it, or nearly it."""
+    same = {"flash_attention_2": "fa2", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "FSDP": "fsdp"}
+    if same.get(word) in row.values:
+        return same[word]
+    folded = {choice.casefold().replace("-", "_"): choice for choice in row.values}
+    return folded.get(word.casefold().replace("-", "_")) or nearest(word, row.values, 0.75)
+
+
+def _bounds(launch: Launch) -> Iterator[Problem]:
+    for row in load_matrix().bounds:
+        if row.framework != launch.framework:
+            continue
+        for setting in matching(launch, row.key):
+            if setting.value is not None and not _is_within(row, setting.value):
+                yield problem(
+                    launch,
+                    "number",
+                    (setting.key,),
+                    key=setting.key,
+                    text=setting.text,
+                    takes=_takes(row),
+                    source=row.source,
+                )
+
+
+def _is_within(row: Bound, written: object) -> bool:
+    if isinstance(written, (list, dict)):
+        return True
+    found = as_number(written)
+    if found is None or (row.kind == "whole" and found != int(found)):
+        return False
+    if found in row.also:
+        return True
+    return found > row.above and row.least <= found <= row.most
+
+
+def _takes(row: Bound) -> str:
+    """The range in signs: 0 < x <= 1."""
+    low = f"{row.above:g} < " if row.above > -math.inf else f"{row.least:g} <= " if row.least > -math.inf else ""
+    return f"{low}x" + (f" <= {row.most:g}" if row.most < math.inf else "")
+
+
+RULES = (
+    Rule("preflight.choice", ("verl", "roll"), _choices),
+    Rule("preflight.number", ("verl", "roll"), _bounds),
+)

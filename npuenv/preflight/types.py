@@ -1,0 +1,89 @@
+"""A launch as it was written, and what will not work in it: Place, Setting, Launch, Problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.messages import Message
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands: a file's line, the first being 1, or a word of a command line."""
+
+    path: str  # "" for a command line
+    line: int
+    word: int = 0  # of a command: the position of the override among all words, from 1; 0: no command
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One written value under its dotted key."""
+
+    key: str  # dotted, without Hydra's marks: actor_rollout_ref.rollout.name
+    value: Any  # the YAML value; interpolations filled in where that was possible
+    text: str  # as it was written
+    place: Place
+    mark: str = ""  # Hydra's "+", "++" or "~" before the key
+    is_open: bool = False  # it holds a ${...} or a shell variable that could not be filled in: `value` is the text
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the launch is to run, as far as it is known. None: not said, and a rule that needs it says nothing."""
+
+    hardware: str | None = None  # id in matrix/hardware.toml
+    cards_per_node: int | None = None
+    nodes: int | None = None
+    memory_gib: float | None = None  # of one card
+    packages: Mapping[str, str] = field(default_factory=dict)  # distribution -> version in the environment
+    is_here: bool = False  # it runs on this machine: paths may be looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One training launch: what was written, over what the framework's release sets by itself."""
+
+    framework: Literal["verl", "roll"]
+    release: str | None  # like "0.7.1"; None: not known, and rules that depend on it say so once
+    settings: Mapping[str, Setting]  # by dotted key, the last one written
+    defaults: Mapping[str, Any]  # dotted key -> the release's own value; empty where the release is not known
+    environ: Mapping[str, Setting]  # variables that the script or the YAML's system_envs sets, by name
+    machine: Machine
+    source: Literal["command", "verl-yaml", "roll-yaml"]
+    missing_files: tuple[str, ...] = ()  # files of `defaults:` that were not found
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value in force: the written one, else the release's, else `default`. Open values count as not known."""
+        setting = self.settings.get(key)
+        if setting is None:
+            return self.defaults.get(key, default)
+        return default if setting.is_open else setting.value
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A correction of one written value: `value` None takes the setting out."""
+
+    key: str
+    value: Any
+    is_variable: bool = False  # an environment variable rather than a key
+    renames: str | None = None  # the old key, which is taken out
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What will not work, where it stands, and the corrected line where there is one."""
+
+    rule: str  # stable: preflight.<what>
+    severity: Severity
+    says: Message
+    settings: tuple[Setting, ...]  # what was written and is at fault; the deciding one first
+    source: str  # where the rule comes from: a row of the matrix, a document, or what was run
+    changes: tuple[Change, ...] = ()  # together they mend it; empty: only the user can decide

@@ -1,0 +1,212 @@
+"""A YAML text as entries with their exact places, so that one value can be exchanged and no other byte moves.
+
+Reads what OmegaConf's loader reads (YAML 1.1 with floats like `1e-6`; no tags of its own). Start from `read_yaml`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BOOL = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+_NULL = ("", "~", "null", "Null", "NULL")
+_INT = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|0|[1-9][0-9_]*)", re.ASCII)
+_FLOAT = re.compile(
+    r"[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*(?:[eE][-+]?\d+)?"
+    r"|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)",
+    re.ASCII,
+)
+_MERGE = "tag:yaml.org,2002:merge"
+_MOST_LEVELS = 60  # far above any real configuration, and far below Python's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a text by offsets; `end` is behind it."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key with its value. `children` are those of a mapping that is not empty."""
+
+    path: tuple[str, ...]
+    value: Any  # of a list or a scalar; of a mapping: {} where it is empty, else None
+    text: str
+    line: int  # of the key, the first being 1
+    key: Span
+    span: Span  # of the value; an alias where there is one
+    quote: str = ""  # ' or " around the value
+    is_merged: bool = False  # it comes through `<<:` or an alias: the text stands somewhere else
+    is_flow: bool = False  # a mapping in braces
+    children: tuple[Entry, ...] = field(default=())
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path)
+
+    def leaves(self) -> Iterator[Entry]:
+        """Itself, or the leaves below it."""
+        if not self.children:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
+
+
+def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
+    """The entries of the one mapping in a text, duplicates and all anchors resolved.
+
+    Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    reader: Any = YAML(typ="safe", pure=True)
+    try:
+        return _entries(list(reader.compose_all(text)), text, path)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise _broken(path, mark.line + 1 if mark else 1, str(error.problem or error.context)) from error
+    except YAMLError as error:
+        raise _broken(path, 1, str(error).partition("\n")[0]) from error
+    except RecursionError as error:
+        raise BadInput(Message("preflight.too-deep", {"path": path})) from error
+
+
+def _entries(nodes: list[Any], text: str, path: str) -> tuple[Entry, ...]:
+    if len(nodes) != 1 or nodes[0] is None:
+        key = "many-documents" if len(nodes) > 1 else "empty"
+        raise BadInput(Message(f"preflight.{key}", {"path": path, "count": len(nodes)}))
+    if nodes[0].id != "mapping":
+        raise BadInput(Message("preflight.not-a-mapping", {"path": path}), Message("preflight.what-is-read"))
+    return _Composed(text, path).entries(nodes[0], ())
+
+
+def _broken(path: str, line: int, why: str) -> BadInput:
+    return BadInput(
+        Message("preflight.bad-yaml", {"path": path, "line": line, "why": why}), Message("preflight.bad-yaml-hint")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Composed:
+    text: str
+    path: str
+
+    def entries(self, node: Any, above: tuple[str, ...], *, is_merged: bool = False) -> tuple[Entry, ...]:
+        """The entries of a mapping; its own keys beat merged ones, in the place of the first."""
+        if len(above) > _MOST_LEVELS:
+            raise BadInput(Message("preflight.too-deep", {"path": self.path}))
+        found: dict[str, Entry] = {}
+        merged: list[Any] = []
+        for key, value in node.value:
+            if key.tag == _MERGE or (key.value == "<<" and not key.style):
+                merged += value.value if value.id == "sequence" else [value]
+                continue
+            name = str(key.value)
+            if name in found:
+                raise _broken(self.path, key.start_mark.line + 1, f'found duplicate key "{name}"')
+            found[name] = self._entry(key, value, (*above, name), is_merged)
+        for each in merged:
+            for entry in self.entries(each, above, is_merged=True):
+                found.setdefault(entry.path[-1], entry)
+        return tuple(found.values())
+
+    def _entry(self, key: Any, node: Any, path: tuple[str, ...], is_merged: bool) -> Entry:
+        after = key.end_mark.index
+        is_alias = node.start_mark.index < after or bool(re.match(r"\s*:\s*\*", self.text[after : after + 200]))
+        span = self._alias(after) if is_alias else self._span(node, after)
+        inside: tuple[Entry, ...] = ()
+        if node.id == "mapping":
+            inside = self.entries(node, path, is_merged=is_merged or is_alias)
+        return Entry(
+            path,
+            None if inside else value_of(node),
+            self.text[span.start : span.end],
+            key.start_mark.line + 1,
+            Span(key.start_mark.index, after),
+            span,
+            node.style if node.id == "scalar" and node.style in ("'", '"') else "",
+            is_merged,
+            bool(getattr(node, "flow_style", False)),
+            inside,
+        )
+
+    def _alias(self, after: int) -> Span:
+        found = re.compile(r"\s*:\s*(\*[^\s,\]}]+)").match(self.text, after)
+        return Span(found.start(1), found.end(1)) if found else Span(after, after)
+
+    def _span(self, node: Any, after: int) -> Span:
+        """The value's text. An empty value is the place behind the colon; a block ends behind its last sign."""
+        start, end = node.start_mark.index, node.end_mark.index
+        if start == end:
+            colon = self.text.index(":", after) + 1
+            return Span(colon, colon)
+        return Span(start, start + len(self.text[start:end].rstrip()))
+
+
+def value_of(node: Any) -> Any:
+    """The Python value of a node, as OmegaConf's loader makes it."""
+    if node.id == "sequence":
+        return [value_of(item) for item in node.value]
+    if node.id == "mapping":
+        return {str(key.value): value_of(item) for key, item in node.value}
+    return node.value if node.style else scalar(node.value)
+
+
+def scalar(text: str) -> Any:
+    """A plain scalar: "yes" -> True, "1e-6" -> 1e-06, "0o7" -> "0o7"."""
+    if text in _NULL:
+        return None
+    if text.lower() in _BOOL and text in (text.lower(), text.upper(), text.capitalize()):
+        return _BOOL[text.lower()]
+    bare = text.replace("_", "")
+    if _INT.fullmatch(text):
+        digits = bare.lstrip("+-")
+        base = {"0x": 16, "0b": 2}.get(digits[:2], 8 if len(digits) > 1 and digits[0] == "0" else 10)
+        number = int(digits[2:] if base in (2, 16) else digits, base)
+        return -number if text.startswith("-") else number
+    if _FLOAT.fullmatch(text):
+        named = bare.lower().lstrip("+-")
+        return float(bare.replace(".", "", 1) if named in (".inf", ".nan") else bare)
+    return text
+
+
+def write_scalar(value: Any, quote: str = "") -> str:
+    """The value as YAML on one line, in the quotes that stood there where it is a string.
+
+    Example: "1" -> '"1"', ["a", None] -> '[a, null]', 1e-6 -> '1e-06'.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if value != value else ("-.inf" if value < 0 else ".inf")
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(write_scalar(item, ',') for item in value)}]"
+    if isinstance(value, dict):
+        pairs = (f"{write_scalar(key, ',')}: {write_scalar(item, ',')}" for key, item in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    return _string(str(value), quote)
+
+
+def _string(text: str, quote: str) -> str:
+    if quote == "'" and text.isprintable():
+        return "'" + text.replace("'", "''") + "'"
+    is_plain = bool(re.fullmatch(r"[\w./$][\w./$+\-@=%()* ]*" if quote == "," else r"[\w./$][^#\n]*", text))
+    is_plain = is_plain and text == text.strip() and text.isprintable() and not re.search(r":(\s|$)", text)
+    return text if quote != '"' and is_plain and scalar(text) == text else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,282 @@
+"""What a preflight found, for people and for programs: `show`, `document`, `sarif_document`. No secrets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from npuenv import __version__
+from npuenv.host.secrets import SECRET, without_secrets
+from npuenv.messages import Message, say
+from npuenv.report.cells import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import Console
+
+    from npuenv.preflight.fixing import Fixed
+    from npuenv.preflight.types import Change, Launch, Place, Problem, Setting
+
+SCHEMA = "npuenv.preflight/1"
+SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SEVERITIES = ("error", "warning", "note")
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_SECRET_NAME = re.compile(
+    r"(?:.*[._])?(?:.*(?:api|access|private|secret)_?key|.*secret.*|.*passw(?:or)?d.*|(?:\w+_)?token|.*credentials?)",
+    re.IGNORECASE,
+)
+_SHORTEST = 4  # a shorter value would be found inside of ordinary words
+_LONGEST = 400  # characters of a written value that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A launch with its problems, in order."""
+
+    launch: Launch
+    path: str
+    problems: tuple[Problem, ...]
+    corrected: tuple[tuple[str, ...], ...]  # for each problem: the lines or words that mend it
+    notes: tuple[Message, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: sum(each.severity == name for each in self.problems) for name in SEVERITIES}
+
+
+class Veil:
+    """Takes secrets out of texts: what looks like one, and the values of settings that are named like one."""
+
+    def __init__(self, launch: Launch) -> None:
+        named = [each for table in (launch.settings, launch.environ) for each in table.values()]
+        words = {word for each in named if _is_secret(each.key) for word in (str(each.value), each.text)}
+        self._words = sorted((word for word in words if len(word) >= _SHORTEST), key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        for word in self._words:
+            text = text.replace(word, SECRET)
+        return clean(without_secrets(text))
+
+    def setting(self, setting: Setting) -> str:
+        """A written value, cut where it is very long."""
+        if _is_secret(setting.key) and setting.text:
+            return SECRET
+        text = self(setting.text)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+    def value(self, key: str, value: Any) -> Any:
+        """A value of a correction as plain data."""
+        if _is_secret(key) and value is not None:
+            return SECRET
+        return self(value) if isinstance(value, str) else value
+
+
+def _is_secret(key: str) -> bool:
+    return bool(_SECRET_NAME.fullmatch(key.rpartition(".")[2]))
+
+
+def show(found: Examined, console: Console, lang: str, *, is_quiet: bool = False) -> None:
+    """One block per problem: where, what is wrong, how the line reads when it is right, and where the rule comes from.
+
+    Quiet: errors only.
+    """
+    from rich.text import Text
+
+    veil = Veil(found.launch)
+    for problem, corrected in zip(found.problems, found.corrected):
+        if is_quiet and problem.severity != "error":
+            continue
+        head = f"{_where(problem, found, lang)}: {_say(problem.severity, lang)} {problem.rule}"
+        console.print(Text(head, _STYLES[problem.severity]), soft_wrap=True)
+        for line in _body(problem, corrected, veil, lang):
+            console.print(Text(f"    {line}"), soft_wrap=True)
+        console.print(Text(f"      {_say('source', lang, source=problem.source)}", "dim"), soft_wrap=True)
+    if not is_quiet:
+        for note in found.notes:
+            console.print(Text(say(note, lang)), soft_wrap=True)
+        console.print(Text(_summary(found, lang), "bold"), soft_wrap=True)
+
+
+def _body(problem: Problem, corrected: Sequence[str], veil: Veil, lang: str) -> Iterator[str]:
+    yield veil(say(problem.says, lang))
+    for setting in problem.settings:
+        yield _say("written", lang, what=_as_written(setting, veil))
+    for line in corrected:
+        yield _say("corrected", lang, line=veil(line))
+    if problem.changes and not corrected:
+        yield _say("corrected", lang, line="; ".join(_change_line(each, veil, lang) for each in problem.changes))
+
+
+def _as_written(setting: Setting, veil: Veil) -> str:
+    """`key=value`, or the key alone where nothing was written behind it."""
+    text = veil.setting(setting)
+    return _named(setting) if setting.value is None and not text else f"{_named(setting)}={text}"
+
+
+def _named(setting: Setting) -> str:
+    return f"{setting.mark}{setting.key}"
+
+
+def _change_line(change: Change, veil: Veil, lang: str) -> str:
+    """A correction that could not be put into the text, as words."""
+    if change.value is None and not change.renames:
+        return _say("take-out", lang, key=change.key)
+    return f"{change.key}={veil.value(change.key, change.value)}"
+
+
+def _where(problem: Problem, found: Examined, lang: str) -> str:
+    place = problem.settings[0].place if problem.settings else None
+    return place_text(place, found.path, lang)
+
+
+def place_text(place: Place | None, path: str, lang: str) -> str:
+    """`run.sh:12`, the position of a word of a command line, or the whole launch."""
+    if place is None:
+        return path or _say("command", lang)
+    return f"{place.path}:{place.line}" if place.path else _say("word", lang, word=place.word)
+
+
+def _summary(found: Examined, lang: str) -> str:
+    launch = found.launch
+    args = {**found.counts, "framework": launch.framework, "count": len(launch.settings)}
+    release = launch.release or Message("preflight.some-release")
+    return _say("summary" if found.problems else "clean", lang, release=release, **args)
+
+
+def show_fix(fixed: Fixed, found: Examined, console: Console, lang: str, *, to: str) -> None:
+    """The diff of the corrected copy, and what is left to the user. `to` "": it was not written."""
+    from rich.text import Text
+
+    veil = Veil(found.launch)
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in diff_lines(fixed, found.path, to, veil):
+        console.print(Text(line, styles.get(line[:1], "")), soft_wrap=True)
+    key = "nothing-to-fix" if not fixed.changes else "fixed" if to else "fixed-words"
+    console.print(Text(_say(key, lang, count=len(fixed.changes), path=to)), soft_wrap=True)
+    if fixed.left:
+        console.print(Text(_say("left", lang, count=len(fixed.left)), "bold"), soft_wrap=True)
+    for problem in fixed.left:
+        where = _where(problem, found, lang)
+        if to and found.path:
+            where = where.replace(found.path, to, 1)  # its lines are counted in the copy
+        line = f"  {where}: {_say(problem.severity, lang)} {problem.rule}: "
+        console.print(Text(line + veil(say(problem.says, lang)), _STYLES[problem.severity]), soft_wrap=True)
+
+
+def diff_lines(fixed: Fixed, path: str, to: str, veil: Veil) -> list[str]:
+    """A unified diff with its header, secrets taken out; empty where nothing changed."""
+    if not fixed.diff:
+        return []
+    return [f"--- {path or '-'}", f"+++ {to or '-'}", *(_kept(line, veil) for line in fixed.diff)]
+
+
+def _kept(line: str, veil: Veil) -> str:
+    """A line of a diff, its mark and blanks kept."""
+    start = len(line) - len(line[1:].lstrip(" \t")) if line[1:].strip() else len(line)
+    return line[:start] + veil(line[start:])
+
+
+def document(
+    found: Examined, lang: str, *, code: int, fixed: Fixed | None = None, to: str | None = None
+) -> dict[str, Any]:
+    """The `npuenv.preflight/1` document. Keys and ids do not depend on the language, sentences do."""
+    veil = Veil(found.launch)
+    launch = found.launch
+    return {
+        "schema": SCHEMA,
+        "npuenv": __version__,
+        "exit": code,
+        "framework": launch.framework,
+        "release": launch.release,
+        "source": launch.source,
+        "path": found.path or None,
+        "machine": {
+            "hardware": launch.machine.hardware,
+            "cards_per_node": launch.machine.cards_per_node,
+            "nodes": launch.machine.nodes,
+            "memory_gib": launch.machine.memory_gib,
+            "here": launch.machine.is_here,
+        },
+        "settings": len(launch.settings),
+        "open": [setting.key for setting in launch.settings.values() if setting.is_open],
+        "missing_files": list(launch.missing_files),
+        "summary": found.counts,
+        "problems": [
+            _problem_json(problem, corrected, veil, lang) for problem, corrected in zip(found.problems, found.corrected)
+        ],
+        "notes": [say(note, lang) for note in found.notes],
+        "fix": _fix_json(fixed, found, to, veil, lang) if fixed is not None else None,
+    }
+
+
+def _problem_json(problem: Problem, corrected: Sequence[str], veil: Veil, lang: str) -> dict[str, Any]:
+    return {
+        "rule": problem.rule,
+        "severity": problem.severity,
+        "says": veil(say(problem.says, lang)),
+        "place": _place_json(problem.settings[0].place) if problem.settings else None,
+        "settings": [
+            {"key": _named(each), "text": veil.setting(each), "open": each.is_open, "place": _place_json(each.place)}
+            for each in problem.settings
+        ],
+        "source": problem.source,
+        "corrected": [veil(line) for line in corrected],
+        "changes": [_change_json(each, veil) for each in problem.changes],
+    }
+
+
+def _place_json(place: Place) -> dict[str, Any]:
+    return {"path": place.path or None, "line": place.line, "word": place.word or None}
+
+
+def _change_json(change: Change, veil: Veil) -> dict[str, Any]:
+    value = veil.value(change.key, change.value)
+    return {"key": change.key, "value": value, "variable": change.is_variable, "renames": change.renames}
+
+
+def _fix_json(fixed: Fixed, found: Examined, to: str | None, veil: Veil, lang: str) -> dict[str, Any]:
+    return {
+        "written": to or None,
+        "changes": [_change_json(each, veil) for each in fixed.changes],
+        "diff": diff_lines(fixed, found.path, to or "", veil),
+        "left": [_problem_json(each, (), veil, lang) for each in fixed.left],
+    }
+
+
+def sarif_document(found: Examined, lang: str, *, code: int) -> dict[str, Any]:
+    """The SARIF 2.1.0 log with one run: each rule that spoke, each problem a result at its line."""
+    veil = Veil(found.launch)
+    sources: Mapping[str, str] = {problem.rule: problem.source for problem in found.problems}
+    rules = [{"id": rule, "help": {"text": source}} for rule, source in sources.items()]
+    results = [
+        _result(problem, corrected, list(sources).index(problem.rule), veil, lang)
+        for problem, corrected in zip(found.problems, found.corrected)
+    ]
+    run = {
+        "tool": {"driver": {"name": "npuenv preflight", "version": __version__, "rules": rules}},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": True, "exitCode": code}],
+        "results": results,
+    }
+    return {"$schema": SARIF, "version": "2.1.0", "runs": [run]}
+
+
+def _result(problem: Problem, corrected: Sequence[str], rule: int, veil: Veil, lang: str) -> dict[str, Any]:
+    result = {
+        "ruleId": problem.rule,
+        "ruleIndex": rule,
+        "level": problem.severity,
+        "message": {"text": "\n".join(_body(problem, corrected, veil, lang))},
+    }
+    place = problem.settings[0].place if problem.settings else None
+    if place is not None and place.path:
+        where = {"artifactLocation": {"uri": quote(place.path)}, "region": {"startLine": place.line}}
+        result["locations"] = [{"physicalLocation": where}]
+    return result
+
+
+def _say(name: str, lang: str, **args: object) -> str:
+    return say(Message(f"preflight.{name}", args), lang)

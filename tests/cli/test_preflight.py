@@ -1,0 +1,236 @@
+"""`npuenv preflight` as a user runs it: text in both languages, JSON, SARIF, exit codes, corrected copies, secrets."""
+
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npuenv.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("home")
+
+KEY = "0123456789abcdef0123"
+GOOD = """\
+#!/bin/bash
+export HCCL_CONNECT_TIMEOUT=3600
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/data/gsm8k/train.parquet \\
+    data.val_files=$HOME/data/gsm8k/test.parquet \\
+    data.train_batch_size=128 \\
+    data.max_prompt_length=512 \\
+    data.max_response_length=128 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \\
+    actor_rollout_ref.model.use_remove_padding=False \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=20 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=40 \\
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40 \\
+    trainer.n_gpus_per_node=8 \\
+    trainer.nnodes=1 "$@" 2>&1 | tee run.log
+"""
+BAD = GOOD.replace("export HCCL_CONNECT_TIMEOUT=3600", f"export CUDA_VISIBLE_DEVICES=0\nexport WANDB_API_KEY={KEY}")
+AT = ("--for", "verl==0.7.1", "--hardware", "a2", "--cards-per-node", "8", "--nodes", "1", "--lang", "en")
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.sh"
+    path.write_text(GOOD, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.sh"
+    path.write_text(BAD, encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_sound_launch_is_fine(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(good), *AT]) == 0
+    assert "errors" not in capsys.readouterr().out.replace("errors: 0", "")
+
+
+def test_without_a_release_most_could_not_be_told(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(good), "--lang", "en"]) == 3
+    assert "release not known" in capsys.readouterr().out
+
+
+def test_an_error_names_its_line_the_reason_and_the_corrected_line(
+    bad: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preflight", str(bad), *AT]) == 1
+    said = capsys.readouterr().out
+    assert f"{bad}:2: error preflight.visibility\n" in said
+    assert "    written: CUDA_VISIBLE_DEVICES=0\n    right:   export ASCEND_RT_VISIBLE_DEVICES=0\n" in said
+    assert "      source: " in said
+    assert "errors: 1," in said
+
+
+def test_a_command_is_examined_word_by_word(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["CUDA_VISIBLE_DEVICES=0", "python3", "-m", "verl.trainer.main_ppo", "data.train_batch_size=1,2"]
+    assert main(["preflight", *AT, "--json", "--", *words]) == 1
+    found = document(capsys)
+    places = {each["rule"]: each["place"] for each in found["problems"]}
+    assert places["preflight.visibility"] == {"path": None, "line": 1, "word": 1}
+    assert places["preflight.hydra-grammar"] == {"path": None, "line": 1, "word": 5}
+    assert (found["source"], found["path"]) == ("command", None)
+
+
+def test_chinese_has_the_same_keys_and_other_sentences(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = []
+    for lang in ("en", "zh"):
+        assert main(["preflight", str(bad), *AT[:-1], lang, "--json"]) == 1
+        documents.append(document(capsys))
+    english, chinese = documents
+    assert [each["rule"] for each in english["problems"]] == [each["rule"] for each in chinese["problems"]]
+    assert english["problems"][0].keys() == chinese["problems"][0].keys()
+    assert english["problems"][0]["says"] != chinese["problems"][0]["says"]
+    assert main(["preflight", str(bad), *AT[:-1], "zh"]) == 1
+    assert "应为：export ASCEND_RT_VISIBLE_DEVICES=0" in capsys.readouterr().out
+
+
+def test_the_document_has_its_keys(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(bad), *AT, "--json"]) == 1
+    found = document(capsys)
+    assert list(found) == [
+        "schema", "npuenv", "exit", "framework", "release", "source", "path", "machine", "settings", "open",
+        "missing_files", "summary", "problems", "notes", "fix",
+    ]  # fmt: skip
+    assert (found["schema"], found["exit"], found["framework"], found["release"]) == (
+        "npuenv.preflight/1", 1, "verl", "0.7.1",
+    )  # fmt: skip
+    assert found["machine"]["hardware"] == "a2"
+    assert found["open"] == ["data.train_files", "data.val_files"]
+    problem = found["problems"][0]
+    assert list(problem) == ["rule", "severity", "says", "place", "settings", "source", "corrected", "changes"]
+    assert problem["changes"][0] == {
+        "key": "ASCEND_RT_VISIBLE_DEVICES", "value": "0", "variable": True, "renames": "CUDA_VISIBLE_DEVICES",
+    }  # fmt: skip
+
+
+def test_sarif_points_at_the_line(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(bad), *AT, "--format", "sarif"]) == 1
+    run = document(capsys)["runs"][0]
+    result = run["results"][0]
+    assert (result["ruleId"], result["level"]) == ("preflight.visibility", "error")
+    assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == "preflight.visibility"
+    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 2}
+
+
+def test_fix_writes_a_copy_beside_the_file_and_shows_the_diff(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(bad), *AT, "--fix"]) == 0
+    said = capsys.readouterr().out
+    copy = bad.with_name("bad.fixed.sh")
+    assert copy.read_text(encoding="utf-8") == BAD.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE")
+    assert copy.stat().st_mode & stat.S_IXUSR
+    assert bad.read_text(encoding="utf-8") == BAD
+    assert "\n-export CUDA_VISIBLE_DEVICES=0\n+export ASCEND_RT_VISIBLE_DEVICES=0\n" in said
+    assert main(["preflight", str(copy), *AT]) == 0
+    capsys.readouterr()
+    assert main(["preflight", str(copy), *AT, "--fix", "--json"]) == 0
+    again = document(capsys)["fix"]
+    assert (again["written"], again["changes"], again["diff"], again["left"]) == (None, [], [], [])
+
+
+def test_fix_overwrites_only_by_force(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.sh"
+    out.write_text("mine", encoding="utf-8")
+    assert main(["preflight", str(bad), *AT, "--fix", "-o", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert out.read_text(encoding="utf-8") == "mine"
+    assert main(["preflight", str(bad), *AT, "--fix", "-o", str(out), "--force"]) == 0
+    assert "ASCEND_RT_VISIBLE_DEVICES" in out.read_text(encoding="utf-8")
+
+
+def test_fix_of_a_command_shows_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["CUDA_VISIBLE_DEVICES=0", "python3", "-m", "verl.trainer.main_ppo", "trainer.nnodes=1"]
+    main(["preflight", *AT, "--fix", "--json", "--", *words])
+    added = [line for line in document(capsys)["fix"]["diff"] if line.startswith("+ASCEND")]
+    assert added[0].startswith("+ASCEND_RT_VISIBLE_DEVICES=0 python3 -m verl.trainer.main_ppo trainer.nnodes=1")
+
+
+def test_secrets_are_never_printed(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--json"], ["--format", "sarif"], ["--fix", "--force"], ["--fix", "--force", "--json"]):
+        main(["preflight", str(bad), *AT, *more])
+        said = capsys.readouterr()
+        assert KEY not in said.out + said.err
+    assert KEY in bad.with_name("bad.fixed.sh").read_text(encoding="utf-8")
+    main(["preflight", *AT, "--", "python3", "-m", "verl.trainer.main_ppo", f"+trainer.hub_token={KEY}", f"x={KEY},2"])
+    said = capsys.readouterr().out
+    assert KEY not in said
+    assert "x=***,2" in said
+
+
+def test_the_release_comes_from_a_published_stack(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(good), "--stack", "verl-0.7.1-cann8.5.0", "--json"]) == 0
+    found = document(capsys)
+    assert found["release"] == "0.7.1"
+    assert found["machine"]["hardware"] in ("a2", "a3")
+
+
+def test_a_roll_yaml_is_examined_and_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("pretrain: Qwen/X\nactor_train:\n  model_args:\n    flash_attn: fa2  # GPU\n", encoding="utf-8")
+    main(["preflight", str(path), "--for", "roll==0.3.0", "--fix", "--json"])
+    fix = document(capsys)["fix"]
+    assert "+    attn_implementation: fa2  # GPU" in fix["diff"]
+
+
+BAD_INPUT = [
+    (["none.yaml"], "none.yaml"),
+    (["."], "folder"),
+    (["empty.yaml"], "empty"),
+    (["broken.yaml"], "line 2"),
+    (["two.yaml"], "2 YAML documents"),
+    (["other.yaml"], "actor_rollout_ref"),
+    (["binary.yaml"], "no text file"),
+    (["--", "ls", "-l"], "starts no training run"),
+    (["roll.yaml", "--for", "vrl"], "vrl"),
+    (["roll.yaml", "--for", "verl==0.7.1"], "launch of roll"),
+    (["roll.yaml", "--for", "verl==9.9"], "9.9"),
+    (["roll.yaml", "--hardware", "a7"], "a7"),
+    (["roll.yaml", "--stack", "verl-0.7.1-cann8.5.O"], "verl-0.7.1-cann8.5.0"),
+    (["roll.yaml", "--target", "nowhere"], "nowhere"),
+    (["roll.yaml", "--target", "a", "--stack", "b"], "--stack"),
+    (["roll.yaml", "-o", "x"], "--fix"),
+    (["roll.yaml", "--json", "--format", "sarif"], "sarif"),
+    (["roll.yaml", "--fix", "--format", "sarif"], "--fix"),
+    (["roll.yaml", "--cards-per-node", "0"], "0"),
+    ([], "preflight"),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), BAD_INPUT, ids=[" ".join(words) for words, _ in BAD_INPUT])
+def test_bad_input_is_one_sentence(
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "empty.yaml": b"", "broken.yaml": b"a: 1\n\tb: 2\n", "two.yaml": b"a: 1\n---\nb: 1\n", "other.yaml": b"a: 1\n",
+        "binary.yaml": b"\x00\xff", "roll.yaml": b"pretrain: x\n",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert main(["preflight", "--lang", "en", *words]) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+    assert named in (said.out if "--json" in words else said.err)

@@ -1,0 +1,77 @@
+"""The cases of tests/preflight/cases: a right configuration, edited so that one thing is wrong, and its rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from npuenv._toml import load_file
+from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.examine import examine
+from npuenv.preflight.reading import Asked, Reading, read_text
+from npuenv.preflight.types import Machine, Problem
+
+CASES = Path(__file__).parent / "cases"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration. `edits` replace a text that stands exactly once; `adds` are further words of a command."""
+
+    id: str
+    base: str  # a file below cases
+    release: str
+    rule: str = ""  # "": nothing may be found
+    edits: tuple[tuple[str, str], ...] = ()
+    adds: tuple[str, ...] = ()
+    machine: dict[str, Any] = field(default_factory=dict)
+
+
+def cases_of(name: str) -> list[Case]:
+    """The cases of one file, each checked against the fields of Case."""
+    rows = load_file(CASES / f"{name}.toml")["case"]
+    return [
+        Case(**{**row, "edits": tuple(map(tuple, row.get("edits", ()))), "adds": tuple(row.get("adds", ()))})
+        for row in rows
+    ]
+
+
+def text_of(case: Case) -> str:
+    """The configuration as the user would have it. An edit that finds its text not once is a mistake in the case."""
+    text = (CASES / case.base).read_text(encoding="utf-8")
+    for old, new in case.edits:
+        assert text.count(old) == 1, (case.id, old, text.count(old))
+        text = text.replace(old, new)
+    return text.rstrip("\n") + "".join(f" \\\n    {word}" for word in case.adds) + "\n"
+
+
+def asked(case: Case) -> Asked:
+    """What is known besides the text."""
+    return Asked(
+        defaults_of=defaults_of,
+        release=case.release or None,
+        machine=Machine(**case.machine),
+        environ={"HOME": "/home/user"},
+        folder=(CASES / case.base).parent,
+    )
+
+
+def read(case: Case) -> Reading:
+    """The case as preflight reads it, as if it lay beside its base."""
+    return read_text(text_of(case), CASES / case.base, asked(case))
+
+
+_ALARMS: dict[str, list[Problem]] = {}
+
+
+def alarms(case: Case) -> list[Problem]:
+    """Errors and warnings, each case examined once; what is a note disturbs nobody."""
+    if case.id not in _ALARMS:
+        _ALARMS[case.id] = _examined(case)
+    return _ALARMS[case.id]
+
+
+def _examined(case: Case) -> list[Problem]:
+    reading = read(case)
+    return [found for found in examine(reading.launch, refused=reading.refused) if found.severity != "note"]

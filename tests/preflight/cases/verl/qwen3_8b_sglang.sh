@@ -1,0 +1,43 @@
+set -x
+export HCCL_CONNECT_TIMEOUT=1500
+
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    data.train_files=$HOME/data/dapo/train.parquet \
+    data.val_files=$HOME/data/dapo/test.parquet \
+    data.train_batch_size=16 \
+    data.max_prompt_length=2048 \
+    data.max_response_length=32768 \
+    data.filter_overlong_prompts=True \
+    data.truncation='error' \
+    actor_rollout_ref.model.path=$HOME/models/Qwen3-8B \
+    actor_rollout_ref.model.use_remove_padding=True \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 \
+    actor_rollout_ref.actor.use_kl_loss=True \
+    actor_rollout_ref.actor.kl_loss_coef=0.001 \
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl \
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False \
+    actor_rollout_ref.rollout.name=sglang \
+    actor_rollout_ref.rollout.n=5 \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=4 \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.3 \
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1 \
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1 \
+    actor_rollout_ref.ref.fsdp_config.param_offload=True \
+    +actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=ascend \
+    actor_rollout_ref.rollout.enable_chunked_prefill=False \
+    actor_rollout_ref.nccl_timeout=3600 \
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 \
+    actor_rollout_ref.ref.ulysses_sequence_parallel_size=4 \
+    trainer.critic_warmup=0 \
+    trainer.logger=console \
+    trainer.project_name=p \
+    trainer.experiment_name=e \
+    trainer.nnodes=1 \
+    trainer.n_gpus_per_node=8 \
+    trainer.device=npu \
+    trainer.total_epochs=5
