@@ -1,0 +1,180 @@
+"""What the launch files of both frameworks start from: paths, cards, and where the cards of a run are.
+
+`Places` says where things lie on the nodes; `parse_cards` and `written_cards` turn card lists into text and
+back; `chosen_placement` makes a placement from what the user said, and `near` names the nearest of some names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+from npuenv.placement.types import Placement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from npuenv.placement.types import Cards, Layout
+
+# What could end a YAML scalar, a shell word or a Hydra override, or start a command in one. `${...}` is an
+# interpolation of the frameworks' own and stays.
+_UNSAFE = re.compile(r"""['"`\\\x00-\x1f\x7f]|\$\(""")
+_CARDS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
+_MOST_CARDS = 65536  # a typing error like 0-9999999 must not fill the memory
+
+Unknown = Literal["recipe", "key", "verl-key", "release", "environment", "framework", "stack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things lie on the nodes of a ROLL run."""
+
+    model: str = ""  # a folder, or a name on a model hub; empty: the recipe's
+    tree: str = ""  # ROLL's source tree; empty: the start script takes the working folder
+
+
+def parse_cards(text: str, cards: Cards) -> tuple[int, ...]:
+    """Global card numbers of a list like "0-3,8-11".
+
+    Raises: BadInput for what is no list, and for a card that is not there or stands twice.
+    Example: "0-1,4" -> (0, 1, 4)
+    """
+    words = re.sub(r"\s", "", text)
+    if not _CARDS.fullmatch(words):
+        raise BadInput(Message("launch_roll.bad-cards", {"text": repr(text)}), Message("launch_roll.bad-cards-hint"))
+    found: list[int] = []
+    for word in words.split(","):
+        first, _, last = word.partition("-")
+        stop = int(last or first)
+        if stop < int(first) or stop - int(first) > _MOST_CARDS:
+            raise BadInput(Message("launch_roll.bad-cards", {"text": word}), Message("launch_roll.bad-cards-hint"))
+        found += range(int(first), stop + 1)
+    _refuse_cards(found, cards)
+    return tuple(found)
+
+
+def _refuse_cards(found: Sequence[int], cards: Cards) -> None:
+    absent = next((card for card in found if card >= cards.count), None)
+    if absent is not None:
+        args = {"card": absent, "count": cards.count, "nodes": cards.nodes, "each": cards.per_node}
+        hint = Message("launch_roll.no-card-hint", {"last": cards.count - 1})
+        raise BadInput(Message("launch_roll.no-card", args), hint)
+    twice = next((card for at, card in enumerate(found) if card in found[:at]), None)
+    if twice is not None:
+        raise BadInput(Message("launch_roll.card-twice", {"card": twice}), Message("launch_roll.bad-cards-hint"))
+
+
+def ranges(cards: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of neighbours, in the order given.
+
+    Example: (0, 1, 2, 8, 9) -> (0, 2), (8, 9)
+    """
+    first = last = None
+    for card in cards:
+        if last is not None and card == last + 1:
+            last = card
+            continue
+        if first is not None and last is not None:
+            yield first, last
+        first = last = card
+    if first is not None and last is not None:
+        yield first, last
+
+
+def written_cards(cards: Iterable[int]) -> str:
+    """A card list as people write it: (0, 1, 2, 8) -> "0-2,8"."""
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges(cards))
+
+
+def chosen_placement(
+    cards: Cards, *, train: str | None, infer: str | None, reference: str | None, layout: Layout | None
+) -> Placement | None:
+    """The placement that the user's own words give, or None where they give none and it has to be planned.
+
+    One of `train` and `infer` alone leaves all other cards to the other (split), or both to the same (colocated). The
+    reference goes with the cards that generate where it is not said: there a model without gradients has room.
+
+    Raises: BadInput for card lists that are none, and where the lists contradict the layout.
+    """
+    if train is None and infer is None and reference is None:
+        return _whole(cards) if layout == "colocated" else None
+    given = {"train": train, "infer": infer, "reference": reference}
+    lists = {role: parse_cards(text, cards) for role, text in given.items() if text is not None}
+    placed = _completed(lists, cards, layout)
+    if layout is not None and placed.layout != layout:
+        args = {"layout": layout, "train": written_cards(placed.train), "infer": written_cards(placed.infer)}
+        raise BadInput(Message("launch_roll.layout-differs", args), Message("launch_roll.layout-differs-hint"))
+    return placed
+
+
+def _whole(cards: Cards) -> Placement:
+    every = tuple(range(cards.count))
+    return Placement(every, every, every)
+
+
+def _completed(lists: dict[str, tuple[int, ...]], cards: Cards, layout: Layout | None) -> Placement:
+    train, infer = lists.get("train"), lists.get("infer")
+    if train is None and infer is None:
+        hint = Message("launch_roll.reference-alone-hint")
+        raise BadInput(Message("launch_roll.reference-alone"), hint)
+    train = train if train is not None else _others(infer or (), cards, layout)
+    infer = infer if infer is not None else _others(train, cards, layout)
+    return Placement(train, infer, lists.get("reference", infer))
+
+
+def _others(taken: tuple[int, ...], cards: Cards, layout: Layout | None) -> tuple[int, ...]:
+    if layout == "colocated":
+        return taken
+    rest = tuple(card for card in range(cards.count) if card not in taken)
+    if not rest:
+        raise BadInput(Message("launch_roll.no-cards-left"), Message("launch_roll.no-cards-left-hint"))
+    return rest
+
+
+def safe(value: str, what: str) -> str:
+    """The value itself. Raises: BadInput where it could end the word it stands in; `what` names it for the user."""
+    found = _UNSAFE.search(value)
+    if found:
+        args = {"what": what, "value": repr(value), "part": repr(found.group())}
+        raise BadInput(Message("launch_roll.unsafe", args), Message("launch_roll.unsafe-hint"))
+    return value
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, str]:
+    """`("max_steps=5",)` -> `{"max_steps": "5"}`. A `+` before a key stays: it insists on a key that nobody knows.
+
+    Raises: BadInput for a word without `=`, and for a value that could break out.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator or not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.-]*", key):
+            args = {"word": repr(word)}
+            raise BadInput(Message("launch_roll.bad-override", args), Message("launch_roll.bad-override-hint"))
+        found[key] = safe(value, key)
+    return found
+
+
+def unknown(name: str, accepted: Iterable[str], what: Unknown) -> BadInput:
+    """The error for a name that is none of `accepted`, with the nearest one first."""
+    names = tuple(accepted)
+    folded = {each.casefold(): each for each in names}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    message = Message(f"launch_roll.unknown-{what}", {"name": safe_shown(name)})
+    if close:
+        near = folded[close[0]]
+        return BadInput(message, Message("launch_roll.unknown-near", {"near": near, "accepted": _few(names, near)}))
+    return BadInput(message, Message("launch_roll.unknown-none", {"accepted": _few(names, "")}))
+
+
+def safe_shown(name: str) -> str:
+    """A name as it can stand in a sentence: control characters shown, not sent to the terminal."""
+    return name if name.isprintable() else repr(name)
+
+
+def _few(names: tuple[str, ...], near: str) -> tuple[str, ...]:
+    return names if len(names) <= 8 else (*((near,) if near else ()), *names[:7], "…")

@@ -1,0 +1,194 @@
+"""From what a user asks for to the launch files of either framework, with placement and estimate: `launch`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.matrix import load_matrix
+from npuenv.messages import Message
+from npuenv.placement import estimate, find_model, plan
+from npuenv.placement.types import Cards
+from npuenv.render.launch.job import Places, chosen_placement, safe, unknown
+from npuenv.render.launch.roll import render_roll
+from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train, recipe_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.matrix.rows import LaunchRecipe
+    from npuenv.placement.types import Estimate, Job, Layout, Placement
+    from npuenv.render.launch.roll_recipe import Filled
+    from npuenv.resolve.types import Stack
+
+FRAMEWORKS = ("verl", "roll")
+FIRST_RECIPE = {"verl": "quick-start", "roll": "agentic-frozen-lake"}
+_TRAIN_FILE, _VALIDATION_FILE = "data.train_files", "data.val_files"
+# Where verl's own preparation of GSM8K is told to write, in the data folder of the run manifests.
+_VERL_FILES = {_TRAIN_FILE: "/data/gsm8k/train.parquet", _VALIDATION_FILE: "/data/gsm8k/test.parquet"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user said. None: not said, the recipe or the stack decides."""
+
+    framework: str
+    recipe: str
+    release: str
+    model: str | None = None
+    cards_per_node: int | None = None
+    nodes: int | None = None
+    card_memory_gib: float | None = None
+    train: str | None = None
+    infer: str | None = None
+    reference: str | None = None
+    layout: Layout | None = None
+    head: str = ""
+    allows_local_code: bool = False
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The files of a run by name, and what they rest on."""
+
+    files: Mapping[str, str]
+    job: Job
+    placement: Placement
+    estimate: Estimate
+
+
+def recipes(framework: str) -> dict[str, Message | str]:
+    """The recipes of a framework with what each is. Raises: BadInput for a framework without launch files."""
+    matrix = load_matrix()
+    if framework == "roll":
+        return {row.id: Message(row.about) for row in matrix.roll_recipes}
+    if framework == "verl":
+        return {row.id: f"{row.algorithm}, {row.model}, {row.strategy}, {row.rollout}" for row in matrix.launch_recipes}
+    raise unknown(framework, FRAMEWORKS, "framework")
+
+
+def launch(asked: Asked, stack: Stack, *, lang: str = "en") -> Launch:
+    """The launch files that were asked for. Whether they fit into memory stands in the estimate.
+
+    Raises: BadInput for unknown names, and for cards, sizes and settings that do not go together.
+    """
+    if asked.recipe not in recipes(asked.framework):
+        raise unknown(asked.recipe, recipes(asked.framework), "recipe")
+    return _roll(asked, stack, lang) if asked.framework == "roll" else _verl(asked, stack)
+
+
+def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
+    from npuenv.render.launch.roll_recipe import release_of
+
+    matrix = load_matrix()
+    release = release_of(asked.release, matrix.roll_releases)
+    recipe = filled(
+        asked.recipe,
+        matrix.roll_recipes,
+        release,
+        asked.release,
+        overrides=asked.overrides,
+        allows_local_code=asked.allows_local_code,
+    )
+    row = recipe_of(asked.recipe, matrix.roll_recipes)
+    cards = _cards(asked, stack, Cards(row.hardware, row.cards_per_node, row.nodes))
+    job = job_of(recipe, find_model(asked.model or row.shape), cards, num_train=published_train(row))
+    placement = _roll_placement(asked, recipe, job)
+    job = placed_job(job, recipe, placement)
+    files = render_roll(
+        job, placement, recipe, stack=stack, paths=Places(model=asked.model or ""), head=asked.head, lang=lang
+    )
+    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement))
+
+
+def _roll_placement(asked: Asked, recipe: Filled, job: Job) -> Placement:
+    chosen = chosen_placement(
+        job.cards, train=asked.train, infer=asked.infer, reference=asked.reference, layout=asked.layout
+    )
+    if chosen is not None:
+        return chosen
+    published = published_placement(recipe.row)
+    is_as_published = (job.cards.per_node, job.cards.nodes) == (recipe.row.cards_per_node, recipe.row.nodes)
+    if is_as_published and asked.layout in (None, published.layout):
+        return published
+    return plan(job, layout=asked.layout)[0]
+
+
+def _verl(asked: Asked, stack: Stack) -> Launch:
+    from npuenv.render.launch.paths import Paths
+    from npuenv.render.launch.verl import render_verl
+    from npuenv.render.launch.verl_job import job_for
+
+    found = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
+    recipe = _with_overrides(found, asked)
+    cards = _cards(asked, stack, Cards(recipe.hardware[0], recipe.cards_per_node, recipe.nodes))
+    model = safe(asked.model or recipe.model, "--model")
+    job = job_for(recipe, model=find_model(model), cards=cards, release=asked.release.rpartition("@")[2])
+    placement = _verl_placement(asked, recipe, job)
+    said = {**_VERL_FILES, **asked.overrides}
+    paths = Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE])
+    files = render_verl(job, placement, recipe, stack=stack, paths=paths)
+    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement))
+
+
+def _verl_placement(asked: Asked, recipe: LaunchRecipe, job: Job) -> Placement:
+    chosen = chosen_placement(
+        job.cards, train=asked.train, infer=asked.infer, reference=asked.reference, layout=asked.layout
+    )
+    if chosen is not None:
+        # verl's reference works where training does.
+        return chosen if asked.reference else replace(chosen, reference=chosen.train)
+    if recipe.infer_cards_per_node and asked.layout is None:
+        return _generating_apart(recipe, job.cards)
+    return plan(job, layout=asked.layout)[0]
+
+
+def _generating_apart(recipe: LaunchRecipe, cards: Cards) -> Placement:
+    """The last cards of every node generate, as the recipe was published."""
+    from npuenv.placement.types import Placement
+
+    first = cards.per_node - recipe.infer_cards_per_node
+    train = tuple(card for card in range(cards.count) if card % cards.per_node < first)
+    infer = tuple(card for card in range(cards.count) if card % cards.per_node >= first)
+    return Placement(train, infer, train)
+
+
+def _with_overrides(recipe: LaunchRecipe, asked: Asked) -> LaunchRecipe:
+    from npuenv.matrix.keys import names_of
+    from npuenv.render.launch.verl_job import written
+
+    known = {*written(recipe), *names_of("verl", asked.release)}
+    keys = {word.lstrip("+"): value for word, value in asked.overrides.items()}
+    strange = next((key for key in asked.overrides if not key.startswith("+") and key not in known), None)
+    if strange is not None:
+        raise unknown(strange, sorted(known), "verl-key")
+    values = {key: value for key, value in keys.items() if key not in _VERL_FILES}
+    return replace(recipe, values={**recipe.values, **values})
+
+
+def _cards(asked: Asked, stack: Stack, published: Cards) -> Cards:
+    """The cards of the run: what was said, else the stack's hardware and the published numbers."""
+    for option, number in (("--cards-per-node", asked.cards_per_node), ("--nodes", asked.nodes)):
+        if number is not None and number < 1:
+            raise BadInput(Message("launch_roll.no-number", {"key": option, "value": number}))
+    if asked.card_memory_gib is not None and not 0 < asked.card_memory_gib < 4096:
+        args = {"value": json.dumps(asked.card_memory_gib)}
+        raise BadInput(Message("launch_roll.no-memory", args))
+    return Cards(
+        hardware=stack.platform.hardware or published.hardware,
+        per_node=asked.cards_per_node or published.per_node,
+        nodes=asked.nodes or published.nodes,
+        memory_gib=asked.card_memory_gib or published.memory_gib,
+    )
+
+
+def _ray(asked: Asked, cards: Cards, stack: Stack) -> dict[str, str]:
+    """The scripts that start Ray by hand or by themselves; one node needs none: the framework starts Ray there."""
+    if cards.nodes == 1:
+        return {}
+    from npuenv.render.launch.ray import render_ray
+
+    return render_ray(cards, head=asked.head or None, framework=asked.framework, stack=stack)

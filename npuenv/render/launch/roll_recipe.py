@@ -1,0 +1,267 @@
+"""A ROLL sample filled in for one release: its values with the user's on top, and the job that they describe.
+
+Start from `filled`, then `job_of`. Values are YAML texts under dotted keys, as in the matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+from npuenv.placement.types import Cards, Job, Placement, Sizes
+from npuenv.render.launch.job import parse_cards, unknown
+from npuenv.render.launch.roll_keys import alike, is_read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from npuenv.matrix.rows import RollRecipe, RollRelease
+    from npuenv.placement.types import Model
+
+TRAIN = "actor_train.training_args.per_device_train_batch_size"
+ACCUMULATION = "actor_train.training_args.gradient_accumulation_steps"
+TRAIN_CONFIG = "actor_train.strategy_args.strategy_config"
+INFER_CONFIG = "actor_infer.strategy_args.strategy_config"
+REFERENCE_CONFIG = "reference.strategy_args.strategy_config"
+OFFLOAD = f"{TRAIN_CONFIG}.offload_policy"
+# Reward workers that run what the model wrote, unless another machine does it for them.
+LOCAL_CODE = "CodeSandboxRewardWorker"
+# What the placement and the sizes decide: said with options of their own, so that nothing contradicts the plan.
+_OWN_OPTION = {
+    "device_mapping": "--train-cards, --infer-cards, --reference-cards",
+    "num_gpus_per_node": "--cards-per-node",
+}
+_FEWEST_DIGITS = 7  # of a shortened commit
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A recipe as it is to be written for one release."""
+
+    row: RollRecipe
+    release: RollRelease
+    release_name: str  # as it was asked for: "0.3.0", "main @8eb27cc2"
+    values: Mapping[str, str]  # dotted key -> YAML text, in the order of the file
+    published_update: int  # sequences of one update in the published plan
+    explicit: frozenset[str] = frozenset()  # the keys that the user set
+    allows_local_code: bool = False
+
+    @property
+    def version(self) -> str:
+        """The release as a version; of a commit, the version that stands for it."""
+        name = self.release_name.strip().removeprefix("v")
+        return name if name not in self.release.names and _is_version(name) else self.release.counts_as
+
+    def number(self, key: str) -> int:
+        """The whole number under a key. Raises: BadInput where it is none, or below 1."""
+        text = self.values.get(key, "")
+        if not text.isascii() or not text.isdigit() or int(text) < 1:
+            raise BadInput(Message("launch_roll.no-number", {"key": key, "value": text or "-"}))
+        return int(text)
+
+
+def release_of(name: str, rows: Iterable[RollRelease]) -> RollRelease:
+    """The form that a release's launch files have; `name` is a version, a commit or what a stack calls its release.
+
+    Raises: BadInput for a release that no row names.
+    Example: "0.3.0", "v0.3.0", "main @8eb27cc2", "8eb27cc2" -> the row of FSDP2
+    """
+    known = tuple(rows)
+    wanted = name.strip().rpartition("@")[2].removeprefix("v")
+    for row in known:
+        if any(wanted == each or _is_commit(wanted, each) for each in row.names):
+            return row
+    found = [row for row in known if _is_version(wanted) and versions.accepts(row.versions, wanted)]
+    if not found:
+        raise unknown(name, (each for row in reversed(known) for each in (*row.names, row.versions)), "release")
+    return found[0]
+
+
+def _is_version(name: str) -> bool:
+    try:
+        versions.python_version(name)
+    except BadInput:
+        return False
+    return "." in name  # a commit may be digits alone
+
+
+def _is_commit(wanted: str, known: str) -> bool:
+    """Whether one is the beginning of the other, both long enough to be commits."""
+    return min(len(wanted), len(known)) >= _FEWEST_DIGITS and (wanted.startswith(known) or known.startswith(wanted))
+
+
+def recipe_of(name: str, rows: Iterable[RollRecipe]) -> RollRecipe:
+    """A recipe by its name. Raises: BadInput with the nearest name."""
+    known = {row.id: row for row in rows}
+    if name not in known:
+        raise unknown(name, known, "recipe")
+    return known[name]
+
+
+def filled(
+    name: str,
+    recipes: Iterable[RollRecipe],
+    release: RollRelease,
+    release_name: str,
+    *,
+    overrides: Mapping[str, str],
+    allows_local_code: bool = False,
+) -> Filled:
+    """The values of a recipe for a release, the user's on top.
+
+    Raises: BadInput for an unknown recipe or key, and for a key that an option of its own decides.
+    """
+    known = tuple(recipes)
+    row = recipe_of(name, known)
+    values = _inherited(row, {each.id: each for each in known}, release, allows_local_code)
+    update = int(values[TRAIN]) * int(values[ACCUMULATION]) * published_train(row)
+    explicit: set[str] = set()
+    for word, value in overrides.items():
+        key = word.lstrip("+")
+        _refuse_own_option(key)
+        if word == key and key not in values and not is_read(key):
+            raise unknown(key, alike(key, values), "key")
+        values[key] = value
+        explicit.add(key)
+    return Filled(row, release, release_name, values, update, frozenset(explicit), allows_local_code)
+
+
+def defaults_of(row: RollRecipe, rows: Iterable[RollRecipe], release: RollRelease) -> tuple[str, ...]:
+    """The files of examples/config that a recipe takes in for a release, each once."""
+    chain = _chain(row, {each.id: each for each in rows})
+    return tuple(dict.fromkeys((*(name for each in chain for name in each.defaults), *release.defaults)))
+
+
+def _inherited(
+    row: RollRecipe, by_id: Mapping[str, RollRecipe], release: RollRelease, allows_local_code: bool
+) -> dict[str, str]:
+    chain = _chain(row, by_id)
+    values = {key: text for each in chain for key, text in each.values.items()}
+    for each in chain:
+        values.update(each.fsdp2 if release.engine == "fsdp2" else each.deepspeed)
+        values.update(each.local_code if allows_local_code else {})
+    return values
+
+
+def _chain(row: RollRecipe, by_id: Mapping[str, RollRecipe]) -> tuple[RollRecipe, ...]:
+    """The recipe after those that it is like, the most general first."""
+    return (*(_chain(by_id[row.like], by_id) if row.like else ()), row)
+
+
+def _refuse_own_option(key: str) -> None:
+    option = _OWN_OPTION.get(key.rpartition(".")[2])
+    if option is not None:
+        args = {"key": key, "option": option}
+        raise BadInput(Message("launch_roll.own-option", args), Message("launch_roll.own-option-hint", args))
+
+
+def job_of(recipe: Filled, model: Model, cards: Cards, *, num_train: int) -> Job:
+    """The run that a recipe describes, as far as cards and memory go.
+
+    `num_train` is how many cards train; where the user left accumulation alone, the sequences of one update are those
+    of the published plan, whatever that number is.
+    """
+    values = recipe.values
+    is_offloaded = _is_offloaded(recipe)
+    return Job(
+        framework="roll",
+        release=recipe.version,
+        model=model,
+        cards=cards,
+        sizes=_sizes(recipe, num_train),
+        engine=recipe.release.engine,
+        gpu_memory_utilization=_share(recipe),
+        tensor_parallel=_optional(recipe, f"{INFER_CONFIG}.tensor_parallel_size", 1),
+        offloads_parameters=is_offloaded,
+        offloads_optimizer=is_offloaded,
+        offloads_reference=values.get(f"{REFERENCE_CONFIG}.offload_policy") == "true",
+        checkpoints_gradients=values.get("actor_train.model_args.disable_gradient_checkpointing") != "true",
+        lora_rank=_optional(recipe, "actor_train.model_args.lora_rank", 0),
+        replicates_reference=values.get("reference.strategy_args.strategy_name") == "hf_infer",
+    )
+
+
+def placed_job(job: Job, recipe: Filled, placement: Placement) -> Job:
+    """The job with what its placement decides: colocated training always leaves the cards while others generate."""
+    sizes = _sizes(recipe, len(placement.train))
+    if placement.layout == "split" or OFFLOAD in recipe.explicit:
+        return replace(job, sizes=sizes)
+    return replace(job, sizes=sizes, offloads_parameters=True, offloads_optimizer=True, offloads_reference=True)
+
+
+def published_train(row: RollRecipe) -> int:
+    """How many cards train in the published plan."""
+    return len(parse_cards(row.train, published_cards(row)))
+
+
+def published_cards(row: RollRecipe) -> Cards:
+    """The cards of the published plan."""
+    return Cards(row.hardware, row.cards_per_node, row.nodes)
+
+
+def published_placement(row: RollRecipe) -> Placement:
+    """The published plan."""
+    cards = published_cards(row)
+    return Placement(*(parse_cards(text, cards) for text in (row.train, row.infer, row.reference)))
+
+
+def _sizes(recipe: Filled, num_train: int) -> Sizes:
+    if recipe.row.pipeline == "agentic":
+        # A trajectory is one sequence of several turns: what is not the last answer counts as its prompt.
+        response = recipe.number("actor_infer.generating_args.max_new_tokens")
+        prompt = recipe.number("sequence_length") - response
+        prompts = recipe.number("train_env_manager.num_env_groups")
+        rollouts = recipe.number("train_env_manager.group_size")
+    else:
+        prompt, response = recipe.number("prompt_length"), recipe.number("response_length")
+        prompts = recipe.number("rollout_batch_size")
+        rollouts = recipe.number("num_return_sequences_in_group")
+    return Sizes(
+        prompt_length=prompt,
+        response_length=response,
+        prompts=prompts,
+        rollouts=rollouts,
+        mini_batch=max(1, update_sequences(recipe, num_train) // rollouts),
+        micro_batch=recipe.number(TRAIN),
+        log_prob_micro_batch=recipe.number("actor_train.infer_batch_size"),
+        reference_micro_batch=recipe.number("reference.infer_batch_size"),
+        max_model_len=_optional(recipe, f"{INFER_CONFIG}.max_model_len", 0) or None,
+    )
+
+
+def update_sequences(recipe: Filled, num_train: int) -> int:
+    """Sequences of one update over all cards that train.
+
+    The published plan's, so that other cards do not make another optimization problem; the user's where the user set
+    the accumulation.
+    """
+    if ACCUMULATION not in recipe.explicit:
+        return recipe.published_update
+    return recipe.number(TRAIN) * recipe.number(ACCUMULATION) * num_train
+
+
+def _is_offloaded(recipe: Filled) -> bool:
+    if OFFLOAD in recipe.values:
+        return recipe.values[OFFLOAD] == "true"
+    if TRAIN_CONFIG in recipe.values:
+        return "cpuoffload" in recipe.values[TRAIN_CONFIG]
+    return recipe.row.offloads
+
+
+def _share(recipe: Filled) -> float:
+    key = f"{INFER_CONFIG}.gpu_memory_utilization"
+    text = recipe.values.get(key, "")
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise BadInput(Message("launch_roll.no-share", {"key": key, "value": text or "-"}))
+    return share
+
+
+def _optional(recipe: Filled, key: str, default: int) -> int:
+    return recipe.number(key) if key in recipe.values else default

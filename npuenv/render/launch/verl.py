@@ -1,0 +1,119 @@
+"""The launch files of a verl run: a command with its overrides, and the same as a YAML for Hydra.
+
+Start from `render_verl`; `overrides` are its values, under the names of the release asked for. Pure and deterministic.
+What a job, its placement and its paths say wins over the recipe; the recipe fills in the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import npuenv
+from npuenv.messages import Message, say
+from npuenv.render.launch import ray_environ, verl_keys
+from npuenv.render.launch.verl_cards import on_nodes
+from npuenv.render.launch.verl_check import check
+from npuenv.render.launch.verl_job import of_job, written
+from npuenv.render.launch.verl_values import safe, word, yaml
+from npuenv.render.template import fill
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.matrix.rows import LaunchRecipe
+    from npuenv.placement.types import Job, Placement
+    from npuenv.render.launch.paths import Paths
+    from npuenv.render.launch.verl_cards import OnNodes
+    from npuenv.render.launch.verl_values import Value
+    from npuenv.resolve.types import Stack
+
+# entry -> the program, and the configuration of verl that its values are written over
+PROGRAMS = {
+    "main": ("verl.trainer.main_ppo", "ppo_trainer"),
+    "one-step-off": ("verl.experimental.one_step_off_policy.main_ppo", "ppo_trainer"),
+    "sft": ("verl.trainer.sft_trainer", "sft_trainer_engine"),
+}
+# This program's own configuration looks for verl's below the working folder; here it is found wherever verl lies.
+_SEARCH_PATH = "pkg://verl.trainer.config"
+_SECTIONS = (
+    "algorithm", "data", "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout",
+    "actor_rollout_ref.ref", "actor_rollout_ref", "critic", "custom_reward_function", "reward", "reward_model", "model",
+    "optim", "engine", "rollout", "ray_init", "ray_kwargs", "trainer",
+)  # fmt: skip
+
+
+def render_verl(
+    job: Job, placement: Placement, recipe: LaunchRecipe, *, stack: Stack | None, paths: Paths
+) -> dict[str, str]:
+    """The files by name: `run.sh` for a POSIX shell, and `config.yaml` for verl's `--config-dir`.
+
+    Both say the same. Raises: BadInput for what verl cannot run, and for values that could break out of the files.
+    """
+    values = overrides(job, placement, recipe, paths)
+    nodes = on_nodes(job.cards, placement)
+    head = _head(job, recipe, stack)
+    return {
+        "run.sh": _script(values, nodes, recipe, stack=stack, head=head),
+        "config.yaml": _yaml(values, recipe, head),
+    }
+
+
+def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths) -> dict[str, Value]:
+    """verl's keys, as `job.release` names them, with their values. Raises: BadInput for what verl cannot run."""
+    for what in ("model", "train_file", "validation_file", "output"):
+        path = getattr(paths, what)
+        if path is not None:
+            safe(path, f"paths.{what}")
+    values, nodes = written(recipe), on_nodes(job.cards, placement)
+    check(job, placement, recipe, values, nodes)
+    values |= of_job(job, nodes, recipe, values, paths)
+    return dict(sorted(verl_keys.for_release(values, job.release).items(), key=lambda item: _section(item[0])))
+
+
+def _section(key: str) -> int:
+    found = [at for at, section in enumerate(_SECTIONS) if key.startswith(f"{section}.")]
+    return found[0] if found else len(_SECTIONS)
+
+
+def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None) -> tuple[str, ...]:
+    """The sentences at the top of both files."""
+    args: dict[str, object] = {"version": npuenv.__version__, "release": job.release, "recipe": recipe.id}
+    made = "made" if stack is not None else "made-without-stack"
+    args |= {"stack": stack.name if stack is not None else "", "model": safe(job.model.id, "model")}
+    about = {"script": recipe.script, "cards": recipe.cards_per_node * recipe.nodes, "nodes": recipe.nodes}
+    notes = (*recipe.notes, *verl_keys.left_out(written(recipe), job.release))
+    lines = (Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes))
+    return tuple(say(line) for line in lines)
+
+
+def _script(
+    values: Mapping[str, Value], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack | None, head: tuple[str, ...]
+) -> str:
+    program, _ = PROGRAMS[recipe.entry]
+    words = [word(key, value, is_added=verl_keys.is_added(key)) for key, value in values.items()]
+    if recipe.entry == "one-step-off":
+        words.insert(0, word("hydra.searchpath", [_SEARCH_PATH]))
+    is_torchrun = recipe.entry == "sft"
+    return fill(
+        "verl_run.sh.j2",
+        head=head,
+        exports=ray_environ.exports("verl", stack, is_multi_node=nodes.nodes > 1),
+        held_back=ray_environ.held_back("verl", stack),
+        ray_auth=ray_environ.needs_auth_mode(stack),
+        visible=",".join(str(card) for card in nodes.visible) if nodes.visible is not None else "",
+        nodes=nodes.nodes,
+        cards=nodes.train,
+        program=program,
+        is_torchrun=is_torchrun,
+        config_program=f"torchrun ... -m {program}" if is_torchrun else f"python3 -m {program}",
+        words=words,
+    )
+
+
+def _yaml(values: Mapping[str, Value], recipe: LaunchRecipe, head: tuple[str, ...]) -> str:
+    program, config = PROGRAMS[recipe.entry]
+    lines = [f"# {line}" for line in (*head, say(Message("launch.yaml-use", {"program": program})))]
+    if recipe.entry == "one-step-off":
+        lines += ["hydra:", f'  searchpath: ["{_SEARCH_PATH}"]']
+    lines += ["defaults:", f"  - {config}", "  - _self_", ""]
+    return "\n".join(lines) + yaml(values)

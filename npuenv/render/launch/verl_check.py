@@ -1,0 +1,86 @@
+"""What verl cannot run, said before anything is written. Start from `check`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.matrix.rows import LaunchRecipe
+    from npuenv.placement.types import Job, Placement
+    from npuenv.render.launch.verl_cards import OnNodes
+    from npuenv.render.launch.verl_values import Value
+
+ENGINES = ("fsdp", "fsdp2")
+
+
+def check(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value], nodes: OnNodes) -> None:
+    """Raises: BadInput naming the first thing that does not go together."""
+    _recipe(job, recipe)
+    _roles(job, placement, recipe, values)
+    if recipe.entry != "sft":
+        _division(job, values, nodes)
+
+
+def _recipe(job: Job, recipe: LaunchRecipe) -> None:
+    names: dict[str, object] = {"recipe": recipe.id, "release": job.release, "script": recipe.script}
+    if recipe.refused:
+        raise BadInput(Message(recipe.refused, names), Message("launch.refused-hint"))
+    too_old = not versions.accepts(f">={recipe.since}", job.release)
+    if too_old or (recipe.until and versions.accepts(f">={recipe.until}", job.release)):
+        names |= {"since": recipe.since, "until": recipe.until or "-"}
+        raise BadInput(Message("launch.not-in-release", names), Message("launch.not-in-release-hint", names))
+    if job.engine not in ENGINES:
+        args = {"engine": job.engine, "known": ENGINES}
+        raise BadInput(Message("launch.engine", args), Message("launch.engine-hint"))
+
+
+def _roles(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
+    noise = next((key for key in values if key.startswith("trainer.noise_injection")), None)
+    if noise is not None:
+        raise BadInput(Message("launch.noise-stock", {"recipe": recipe.id}), Message("launch.refused-hint"))
+    is_split = placement.layout == "split"
+    if recipe.entry != "sft" and is_split != (recipe.entry == "one-step-off"):
+        key = "launch.split-in-main" if is_split else "launch.colocated-one-step"
+        raise BadInput(Message(key, {"recipe": recipe.id}), Message(f"{key}-hint"))
+    if recipe.entry == "main" and set(placement.train) != set(placement.infer):
+        raise BadInput(Message("launch.overlap"), Message("launch.overlap-hint"))
+    if (recipe.algorithm == "ppo") != job.has_critic:
+        raise BadInput(Message("launch.critic", {"recipe": recipe.id, "algorithm": recipe.algorithm}))
+    if needs_reference(values) and not job.has_reference:
+        raise BadInput(Message("launch.reference", {"recipe": recipe.id}), Message("launch.reference-hint"))
+
+
+def needs_reference(values: Mapping[str, Value]) -> bool:
+    """Whether verl loads a reference model for these values: it does where one of the two KL terms is on."""
+    return bool(values.get("actor_rollout_ref.actor.use_kl_loss") or values.get("algorithm.use_kl_in_reward"))
+
+
+def _division(job: Job, values: Mapping[str, Value], nodes: OnNodes) -> None:
+    """verl's own arithmetic (validate_config and the workers' batch sizes): it says so only after Ray has started."""
+    sizes, parallel = job.sizes, values.get("actor_rollout_ref.actor.ulysses_sequence_parallel_size")
+    parallel = parallel if isinstance(parallel, int) and not isinstance(parallel, bool) else 1
+    train, infer = nodes.train * nodes.nodes, nodes.infer * nodes.nodes
+    _divides("tensor-parallel", infer, job.tensor_parallel)
+    _divides("sequence-parallel", train, parallel)
+    if sizes.mini_batch > sizes.prompts:
+        raise _bad_size("mini-batch", sizes.mini_batch, sizes.prompts)
+    replicas = train // parallel
+    _divides("step", sizes.prompts * sizes.rollouts, replicas)
+    _divides("mini-step", sizes.mini_batch * sizes.rollouts, replicas)
+    if not values.get("actor_rollout_ref.actor.use_dynamic_bsz"):
+        _divides("micro-batch", sizes.mini_batch * sizes.rollouts // replicas, sizes.micro_batch)
+
+
+def _divides(what: str, whole: int, part: int) -> None:
+    if part < 1 or whole < part or whole % part:
+        raise _bad_size(what, part, whole)
+
+
+def _bad_size(what: str, part: int, whole: int) -> BadInput:
+    return BadInput(Message(f"launch.size-{what}", {"part": part, "whole": whole}), Message("launch.size-hint"))

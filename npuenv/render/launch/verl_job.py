@@ -1,0 +1,189 @@
+"""A published verl recipe as a job, and a job as values of verl's configuration. Start from `job_for` and `of_job`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.matrix import load_matrix
+from npuenv.placement.types import Job, Sizes
+from npuenv.render.launch.verl_check import needs_reference
+from npuenv.render.launch.verl_values import value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.matrix.rows import LaunchRecipe
+    from npuenv.placement.types import Cards, Model
+    from npuenv.render.launch.paths import Paths
+    from npuenv.render.launch.verl_cards import OnNodes
+    from npuenv.render.launch.verl_values import Value
+
+_M, _A, _R, _F = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))
+# verl finds the cards by itself from this release on (auto_set_device in verl/trainer/main_ppo.py; absent in 0.6.1).
+_FINDS_DEVICE = ">=0.7.0"
+_BATCHED_TOKENS = 8192  # what verl gives the engine for one forward pass where nothing is said
+
+
+def written(recipe: LaunchRecipe) -> dict[str, Value]:
+    """The values of a recipe, over those of the one it is based on."""
+    base = next((row for row in load_matrix().launch_recipes if row.id == recipe.base), None)
+    values = written(base) if base is not None else {}
+    return values | {key: value_of(text) for key, text in recipe.values.items()}
+
+
+def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -> Job:
+    """The job that a recipe was published with, for a model, cards and a release of verl."""
+    values = written(recipe)
+
+    def number(key: str, default: int = 1) -> int:
+        found = values.get(key, default)
+        return found if isinstance(found, int) and not isinstance(found, bool) else default
+
+    def share(key: str) -> float:
+        found = values.get(key, 0.0)
+        return float(found) if isinstance(found, (int, float)) else 0.0
+
+    is_sft = recipe.entry == "sft"
+    sizes = Sizes(
+        prompt_length=number("data.max_prompt_length", number("data.max_length") // 2),
+        response_length=number("data.max_response_length", number("data.max_length") // 2),
+        prompts=number("data.train_batch_size"),
+        rollouts=number(f"{_R}.n"),
+        mini_batch=number(f"{_A}.ppo_mini_batch_size", number("data.train_batch_size")),
+        micro_batch=number("data.micro_batch_size_per_gpu" if is_sft else f"{_A}.ppo_micro_batch_size_per_gpu"),
+        log_prob_micro_batch=number(f"{_R}.log_prob_micro_batch_size_per_gpu"),
+    )
+    offloads = "engine" if is_sft else f"{_A}.fsdp_config"
+    return Job(
+        framework="verl",
+        release=release,
+        model=model,
+        cards=cards,
+        sizes=sizes,
+        engine=recipe.strategy,
+        gpu_memory_utilization=share(f"{_R}.gpu_memory_utilization"),
+        tensor_parallel=number(f"{_R}.tensor_model_parallel_size"),
+        offloads_parameters=values.get(f"{offloads}.param_offload") is True,
+        offloads_optimizer=values.get(f"{offloads}.optimizer_offload") is True,
+        offloads_reference=values.get(f"{_F}.fsdp_config.param_offload") is True,
+        has_reference=needs_reference(values),
+        has_critic=recipe.algorithm == "ppo",
+        removes_padding=values.get("model.use_remove_padding" if is_sft else f"{_M}.use_remove_padding") is True,
+        lora_rank=number("model.lora_rank", 0),
+    )
+
+
+def of_job(
+    job: Job, nodes: OnNodes, recipe: LaunchRecipe, values: Mapping[str, Value], paths: Paths
+) -> dict[str, Value]:
+    """What a job, its cards and paths say, whatever the recipe's values are."""
+    found = _of_sft(job) if recipe.entry == "sft" else _of_rl(job, values) | _of_critic(job, values, paths)
+    model = "model.path" if recipe.entry == "sft" else f"{_M}.path"
+    found |= {model: paths.model, "data.train_files": paths.train_file, "data.val_files": paths.validation_file}
+    found |= {"trainer.n_gpus_per_node": nodes.train, "trainer.nnodes": nodes.nodes}
+    if recipe.entry == "one-step-off":
+        found |= {"rollout.n_gpus_per_node": nodes.infer, "rollout.nnodes": nodes.nodes}
+    if paths.output is not None:
+        found["trainer.default_local_dir"] = paths.output
+    if not versions.accepts(_FINDS_DEVICE, job.release):
+        found["trainer.device"] = "npu"
+    return found
+
+
+def _of_rl(job: Job, values: Mapping[str, Value]) -> dict[str, Value]:
+    sizes = job.sizes
+    found: dict[str, Value] = {
+        "data.train_batch_size": sizes.prompts,
+        "data.max_prompt_length": sizes.prompt_length,
+        "data.max_response_length": sizes.response_length,
+        # Said always: verl 0.7.1 turned the default around.
+        f"{_M}.use_remove_padding": job.removes_padding,
+        f"{_M}.enable_gradient_checkpointing": job.checkpoints_gradients,
+        f"{_A}.ppo_mini_batch_size": sizes.mini_batch,
+        f"{_A}.fsdp_config.param_offload": job.offloads_parameters,
+        f"{_A}.fsdp_config.optimizer_offload": job.offloads_optimizer,
+        f"{_R}.n": sizes.rollouts,
+        f"{_R}.tensor_model_parallel_size": job.tensor_parallel,
+        f"{_R}.gpu_memory_utilization": job.gpu_memory_utilization,
+        f"{_F}.fsdp_config.param_offload": job.offloads_reference,
+    }
+    # With a dynamic batch the token budget counts, and verl leaves the number of sequences aside.
+    micro = (
+        (f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.use_dynamic_bsz", sizes.micro_batch),
+        (f"{_R}.log_prob_micro_batch_size_per_gpu", f"{_R}.log_prob_use_dynamic_bsz", sizes.log_prob_micro_batch),
+        (f"{_F}.log_prob_micro_batch_size_per_gpu", f"{_F}.log_prob_use_dynamic_bsz", sizes.log_prob_micro_batch),
+    )
+    found |= {key: size for key, dynamic, size in micro if key in values or not values.get(dynamic)}
+    if job.engine != "fsdp" or f"{_A}.strategy" in values:
+        found[f"{_A}.strategy"] = job.engine
+    if sizes.max_model_len is not None:
+        found[f"{_R}.max_model_len"] = sizes.max_model_len
+    return found | _of_lora(job, values) | _of_lengths(job, values)
+
+
+def _of_lora(job: Job, values: Mapping[str, Value]) -> dict[str, Value]:
+    if not job.lora_rank:
+        return {}
+    return {
+        f"{_M}.lora_rank": job.lora_rank,
+        f"{_M}.lora_alpha": values.get(f"{_M}.lora_alpha", job.lora_rank),
+        f"{_M}.target_modules": "all-linear",
+        # The engine must hold real weights below the adapter: verl sends it the adapter alone.
+        f"{_R}.load_format": "safetensors",
+    }
+
+
+def _of_lengths(job: Job, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Budgets in tokens, raised where the job's sequences are longer than the recipe's."""
+    longest = job.sizes.prompt_length + job.sizes.response_length
+    found: dict[str, Value] = {}
+    for key in (
+        f"{_A}.ppo_max_token_len_per_gpu",
+        f"{_R}.log_prob_max_token_len_per_gpu",
+        f"{_F}.log_prob_max_token_len_per_gpu",
+        "critic.ppo_max_token_len_per_gpu",
+    ):
+        parallel = values.get(f"{_A}.ulysses_sequence_parallel_size")
+        need = -(-longest // (parallel if isinstance(parallel, int) else 1))
+        budget = values.get(key)
+        if isinstance(budget, int) and budget < need:
+            found[key] = need
+    batched = values.get(f"{_R}.max_num_batched_tokens", _BATCHED_TOKENS)
+    longest = max(longest, job.sizes.max_model_len or 0)
+    # Only without chunks must a whole sequence fit into one pass.
+    if isinstance(batched, int) and batched < longest and values.get(f"{_R}.enable_chunked_prefill") is False:
+        found[f"{_R}.max_num_batched_tokens"] = longest
+    if isinstance(values.get("reward.reward_kwargs.max_resp_len"), int):
+        found["reward.reward_kwargs.max_resp_len"] = job.sizes.response_length
+    return found
+
+
+def _of_critic(job: Job, values: Mapping[str, Value], paths: Paths) -> dict[str, Value]:
+    if not job.has_critic:
+        return {}
+    found: dict[str, Value] = {
+        "critic.model.path": paths.model,
+        "critic.model.use_remove_padding": job.removes_padding,
+        "critic.model.enable_gradient_checkpointing": job.checkpoints_gradients,
+        "critic.fsdp.param_offload": job.offloads_parameters,
+        "critic.fsdp.optimizer_offload": job.offloads_optimizer,
+    }
+    if not values.get("critic.use_dynamic_bsz"):
+        found["critic.ppo_micro_batch_size_per_gpu"] = job.sizes.micro_batch
+    return found | ({"critic.strategy": job.engine} if job.engine != "fsdp" else {})
+
+
+def _of_sft(job: Job) -> dict[str, Value]:
+    sizes = job.sizes
+    return {
+        "data.train_batch_size": sizes.prompts,
+        "data.max_length": sizes.prompt_length + sizes.response_length,
+        "data.micro_batch_size_per_gpu": sizes.micro_batch,
+        "model.use_remove_padding": job.removes_padding,
+        "model.enable_gradient_checkpointing": job.checkpoints_gradients,
+        "model.lora_rank": job.lora_rank,
+        "engine.strategy": job.engine,
+        "engine.param_offload": job.offloads_parameters,
+        "engine.optimizer_offload": job.offloads_optimizer,
+    }

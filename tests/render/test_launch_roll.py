@@ -1,0 +1,353 @@
+"""ROLL's launch files: the published samples for each form of release, and what is refused."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from npuenv.errors import BadInput
+from npuenv.matrix import load_matrix
+from npuenv.placement.types import Cards, Model, Placement
+from npuenv.render.launch import roll_recipe as recipes
+from npuenv.render.launch.job import Places, chosen_placement, parse_cards, parse_overrides, written_cards
+from npuenv.render.launch.roll import render_roll
+from npuenv.render.launch.roll_keys import is_read
+from npuenv.render.launch.roll_tree import mapping_text
+from npuenv.resolve import resolve
+from npuenv.resolve.types import Request, Stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MATRIX = load_matrix()
+RECIPES = [row.id for row in MATRIX.roll_recipes]
+RELEASES = ["5d1e3c3d", "51c123f1", "0.3.0", "8eb27cc2"]
+MODEL = Model("sample", 7.6e9, 28, 3584, 18944, 28, 4, 128, 152064, False)
+FROZEN_LAKE, MATH, TWO_NODES = "agentic-frozen-lake", "rlvr-math-qwen3-8b", "rlvr-qwen2.5-7b-2x8"
+
+
+def stack_of(name: str) -> Stack:
+    found = resolve(Request(stack=name), MATRIX)
+    assert isinstance(found, Stack)
+    return found
+
+
+STACKS = {row.stack: stack_of(row.stack) for row in MATRIX.roll_releases}
+
+
+def render(name: str, release: str, *words: str, placement: Placement | None = None, **options: Any) -> dict[str, str]:
+    form = recipes.release_of(release, MATRIX.roll_releases)
+    allows = options.pop("allows_local_code", False)
+    recipe = recipes.filled(
+        name, MATRIX.roll_recipes, form, release, overrides=parse_overrides(words), allows_local_code=allows
+    )
+    placed = placement or recipes.published_placement(recipe.row)
+    job = recipes.job_of(recipe, MODEL, recipes.published_cards(recipe.row), num_train=len(placed.train))
+    job = recipes.placed_job(job, recipe, placed)
+    places = options.pop("paths", Places())
+    return render_roll(job, placed, recipe, stack=STACKS[form.stack], paths=places, **options)
+
+
+def content(files: dict[str, str]) -> dict[str, Any]:
+    [name] = [name for name in files if name.endswith(".yaml")]
+    found: dict[str, Any] = YAML(typ="safe").load(io.StringIO(files[name]))
+    return found
+
+
+def keys(tree: Any, above: str = "") -> list[str]:
+    if not isinstance(tree, dict) or not tree:
+        return [above]
+    return [key for name, value in tree.items() for key in keys(value, f"{above}.{name}" if above else str(name))]
+
+
+def cards_of(text: str) -> list[int]:
+    """What ROLL's evaluation of a device mapping gives, for the two functions and the sum that it is made of."""
+    found: list[int] = []
+    for part in text.split(" + "):
+        bounds = re.fullmatch(r"list\(range\((\d+),(\d+)\)\)", part)
+        assert bounds, text
+        found += range(*(ast.literal_eval(bound) for bound in bounds.groups()))
+    return found
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_sample_keeps_its_plan_and_its_sums(name: str, release: str) -> None:
+    tree, row = content(render(name, release)), recipes.recipe_of(name, MATRIX.roll_recipes)
+    train = cards_of(tree["actor_train"]["device_mapping"])
+    assert written_cards(train) == row.train
+    assert written_cards(cards_of(tree["actor_infer"]["device_mapping"])) == row.infer
+    assert written_cards(cards_of(tree["reference"]["device_mapping"])) == row.reference
+    step = tree["actor_train"]["training_args"]
+    update = step["per_device_train_batch_size"] * step["gradient_accumulation_steps"] * len(train)
+    rollouts = tree["rollout_batch_size"] * tree.get("num_return_sequences_in_group", 1)
+    assert (update, rollouts // update, rollouts % update) == {
+        FROZEN_LAKE: (512, 2, 0), MATH: (256, 1, 0), TWO_NODES: (256, 2, 0), f"{TWO_NODES}-spread": (256, 2, 0),
+    }[name]  # fmt: skip
+    limit = tree["actor_infer"]["strategy_args"]["strategy_config"]["max_model_len"]
+    assert limit == {FROZEN_LAKE: 8192, MATH: 10240}.get(name, 8000)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_deepspeed_is_for_releases_below_0_3_and_fsdp2_for_the_others(name: str) -> None:
+    old, new = content(render(name, "5d1e3c3d")), content(render(name, "0.3.0"))
+    assert old["actor_train"]["strategy_args"]["strategy_name"] == "deepspeed_train"
+    offloads = "_cpuoffload" if "2x8" in name else ""
+    assert old["actor_train"]["strategy_args"]["strategy_config"] == f"${{deepspeed_zero3{offloads}}}"
+    assert f"../config/deepspeed_zero3{offloads}@_here_" in old["defaults"]
+    assert old["defaults"][-1] == "_self_"
+    strategy = new["actor_train"]["strategy_args"]
+    assert strategy["strategy_name"] == "fsdp2_train"
+    assert strategy["strategy_config"] == {
+        "fsdp_size": len(cards_of(new["actor_train"]["device_mapping"])),
+        "param_dtype": "bf16",
+        "reduce_dtype": "float32",
+        "reshard_after_forward": True,
+        "offload_policy": "2x8" in name,
+    }
+    assert "deepspeed" not in str(new)
+    assert ("defaults" in new) == (name == FROZEN_LAKE)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
+    tree = content(render(name, release, allows_local_code=True))
+    strange = [key for key in keys(tree) if not is_read(key) and key.split(".")[0] not in ("defaults", "hydra")]
+    assert strange == []
+    assert "num_gpus_per_node" not in tree
+
+
+def test_what_roll_drops_is_not_taken_for_a_key() -> None:
+    assert not is_read("actor_train.model_args.flash_attn")
+    assert not is_read("actor_train.data_args.dataset_dir")
+    assert not is_read("validation.eval_steps")
+    assert is_read("rewards.math_rule.data_args.template")
+    assert is_read("actor_train.system_envs.ANY_NAME")
+
+
+def test_variables_are_quoted_texts_and_apart_by_role() -> None:
+    text = render(MATH, "8eb27cc2", "actor_train.system_envs.MY_LEVEL=2")["rlvr-math-qwen3-8b.yaml"]
+    tree = YAML(typ="safe").load(io.StringIO(text))
+    for group in (tree, tree["actor_train"], tree["actor_infer"]):
+        assert group["system_envs"]
+        assert {type(value) for value in group["system_envs"].values()} == {str}
+    assert tree["actor_train"]["system_envs"]["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
+    assert tree["actor_infer"]["system_envs"]["PYTORCH_NPU_ALLOC_CONF"] == ""
+    assert tree["actor_train"]["system_envs"]["TASK_QUEUE_ENABLE"] == "2"
+    assert tree["actor_infer"]["system_envs"]["TASK_QUEUE_ENABLE"] == "1"
+    assert tree["actor_train"]["system_envs"]["MY_LEVEL"] == "2"
+    assert "TASK_QUEUE_ENABLE" not in tree["system_envs"]
+
+
+def test_code_rewards_come_only_when_they_are_allowed() -> None:
+    without, with_code = (
+        content(render(TWO_NODES, "0.3.0")),
+        content(render(TWO_NODES, "0.3.0", allows_local_code=True)),
+    )
+    assert list(without["rewards"]) == ["math_rule"]
+    assert without["actor_train"]["data_args"]["domain_interleave_probs"] == {"math_rule": 1.0}
+    assert with_code["rewards"]["code_sandbox"]["use_local"] is True
+    assert with_code["actor_train"]["data_args"]["domain_interleave_probs"] == {"math_rule": 0.5, "code_sandbox": 0.5}
+    assert "--allow-local-code" in render(TWO_NODES, "0.3.0")[f"{TWO_NODES}.yaml"]
+
+
+def test_a_colocated_run_keeps_its_state_in_the_hosts_memory() -> None:
+    every = tuple(range(8))
+    tree = content(render(FROZEN_LAKE, "0.3.0", placement=Placement(every, every, every)))
+    assert tree["actor_train"]["strategy_args"]["strategy_config"]["offload_policy"] is True
+    assert tree["actor_train"]["training_args"]["gradient_accumulation_steps"] == 32
+    assert tree["actor_infer"]["device_mapping"] == "list(range(0,8))"
+
+
+def test_other_cards_keep_the_sequences_of_an_update() -> None:
+    tree = content(render(FROZEN_LAKE, "0.3.0", placement=Placement((0, 1), (2, 3), (2, 3))))
+    assert tree["actor_train"]["training_args"]["gradient_accumulation_steps"] == 128
+    own = content(render(FROZEN_LAKE, "0.3.0", f"{recipes.TRAIN}=4"))
+    assert own["actor_train"]["training_args"]["gradient_accumulation_steps"] == 32
+
+
+EIGHT = tuple(range(8))
+LIMIT = "actor_infer.strategy_args.strategy_config"
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "words", "placement", "key"),
+    [
+        (FROZEN_LAKE, "5d1e3c3d", [], Placement(EIGHT, EIGHT, EIGHT), "no-colocation"),
+        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (3, 4, 5, 6), (4,)), "half-colocated"),
+        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2, 3), (4, 8), (4,)), "no-card"),
+        (FROZEN_LAKE, "0.3.0", [], Placement((0, 1, 2), (4,), (4,)), "no-accumulation"),
+        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=1000"], None, "no-update"),
+        (FROZEN_LAKE, "0.3.0", ["rollout_batch_size=2048"], None, "groups-differ"),
+        (FROZEN_LAKE, "0.3.0", ["val_batch_size=512"], None, "groups-differ"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.num_groups_partition=[127]"], None, "partition-differs"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLake, SimpleSokoban]"], None, "tags-differ"),
+        (FROZEN_LAKE, "0.3.0", ["train_env_manager.tags=[FrozenLak]"], None, "unknown-environment"),
+        (FROZEN_LAKE, "0.3.0", ["sequence_length=128"], None, "no-prompt"),
+        (FROZEN_LAKE, "0.3.0", [f"{LIMIT}.tensor_parallel_size=3"], None, "no-tensor-parallel"),
+        (MATH, "0.3.0", [f"{LIMIT}.max_model_len=8000"], None, "short-model-len"),
+        (MATH, "0.3.0", [f"{LIMIT}.gpu_memory_utilization=1.7"], None, "no-share"),
+        (MATH, "0.3.0", ["rollout_batch_size=-5"], None, "no-number"),
+        (MATH, "0.3.0", [f"{recipes.ACCUMULATION}=24"], None, "no-update"),
+        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.math_rule=0.9"], None, "shares-differ"),
+        (MATH, "0.3.0", ["actor_train.data_args.domain_interleave_probs.code=0.1"], None, "domains-differ"),
+        (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=megatron_train"], None, "strategy"),
+        (MATH, "0.3.0", ["actor_train.strategy_args.strategy_name=deepspeed_train"], None, "strategy"),
+        (MATH, "0.3.0", ["rewards.math_rule.worker_cls=x.CodeSandboxRewardWorker"], None, "local-code"),
+        (MATH, "0.3.0", ["actor_train.device_mapping=list(range(0,4))"], None, "own-option"),
+        (MATH, "0.3.0", ["actor_train.model_args.flash_attn=fa2"], None, "unknown-key"),
+        (MATH, "0.3.0", ["max_steps=[1"], None, "no-yaml"),
+        (MATH, "0.3.0", ["seed.more=1"], None, "not-a-group"),
+        ("rlvr-math-qwen3", "0.3.0", [], None, "unknown-recipe"),
+        (MATH, "0000000", [], None, "unknown-release"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    name: str, release: str, words: list[str], placement: Placement | None, key: str
+) -> None:
+    with pytest.raises(BadInput) as error:
+        render(name, release, *words, placement=placement)
+    assert error.value.message.key == f"launch_roll.{key}"
+
+
+@pytest.mark.parametrize("value", ["a'b", 'a"b', "a\nb", "$(id)", "`id`", "a\\b", "a\x1b[0m"])
+def test_a_value_that_could_break_out_is_refused(value: str) -> None:
+    with pytest.raises(BadInput) as error:
+        parse_overrides([f"exp_name={value}"])
+    assert error.value.message.key == "launch_roll.unsafe"
+    with pytest.raises(BadInput):
+        render(MATH, "0.3.0", paths=Places(model=value))
+    with pytest.raises(BadInput):
+        render(MATH, "0.3.0", paths=Places(tree=value))
+    with pytest.raises(BadInput):
+        render(TWO_NODES, "0.3.0", head=value)
+
+
+def test_the_nearest_key_is_named() -> None:
+    with pytest.raises(BadInput) as error:
+        render(MATH, "0.3.0", "actor_train.training_args.learning_rat=1e-5")
+    assert error.value.hint is not None
+    assert error.value.hint.args["near"] == "actor_train.training_args.learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "version"),
+    [
+        ("0.2.1", "deepspeed-zero3", "0.2.1"),
+        ("v0.3.0", "fsdp2", "0.3.0"),
+        ("main @8eb27cc2", "fsdp2", "0.3.0"),
+        ("main @942703db", "deepspeed-zero3", "0.2.0"),
+        ("51c123f1", "deepspeed-zero3", "0.2.0"),
+        ("0.4.0", "fsdp2", "0.4.0"),
+    ],
+)
+def test_a_release_is_known_by_version_or_commit(name: str, engine: str, version: str) -> None:
+    form = recipes.release_of(name, MATRIX.roll_releases)
+    assert form.engine == engine
+    assert recipes.filled(MATH, MATRIX.roll_recipes, form, name, overrides={}).version == version
+
+
+def test_a_mapping_is_written_in_runs_of_neighbours() -> None:
+    assert mapping_text((0, 1, 2, 3, 8, 9, 10, 11)) == "list(range(0,4)) + list(range(8,12))"
+    assert mapping_text((5,)) == "list(range(5,6))"
+
+
+def test_card_lists_are_read_and_refused() -> None:
+    cards = Cards("a2", 8, 2)
+    assert parse_cards("0-3, 8,10-11", cards) == (0, 1, 2, 3, 8, 10, 11)
+    for text, key in (("", "bad-cards"), ("3-1", "bad-cards"), ("0-16", "no-card"), ("1,0-2", "card-twice")):
+        with pytest.raises(BadInput) as error:
+            parse_cards(text, cards)
+        assert error.value.message.key == f"launch_roll.{key}"
+
+
+def test_what_is_not_said_about_cards_follows_from_the_rest() -> None:
+    cards = Cards("a2", 4)
+    said: dict[str, Any] = {"train": None, "infer": None, "reference": None, "layout": None}
+    assert chosen_placement(cards, **said) is None
+    split = chosen_placement(cards, **{**said, "train": "0-1"})
+    assert split == Placement((0, 1), (2, 3), (2, 3))
+    shared = chosen_placement(cards, **{**said, "train": "0-1", "layout": "colocated"})
+    assert shared == Placement((0, 1), (0, 1), (0, 1))
+    for given in ({"reference": "0"}, {"train": "0-3"}, {"train": "0", "infer": "0", "layout": "split"}):
+        with pytest.raises(BadInput):
+            chosen_placement(cards, **{**said, **given})
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_rendering_is_the_same_twice_and_says_what_made_it(lang: str) -> None:
+    first = render(TWO_NODES, "0.3.0", lang=lang)
+    assert first == render(TWO_NODES, "0.3.0", lang=lang)
+    assert first[f"{TWO_NODES}.yaml"].startswith("# npuenv ")
+    assert first["run.sh"].splitlines()[1].startswith("# npuenv ")
+    assert "roll-cann9.1.0" in first["run.sh"].splitlines()[1]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_script_is_clean_posix_shell(name: str, lang: str, tmp_path: Path) -> None:
+    checker = shutil.which("shellcheck")
+    if checker is None:
+        pytest.skip("shellcheck is not installed")
+    script = tmp_path / "run.sh"
+    script.write_text(render(name, "0.3.0", lang=lang, paths=Places(tree="/opt/my tree"))["run.sh"], encoding="utf-8")
+    ran = subprocess.run([checker, "-s", "sh", script], capture_output=True, text=True, check=False)
+    assert ran.stdout == ""
+    assert ran.returncode == 0
+
+
+def run(tmp_path: Path, name: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The script in a tree whose pipeline prints how it was called; `python` is a program that prints."""
+    tree, tools = tmp_path / "tree", tmp_path / "tools"
+    (tree / "examples").mkdir(parents=True, exist_ok=True)
+    tools.mkdir(exist_ok=True)
+    for pipeline in ("agentic", "rlvr"):
+        (tree / "examples" / f"start_{pipeline}_pipeline.py").write_text("", encoding="utf-8")
+    fake = tools / "python"
+    fake.write_text('#!/bin/sh\necho "$@"\npwd\nenv | sort\n', encoding="utf-8")
+    fake.chmod(0o755)
+    for file, text in render(name, "0.3.0").items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    whole = {"PATH": f"{tools}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(tmp_path), "ROLL_ROOT": str(tree), **environ}
+    return subprocess.run(
+        ["sh", tmp_path / "run.sh"], env=whole, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+def test_the_script_puts_the_tree_first_and_no_empty_entry_on_the_path(tmp_path: Path) -> None:
+    ran = run(tmp_path, FROZEN_LAKE)
+    lines = ran.stdout.splitlines()
+    assert lines[0] == f"examples/start_agentic_pipeline.py --config_path npuenv --config_name {FROZEN_LAKE}"
+    assert lines[1] == str(tmp_path / "tree")
+    assert f"PYTHONPATH={tmp_path / 'tree'}" in lines
+    copied = tmp_path / "tree" / "examples" / "npuenv" / f"{FROZEN_LAKE}.yaml"
+    assert copied.read_bytes() == (tmp_path / f"{FROZEN_LAKE}.yaml").read_bytes()
+    assert f"ACL_OP_COMPILER_CACHE_DIR={tmp_path}/.cache/npuenv/operators" in lines
+    longer = run(tmp_path, FROZEN_LAKE, PYTHONPATH="/own", ASCEND_GLOBAL_LOG_LEVEL="0").stdout.splitlines()
+    assert f"PYTHONPATH={tmp_path / 'tree'}:/own" in longer
+    assert "ASCEND_GLOBAL_LOG_LEVEL=0" in longer
+
+
+def test_many_nodes_need_a_rank_and_a_head_and_count_nodes(tmp_path: Path) -> None:
+    assert (run(tmp_path, TWO_NODES).returncode, "RANK" in run(tmp_path, TWO_NODES).stderr) == (2, True)
+    assert "MASTER_ADDR" in run(tmp_path, TWO_NODES, RANK="1").stderr
+    ran = run(tmp_path, TWO_NODES, RANK="1", MASTER_ADDR="10.9.8.7", HCCL_SOCKET_IFNAME="=eth7")
+    found = dict(line.split("=", 1) for line in ran.stdout.splitlines()[2:] if "=" in line)
+    assert {name: found[name] for name in ("WORLD_SIZE", "RANK", "MASTER_PORT", "HCCL_EXEC_TIMEOUT")} == {
+        "WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "6379", "HCCL_EXEC_TIMEOUT": "1091",
+    }  # fmt: skip
+    assert found["HCCL_SOCKET_IFNAME"] == "=eth7"
+
+
+def test_a_folder_that_is_not_rolls_tree_is_named(tmp_path: Path) -> None:
+    ran = run(tmp_path, FROZEN_LAKE, ROLL_ROOT=str(tmp_path / "elsewhere"))
+    assert ran.returncode == 2
+    assert str(tmp_path / "elsewhere") in ran.stderr
