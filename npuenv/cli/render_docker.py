@@ -2,54 +2,201 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.cli.common import Command, Ui, common_options, request_options
 from npuenv.cli.machine import lock_of, resolve_or_stop, this_machine
-from npuenv.errors import ExitCode
+from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from npuenv.resolve.types import Request
+    from npuenv.resolve.types import Request, Stack
 
 _ARCHITECTURES = ("x86_64", "aarch64")
+_DOCKERFILE, _ALL = "dockerfile", "all"
+# Other words for the forms, by which the nearest is found.
+_ALSO = {
+    "docker": "run",
+    "podman": "run",
+    "docker-compose": "compose",
+    "kubernetes": "k8s",
+    "volcano": "k8s",
+    "sbatch": "slurm",
+    "pyxis": "slurm",
+    "singularity": "apptainer",
+}
+
+
+def container_options(command: Command) -> Command:
+    """Adds what is said about a running container; each option is a field of `Wish`."""
+    decorated: Any = command
+    for option in (
+        click.option("--add-ons", "has_add_ons", is_flag=True, help="Mount /usr/local/Ascend/add-ons where it exists."),
+        click.option("--command", metavar="LINE", help="What runs inside (default: a shell)."),
+        click.option("--user", metavar="UID[:GID]", help="Who runs inside (default: the image's user)."),
+        click.option("--shm-gib", type=int, metavar="N", help="Shared memory of its own (default: the host's)."),
+        click.option("--models", type=click.Path(path_type=Path), metavar="DIR", help="Weights: /data/models inside."),
+        click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="Data and results: /data inside."),
+        click.option("--name", metavar="NAME", help="Name of container and job (default: from the stack)."),
+        click.option("--image", metavar="NAME:TAG", help="The built image (default: as the Dockerfile's head says)."),
+        click.option("--nodes", type=int, default=1, metavar="N", help="Machines, all alike.", show_default=True),
+        click.option("--cards", metavar="LIST", help="Cards of each node, like 0-7 or 4,7 (default: all, a2 and a3)."),
+    ):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
 
 
 @click.command("render-docker")
 @request_options
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The parent folder.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The parent folder.")
+@click.option(
+    "--as",
+    "forms",
+    multiple=True,
+    metavar="FORM",
+    help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable, or a comma list (default: dockerfile).",
+)
+@click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image (else said to be unpinned).")
+@click.option("--image-user", metavar="NAME", default="root", show_default=True, help="Who owns and runs the image.")
+@click.option("--check", "is_check", is_flag=True, help="Write nothing: compare with the published Dockerfile.")
+@container_options
+@click.option("--force", is_flag=True, help="Replace run files that differ.")
 @common_options
-def command(ui: Ui, *, request: Request, out: Path) -> int:
-    """Render the same environment as a Dockerfile with its hashed requirements.
+def command(
+    ui: Ui,
+    *,
+    request: Request,
+    out: Path | None,
+    forms: tuple[str, ...],
+    digest: str | None,
+    image_user: str,
+    is_check: bool,
+    force: bool,
+    **wish: Any,
+) -> int:
+    """Render the same environment as a Dockerfile with its hashed requirements, and files that run its container.
 
-    One folder STACK.HARDWARE.OS for both architectures; --arch limits it to one.
+    One folder STACK.HARDWARE.OS for both architectures; --arch limits it to one. Files that run it lie beside it, in
+    STACK.HARDWARE.OS.run. With --check the image is compared with the Dockerfile that is published for the stack:
+    every difference in base, packages, sources, order and settings is listed.
     """
-    from npuenv.matrix import load_matrix
-    from npuenv.render.docker import render_docker
+    from npuenv.render.container.writing import write_files
     from npuenv.render.folder import write_folders
 
+    if is_check:
+        return _compare(ui, request)
+    if out is None:
+        raise BadInput(Message("render.no-out"), Message("render.no-out-hint"))
+    asked = _forms(forms)
+    _refuse_unheard(asked, wish)
     wanted = (request.arch,) if request.arch else _ARCHITECTURES
     stacks = {arch: resolve_or_stop(ui, replace(request, arch=arch)) for arch in wanted}
     stacks = {stack.platform.arch: stack for stack in stacks.values()}
-    machine = this_machine(ui)
-    locks = {arch: lock_of(ui, stack, machine, fill=False) for arch, stack in stacks.items()}
-    indexes = {row.label: row for row in load_matrix().indexes}
-    files = render_docker(stacks, locks, indexes=indexes, lang=ui.lang)
-    written = write_folders(files, out)
-    folders = sorted({name.partition("/")[0] for name in files})
+    image = _image(ui, stacks, digest, image_user) if _DOCKERFILE in asked else {}
+    folder, texts = _run_files(next(iter(stacks.values())), asked, wish, ui.lang)
+    written = [*(write_folders(image, out) if image else ()), *write_files(texts, out / folder, is_forced=force)]
+    files = [*image, *(f"{folder}/{name}" for name in texts)]
     if ui.is_json:
         document = {
             "schema": "npuenv.render/1",
             "exit": 0,
             "files": sorted(files),
-            "written": [str(p) for p in written],
+            "written": [str(path) for path in written],
         }
         ui.print_json(document)
-    for folder in folders:
-        key = "cli.rendered" if written else "cli.was-rendered"
-        ui.say(Message(key, {"path": str(out / folder)}))
+    for folder in sorted({name.partition("/")[0] for name in files}):
+        is_new = any(path in (out / folder, *(out / folder).iterdir()) for path in written)
+        ui.say(Message("cli.rendered" if is_new else "cli.was-rendered", {"path": str(out / folder)}))
+    if image:
+        from npuenv.render.base import unpinned
+
+        for note in unpinned(next(iter(stacks.values())), digest):
+            ui.say(note)
     return int(ExitCode.FINE)
+
+
+def _forms(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The forms asked for, each once. Raises BadInput for one that does not exist, with the nearest name."""
+    if not words:
+        return (_DOCKERFILE,)
+    from npuenv.render.container.forms import FORMS
+
+    known = (_DOCKERFILE, *FORMS)
+    asked = [word.strip() for words_of_one in words for word in words_of_one.split(",")]
+    for word in asked:
+        if word not in (*known, _ALL):
+            import difflib
+
+            near = difflib.get_close_matches(word.lower(), (*known, _ALL, *_ALSO), n=1, cutoff=0.0)[0]
+            raise BadInput(
+                Message("container.unknown-form", {"form": repr(word), "known": (*known, _ALL)}),
+                Message("container.unknown-form-hint", {"near": _ALSO.get(near, near)}),
+            )
+    return known if _ALL in asked else tuple(dict.fromkeys(asked))
+
+
+def _refuse_unheard(asked: tuple[str, ...], wish: dict[str, Any]) -> None:
+    """Options about the running container, where nothing is rendered that runs it. Raises BadInput."""
+    from npuenv.render.container.description import Wish
+
+    if set(asked) != {_DOCKERFILE}:
+        return
+    unheard = [item.name for item in fields(Wish) if wish[item.name] != item.default]
+    if unheard:
+        options = tuple("--" + name.removeprefix("has_").replace("_", "-") for name in unheard)
+        raise BadInput(Message("container.needs-form", {"options": options}), Message("container.needs-form-hint"))
+
+
+def _run_files(stack: Stack, asked: tuple[str, ...], wish: dict[str, Any], lang: str) -> tuple[str, dict[str, str]]:
+    """The folder of the files that run a container, and their texts by name; none where none is asked for."""
+    forms = [form for form in asked if form != _DOCKERFILE]
+    if not forms:
+        return "", {}
+    from npuenv.matrix import load_matrix
+    from npuenv.render.container import Wish, describe, render_container
+
+    container = describe(stack, Wish(**wish), load_matrix())
+    return f"{container.title}.run", render_container(container, forms, lang=lang)
+
+
+def _compare(ui: Ui, request: Request) -> int:
+    """Says what the published Dockerfile has otherwise, for the architecture asked for or x86_64."""
+    from npuenv.lock.shelf import find_lock
+    from npuenv.matrix import load_matrix
+    from npuenv.render.upstream import compare
+
+    stack = resolve_or_stop(ui, replace(request, arch=request.arch or _ARCHITECTURES[0]))
+    found = compare(stack, load_matrix(), find_lock(stack, this_machine(ui).own_locks))
+    if ui.is_json:
+        differences = [
+            {key: getattr(each, key) for key in ("kind", "name", "theirs", "ours")} for each in found.differences
+        ]
+        ui.print_json(
+            {
+                "schema": "npuenv.upstream/1",
+                "exit": 0,
+                "stack": stack.name,
+                "arch": stack.platform.arch,
+                "upstream": found.row.source if found.row else None,
+                "differences": differences,
+            }
+        )
+        return int(ExitCode.FINE)
+    for message in found.says:
+        ui.say(message)
+    return int(ExitCode.FINE)
+
+
+def _image(ui: Ui, stacks: dict[str, Stack], digest: str | None, user: str) -> dict[str, str]:
+    """The files of the image's folder: path below the parent folder -> text."""
+    from npuenv.matrix import load_matrix
+    from npuenv.render.docker import render_docker
+
+    machine = this_machine(ui)
+    locks = {arch: lock_of(ui, stack, machine, fill=False) for arch, stack in stacks.items()}
+    indexes = {row.label: row for row in load_matrix().indexes}
+    return render_docker(stacks, locks, indexes=indexes, lang=ui.lang, digest=digest, user=user)

@@ -1,0 +1,52 @@
+"""A container as a compose file with one service; on several nodes the same file serves each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from npuenv.render.container.head import head, left_open
+from npuenv.render.container.yaml import dump
+
+if TYPE_CHECKING:
+    from npuenv.render.container.description import Container, Mount
+    from npuenv.render.container.head import Say
+
+
+def render(container: Container, version: str, say: Say) -> str:
+    """The file's text. Without a command the image's shell waits at a terminal of its own."""
+    notes = [say("note-compose", name=container.name), *([say("note-each-node")] if container.nodes > 1 else [])]
+    lines = head(container, version, say, *notes, *left_open(container, say))
+    return dump(lines, [{"name": container.name, "services": {container.name: _service(container)}}])
+
+
+def _service(container: Container) -> dict[str, Any]:
+    service: dict[str, Any] = {
+        "image": container.image,
+        "container_name": container.name,
+        "init": container.has_init,
+        **({"network_mode": "host"} if container.is_host_network else {}),
+        **({"ipc": "host"} if container.has_host_ipc else {"ipc": "private", "shm_size": f"{container.shm_gib}gb"}),
+        "ulimits": {"nofile": {"soft": container.nofile, "hard": container.nofile}},
+        "environment": dict(container.environment),
+        "devices": [f"{item.path}:{item.path}" for item in container.devices],
+        "volumes": [_volume(mount) for mount in container.mounts],
+        "restart": "no",
+    }
+    if container.user is not None:
+        service["user"] = container.user
+    if container.command:
+        service["command"] = list(container.command)
+    else:
+        service |= {"stdin_open": True, "tty": True}
+    return service
+
+
+def _volume(mount: Mount) -> dict[str, Any]:
+    """A source that is missing stops the start; the short form would make an empty folder there."""
+    return {
+        "type": "bind",
+        "source": mount.source,
+        "target": mount.target,
+        "read_only": mount.is_read_only,
+        "bind": {"create_host_path": False},
+    }

@@ -1,0 +1,216 @@
+"""How a container of an image is to run, once for all forms of run file. Start from `describe`.
+
+Cards are named by the number of their device node, `/dev/davinciN`, as the host counts them; a chip of a two-chip card
+has a number of its own. Inside a container the runtime counts from 0 again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+from npuenv.render.container.words import absolute_path, image_name, object_name, plain_words, user_ids
+from npuenv.render.docker import folder_name
+from npuenv.render.layers import HOME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from npuenv.matrix.rows import ContainerCards, ContainerPlace
+    from npuenv.matrix.tables import Matrix
+    from npuenv.resolve.types import Stack
+
+# Where data and weights are inside: the published examples and the launch files name these.
+DATA, MODELS = "/data", "/data/models"
+_NOFILE = 65536  # open files: one for each socket and worker; the published containers have this limit
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_MOST_NODES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device node of the host, under the same path inside."""
+
+    path: str
+    is_required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host inside the container."""
+
+    source: str
+    target: str
+    kind: Literal["directory", "file"]
+    is_read_only: bool = True
+    is_required: bool = True
+    why: Message | None = None  # what to do where it is missing; None: nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user said about the container. None: not said."""
+
+    cards: str | None = None  # "0-7", "0,2,4-5"
+    nodes: int = 1
+    image: str | None = None
+    name: str | None = None
+    data: Path | None = None
+    models: Path | None = None
+    shm_gib: int | None = None
+    user: str | None = None
+    command: str | None = None  # one line, split as a shell would
+    has_add_ons: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container on each of `nodes` nodes, alike on all of them."""
+
+    title: str  # the image's folder, or the image where no stack is known
+    name: str  # a label as DNS has them: lower-case letters, digits, inner dashes
+    image: str
+    hardware: str
+    cards: tuple[int, ...]  # numbers on the host, ascending, the same on every node
+    nodes: int
+    resource: str  # of Kubernetes' device plugin
+    label: str  # of Volcano's Ascend plugin; "": none is known
+    devices: tuple[Device, ...]  # the cards' nodes first
+    mounts: tuple[Mount, ...]  # parents before what lies below them
+    environment: Mapping[str, str]
+    shm_gib: int | None  # None: IPC and /dev/shm are the host's
+    user: str | None  # "UID" or "UID:GID"; None: the image's. Slurm and Apptainer run as the caller
+    command: tuple[str, ...]  # empty: an interactive shell, where there is a terminal
+    entrypoint: tuple[str, ...]  # the image's own; forms that skip it call it themselves
+    nofile: int = _NOFILE
+    is_host_network: bool = True  # HCCL between nodes needs the host's; there is no reason to differ on one
+    has_init: bool = True  # reaps what Ray leaves behind
+
+    @property
+    def has_host_ipc(self) -> bool:
+        """Whether shared memory is the host's, whose size nothing here limits."""
+        return self.shm_gib is None
+
+
+def describe(stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str | None = None) -> Container:
+    """The container of a stack's image on its hardware; without a stack, of `wish.image` on `hardware`.
+
+    Raises BadInput for a card that cannot be, a path that is not absolute, a value that could break out of its place
+    in one of the files, and where neither the stack nor the wish says what must be known.
+    """
+    chips = hardware or (stack.platform.hardware if stack else None)
+    row = next((row for row in matrix.container_cards if row.hardware == chips), None)
+    if chips is None or row is None:
+        raise _bad("no-cards", stack=stack.name if stack else "-")
+    cards = _cards(wish.cards, row)
+    if not 1 <= wish.nodes <= _MOST_NODES:
+        raise _bad("bad-nodes", nodes=wish.nodes, most=_MOST_NODES)
+    if wish.shm_gib is not None and wish.shm_gib < 1:
+        raise _bad("bad-shm", gib=wish.shm_gib)
+    image = image_name(wish.image if wish.image is not None else _image(stack, chips))
+    places = [place for place in matrix.container_places if chips in place.hardware]
+    return Container(
+        title=folder_name(stack) if stack else image,
+        name=object_name(wish.name) if wish.name is not None else _name(stack, chips),
+        image=image,
+        hardware=chips,
+        cards=cards,
+        nodes=wish.nodes,
+        resource=row.resource,
+        label=row.label,
+        devices=(*(Device(f"/dev/davinci{card}") for card in cards), *_devices(places, wish)),
+        mounts=(*_mounts(places, wish), *_own_folders(wish)),
+        environment={"ASCEND_RT_VISIBLE_DEVICES": ",".join(str(place) for place in range(len(cards)))},
+        shm_gib=wish.shm_gib,
+        user=user_ids(wish.user) if wish.user is not None else None,
+        command=_command(wish.command),
+        entrypoint=("/bin/bash", f"{HOME}/entrypoint.sh"),
+    )
+
+
+def _cards(words: str | None, row: ContainerCards) -> tuple[int, ...]:
+    """The numbers of `0-3,5`, ascending. Raises BadInput for anything else, a number twice, and one that cannot be."""
+    if words is None:
+        if not row.usual:
+            raise _bad("cards-needed", hardware=row.hardware)
+        return tuple(range(row.usual))
+    cards: list[int] = []
+    for part in words.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise _bad("bad-cards", cards=repr(words), part=repr(part.strip()))
+        if last >= row.most:
+            raise _bad("no-such-card", card=last, hardware=row.hardware, last=row.most - 1)
+        cards += range(first, last + 1)
+    twice = sorted({card for card in cards if cards.count(card) > 1})
+    if twice:
+        raise _bad("card-twice", card=twice[0], cards=repr(words))
+    return tuple(sorted(cards))
+
+
+def _is_taken(place: ContainerPlace, wish: Wish) -> bool:
+    return place.need != "asked" or wish.has_add_ons
+
+
+def _is_required(place: ContainerPlace, wish: Wish) -> bool:
+    return place.need == "always" or (place.need == "several-nodes" and wish.nodes > 1)
+
+
+def _devices(places: list[ContainerPlace], wish: Wish) -> list[Device]:
+    return [Device(place.path, _is_required(place, wish)) for place in places if place.kind == "device"]
+
+
+def _mounts(places: list[ContainerPlace], wish: Wish) -> list[Mount]:
+    return [
+        Mount(
+            place.path,
+            place.path,
+            place.kind,
+            is_required=_is_required(place, wish),
+            why=Message(place.why) if place.why else None,
+        )
+        for place in places
+        if place.kind != "device" and _is_taken(place, wish)
+    ]
+
+
+def _own_folders(wish: Wish) -> list[Mount]:
+    """Data and weights, both writable: the published examples keep checkpoints beside the weights."""
+    asked = ((wish.data, "--data", DATA), (wish.models, "--models", MODELS))
+    return [
+        Mount(absolute_path(str(folder), option), target, "directory", is_read_only=False)
+        for folder, option, target in asked
+        if folder is not None
+    ]
+
+
+def _image(stack: Stack | None, hardware: str) -> str:
+    """The name under which the Dockerfile's head says to build."""
+    if stack is None:
+        raise _bad("image-needed")
+    return f"{stack.name.lower()}:{hardware}"
+
+
+def _name(stack: Stack | None, hardware: str) -> str:
+    words = f"{stack.name if stack else 'npuenv'}-{hardware}".lower()
+    return re.sub(r"[^a-z0-9]+", "-", words)[:40].strip("-")
+
+
+def _command(line: str | None) -> tuple[str, ...]:
+    if line is None:
+        return ()
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        raise _bad("open-quote", command=repr(line)) from None
+    return plain_words(words, "--command")
+
+
+def _bad(key: str, **args: object) -> BadInput:
+    return BadInput(Message(f"container.{key}", args), Message(f"container.{key}-hint", args))

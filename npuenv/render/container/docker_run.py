@@ -1,0 +1,69 @@
+"""A container as a POSIX shell script around `docker run`; podman understands the same words."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from npuenv.render.container import shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.render.container.description import Container, Mount
+    from npuenv.render.container.head import Say
+
+
+def render(container: Container, version: str, say: Say) -> str:
+    """The script's text. What is given to the script is the command; without, the image's shell starts."""
+    notes = [say("note-run"), say("note-engine"), *([say("note-each-node")] if container.nodes > 1 else [])]
+    text = [
+        *shell.opening(container, version, say, *notes),
+        "set -eu",
+        "",
+        *shell.check(container, say),
+        "",
+        *([shell.default_command(container.command)] if container.command else []),
+        f'set -- {shlex.quote(container.image)} "$@"',
+        *_where_there(container),
+        'if [ -t 0 ] && [ -t 1 ]; then set -- --interactive --tty "$@"; fi',
+        *shell.lines('exec "${NPUENV_ENGINE:-docker}" run', [*_options(container), '"$@"']),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _options(container: Container) -> Iterator[str]:
+    yield "--rm"
+    if container.has_init:
+        yield "--init"
+    yield f"--name {shlex.quote(container.name)}"
+    if container.is_host_network:
+        yield "--network host"
+    yield "--ipc host" if container.has_host_ipc else f"--ipc private --shm-size {container.shm_gib}g"
+    yield f"--ulimit nofile={container.nofile}:{container.nofile}"
+    if container.user is not None:
+        yield f"--user {container.user}"
+    for name, value in container.environment.items():
+        yield f"--env {shlex.quote(f'{name}={value}')}"
+    yield from (_device(item.path) for item in container.devices if item.is_required)
+    yield from (_mount(mount) for mount in container.mounts if mount.is_required)
+
+
+def _where_there(container: Container) -> Iterator[str]:
+    """Options for places that not every host has."""
+    for item in container.devices:
+        if not item.is_required:
+            yield f'if [ -e {shlex.quote(item.path)} ]; then set -- {_device(item.path)} "$@"; fi'
+    for mount in container.mounts:
+        if not mount.is_required:
+            yield f'if [ -e {shlex.quote(mount.source)} ]; then set -- {_mount(mount)} "$@"; fi'
+
+
+def _device(path: str) -> str:
+    return f"--device {shlex.quote(f'{path}:{path}')}"
+
+
+def _mount(mount: Mount) -> str:
+    """Unlike `--volume`, this makes no folder on the host where the source is missing."""
+    words = f"type=bind,source={mount.source},target={mount.target}" + (",readonly" if mount.is_read_only else "")
+    return f"--mount {shlex.quote(words)}"

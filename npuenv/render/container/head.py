@@ -1,0 +1,51 @@
+"""What stands in the head of every run file: what it is, which cards it takes, what was left open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from npuenv.render.container.description import Container
+
+# The same in every language: by it a file is known to be rendered here.
+MARK = "# npuenv.run/1 "
+
+
+class Say(Protocol):
+    """A sentence of the catalogue `container` by the last part of its key, in the reader's language."""
+
+    def __call__(self, key: str, **args: object) -> str: ...
+
+
+def head(container: Container, version: str, say: Say, *notes: str, chooses: bool = True) -> list[str]:
+    """The comment lines of a file. `notes` are sentences of its form; `chooses` is off where others pick cards."""
+    cards = span(container.cards)
+    inside = container.environment["ASCEND_RT_VISIBLE_DEVICES"]
+    which = say("head-cards", cards=cards) if chooses else say("head-count", count=len(container.cards))
+    lines = [
+        say("head", title=container.title, hardware=container.hardware, version=version),
+        which,
+        say("head-inside", inside=inside),
+        say("head-host-numbers"),
+        *([say("head-nodes", nodes=container.nodes)] if container.nodes > 1 else []),
+        *notes,
+    ]
+    return [f"{MARK}{container.title}", *(f"# {line}" for line in lines)]
+
+
+def left_open(container: Container, say: Say, *, names_devices: bool = True) -> list[str]:
+    """For forms that cannot ask the host: places that it may not have, and that are to be taken out there."""
+    places = [item.path for item in container.devices if names_devices and not item.is_required]
+    places += [mount.source for mount in container.mounts if not mount.is_required]
+    return [say("head-optional", places=tuple(places))] if places else []
+
+
+def span(numbers: tuple[int, ...]) -> str:
+    """Ascending numbers in short: (0, 1, 2, 5) -> "0-2,5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

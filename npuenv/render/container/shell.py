@@ -1,0 +1,111 @@
+"""Parts that the shell scripts share: the check of the host, the two sides of a Ray cluster, lines of options."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from npuenv.render.container.description import Mount
+from npuenv.render.container.head import head
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npuenv.render.container.description import Container
+    from npuenv.render.container.head import Say
+
+RAY_PORT = 6379
+
+# Arguments: what stands before and after the list of what is missing, then pairs of a test and a place.
+_CHECK = """\
+before=$1 after=$2 missing=
+shift 2
+while [ "$#" -gt 0 ]; do
+    test "$1" "$2" || missing="$missing $2"
+    shift 2
+done
+[ -z "$missing" ] && exit 0
+printf "%s%s%s\\n" "$before" "$missing" "$after" >&2
+exit 1"""
+
+# Arguments: the port, then the command, whose end is the end of the cluster.
+LEAD = """\
+ray start --head --port="$1" || exit
+shift
+"$@"
+code=$?
+ray stop >/dev/null
+exit "$code\""""
+
+# Argument: HOST:PORT of the head, which may come up later. Whoever started this ends it.
+FOLLOW = """\
+for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    ray start --address="$1" && exec sleep infinity
+    sleep 5
+done
+exit 1"""
+
+_TESTS = {"device": "-e", "directory": "-d", "file": "-f"}
+
+
+def opening(container: Container, version: str, say: Say, *notes: str, shell: str = "/bin/sh") -> list[str]:
+    """The first lines of a script, with what helps where one of the mounts is missing."""
+    helps = dict.fromkeys(mount.why.key for mount in container.mounts if mount.why)
+    advice = [say(key.partition(".")[2]) for key in helps]
+    return [f"#!{shell}", *head(container, version, say, *notes, *advice)]
+
+
+def program(name: str, text: str) -> list[str]:
+    """A variable that holds a program for another shell."""
+    assert "'" not in text
+    return ["# shellcheck disable=SC2016 # read by another shell", f"{name}='{text}'"]
+
+
+def check(container: Container, say: Say, *, runner: Sequence[str] = ()) -> list[str]:
+    """Ends the script with one sentence where a required place is missing. `runner` starts it elsewhere."""
+    before, after = say("missing", places="\0").split("\0")
+    pairs = [f"-e {shlex.quote(item.path)}" for item in container.devices if item.is_required]
+    pairs += [f"{_TESTS[mount.kind]} {shlex.quote(mount.source)}" for mount in container.mounts if mount.is_required]
+    start = " ".join((*runner, 'sh -c "$check" check'))
+    return [*program("check", _CHECK), *lines(start, [f"{shlex.quote(before)} {shlex.quote(after)}", *pairs])]
+
+
+def lines(start: str, rest: Sequence[str]) -> list[str]:
+    """One command over several lines."""
+    whole = [start, *(f"    {item}" for item in rest)]
+    return [*(f"{line} \\" for line in whole[:-1]), whole[-1]]
+
+
+def default_command(words: Sequence[str]) -> str:
+    """Arguments of the script are the command; without any, these words are."""
+    return f'if [ "$#" -eq 0 ]; then set -- {shlex.join(words)}; fi'
+
+
+def open_files(container: Container, say: Say) -> list[str]:
+    """Raises the limit where the caller may, else says so: the lack shows much later. For bash, which knows -n."""
+    words = shlex.quote(say("few-open-files", limit=container.nofile))
+    return [f"ulimit -n {container.nofile} 2>/dev/null || printf '%s\\n' {words} >&2"]
+
+
+def required(container: Container) -> list[Mount]:
+    """Devices and mounts that are always there, as mounts: for forms that know devices as paths only."""
+    return [mount for mount in as_mounts(container) if mount.is_required]
+
+
+def optional(container: Container) -> list[Mount]:
+    """The rest of `required`."""
+    return [mount for mount in as_mounts(container) if not mount.is_required]
+
+
+def as_mounts(container: Container) -> list[Mount]:
+    """Every device and mount, the devices writable."""
+    devices = [
+        Mount(item.path, item.path, "file", is_read_only=False, is_required=item.is_required)
+        for item in container.devices
+    ]
+    return [*devices, *container.mounts]
+
+
+def triple(mount: Mount) -> str:
+    """`source:target`, with `:ro` where it is not to be written, as pyxis and Apptainer read it."""
+    return f"{mount.source}:{mount.target}" + (":ro" if mount.is_read_only else "")

@@ -1,0 +1,102 @@
+"""A container as a batch script for Slurm with the pyxis plugin (enroot).
+
+The job takes whole nodes, so that the numbers of its cards are the ones described; enroot then shows only the device
+nodes that are mounted. Source: pyxis wiki, Usage; enroot, ENROOT_RESTRICT_DEV in conf/enroot.conf; Slurm, sbatch
+`--exclusive`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from npuenv.render.container import shell
+from npuenv.render.container.apptainer import file_image
+from npuenv.render.container.words import has_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.render.container.description import Container
+    from npuenv.render.container.head import Say
+
+# A batch job has no terminal to wait at: without a command it shows the cards and ends.
+_SHOW = ("npu-smi", "info")
+_CONTAINER = '--container-image="$image" --container-mounts="$mounts" --no-container-mount-home'
+
+
+def render(container: Container, version: str, say: Say) -> str:
+    """The script's text. What follows its name after `sbatch` is the command."""
+    notes = [say("note-slurm"), say("note-gres", count=len(container.cards))]
+    if not container.has_host_ipc:
+        notes.append(say("note-no-shm-limit"))
+    text = [
+        *shell.opening(container, version, say, *notes, shell="/bin/bash"),
+        *_directives(container),
+        "set -eu",
+        "",
+        *shell.check(container, say, runner=(*_step(container.nodes),)),
+        *shell.open_files(container, say),
+        "",
+        *_image(container, say),
+        "export ENROOT_RESTRICT_DEV=y",
+        *(f"export {name}={shlex.quote(value)}" for name, value in container.environment.items()),
+        f"mounts={shlex.quote(','.join(shell.triple(mount) for mount in shell.required(container)))}",
+        *_where_there(container),
+        shell.default_command(container.command or _SHOW),
+        *(_one_node(container) if container.nodes == 1 else _nodes(container)),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _directives(container: Container) -> list[str]:
+    return [
+        f"#SBATCH --job-name={container.name}",
+        f"#SBATCH --nodes={container.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --exclusive",
+        f"#SBATCH --gres=npu:{len(container.cards)}",
+    ]
+
+
+def _where_there(container: Container) -> Iterator[str]:
+    """Asked on the first node, for all: nodes of one job are alike."""
+    for mount in shell.optional(container):
+        more = shlex.quote(f",{shell.triple(mount)}")
+        yield f'if [ -e {shlex.quote(mount.source)} ]; then mounts="$mounts"{more}; fi'
+
+
+def _one_node(container: Container) -> list[str]:
+    return [f'exec {" ".join(_step(1))} {_CONTAINER} {shlex.join(container.entrypoint)} "$@"']
+
+
+def _nodes(container: Container) -> list[str]:
+    """Workers first, in the background: they wait for the head. The head's command decides about the job."""
+    entry = shlex.join(container.entrypoint)
+    lead, follow = " ".join(_step(1)), " ".join(_step(container.nodes - 1))
+    return [
+        "",
+        *shell.program("lead", shell.LEAD),
+        *shell.program("follow", shell.FOLLOW),
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        f'{follow} --relative=1 {_CONTAINER} {entry} sh -c "$follow" follow "$head:{shell.RAY_PORT}" &',
+        "workers=$!",
+        "code=0",
+        f'{lead} --relative=0 {_CONTAINER} {entry} sh -c "$lead" lead {shell.RAY_PORT} "$@" || code=$?',
+        'kill "$workers" 2>/dev/null || :',
+        'exit "$code"',
+    ]
+
+
+def _step(nodes: int) -> tuple[str, ...]:
+    return ("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1")
+
+
+def _image(container: Container, say: Say) -> list[str]:
+    """pyxis parts the registry off with `#`; an image without one is a file beside the caller."""
+    if has_registry(container.image):
+        registry, _, rest = container.image.partition("/")
+        return [f"image={shlex.quote(f'{registry}#{rest}')}"]
+    file = f"{container.name}.sqsh"
+    how = f"enroot import -o {file} dockerd://{container.image}"
+    return file_image(file, say("no-image-file", file=file, how=how))

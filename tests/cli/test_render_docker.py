@@ -1,0 +1,138 @@
+"""`npuenv render-docker` with its forms: which files it writes where, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("home")
+
+STACK = ["render-docker", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "--os", "ubuntu22.04"]
+FOLDER = "verl-0.7.1-cann8.5.0.a2.ubuntu22.04"
+RUN_FILES = ["apptainer.sh", "compose.yaml", "docker-run.sh", "kubernetes.yaml", "slurm.sh"]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "home")
+
+
+def test_without_as_there_is_the_dockerfile_alone(tmp_path: Path) -> None:
+    assert main([*STACK, "-o", str(tmp_path)]) == 0
+    assert names(tmp_path) == [FOLDER]
+    assert "Dockerfile" in names(tmp_path / FOLDER)
+
+
+def test_all_forms_lie_beside_the_image_and_leave_its_folder_alone(tmp_path: Path) -> None:
+    assert main([*STACK, "-o", str(tmp_path)]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / FOLDER).iterdir()}
+    assert main([*STACK, "-o", str(tmp_path), "--as", "all"]) == 0
+    assert names(tmp_path) == [FOLDER, f"{FOLDER}.run"]
+    assert names(tmp_path / f"{FOLDER}.run") == RUN_FILES
+    assert {path.name: path.read_bytes() for path in (tmp_path / FOLDER).iterdir()} == before
+    assert main([*STACK, "-o", str(tmp_path)]) == 0  # the run files do not keep the image from being rendered again
+
+
+def test_run_files_name_the_image_and_entry_point_of_the_dockerfile_beside_them(tmp_path: Path) -> None:
+    assert main([*STACK, "-o", str(tmp_path), "--as", "dockerfile,slurm"]) == 0
+    dockerfile = (tmp_path / FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    script = (tmp_path / f"{FOLDER}.run" / "slurm.sh").read_text(encoding="utf-8")
+    image = script.split("dockerd://")[1].split("'")[0]
+    assert f"docker build -t {image} ." in dockerfile
+    (entry,) = [line for line in dockerfile.splitlines() if line.startswith("ENTRYPOINT ")]
+    assert " ".join(json.loads(entry.removeprefix("ENTRYPOINT "))) in script.splitlines()[-1]
+
+
+def test_forms_can_be_repeated_or_listed_and_need_no_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*STACK, "-o", str(tmp_path), "--as", "run, k8s", "--as", "slurm,run"]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["files"] == [f"{FOLDER}.run/{name}" for name in ("docker-run.sh", "kubernetes.yaml", "slurm.sh")]
+    assert document["written"] == [
+        str(tmp_path / f"{FOLDER}.run" / name) for name in ("docker-run.sh", "kubernetes.yaml", "slurm.sh")
+    ]
+    assert names(tmp_path) == [f"{FOLDER}.run"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == []
+
+
+def test_every_option_reaches_the_files(tmp_path: Path) -> None:
+    words = ["--cards", "4,7", "--nodes", "2", "--data", "/srv/d", "--models", "/srv/m", "--image", "x.io/verl:1"]
+    words += ["--name", "grpo", "--command", "python3 a.py", "--user", "7:8", "--shm-gib", "9", "--add-ons"]
+    assert main([*STACK, "-o", str(tmp_path), "--as", "run", *words]) == 0
+    script = (tmp_path / f"{FOLDER}.run" / "docker-run.sh").read_text(encoding="utf-8")
+    for part in (
+        "--device /dev/davinci4:/dev/davinci4 ",
+        "--device /dev/davinci7:/dev/davinci7 ",
+        "--mount type=bind,source=/srv/d,target=/data ",
+        "--mount type=bind,source=/srv/m,target=/data/models ",
+        "source=/usr/local/Ascend/add-ons,target=/usr/local/Ascend/add-ons,readonly",
+        'set -- x.io/verl:1 "$@"',
+        "--name grpo ",
+        "set -- python3 a.py;",
+        "--user 7:8 ",
+        "--ipc private --shm-size 9g ",
+        "# For 2 nodes",
+    ):
+        assert part in script, part
+    assert "davinci0" not in script
+
+
+def test_an_edited_file_is_kept_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*STACK, "-o", str(tmp_path), "--as", "compose"]
+    assert main(words) == 0
+    file = tmp_path / f"{FOLDER}.run" / "compose.yaml"
+    rendered = file.read_bytes()
+    file.write_text("mine")
+    assert main(words) == 2
+    assert file.read_text() == "mine"
+    assert "--force" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 0
+    assert file.read_bytes() == rendered
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--as", "kubernets"], ["'kubernets'", "--as k8s"]),
+        (["--as", "dockrefile"], ["--as dockerfile"]),
+        (["--as", "run,"], ["--as ''"]),
+        (["--as", "Singularity"], ["--as apptainer"]),
+        (["--as", "run", "--cards", "0-99"], ["no card 99", "15"]),
+        (["--as", "run", "--cards", "1,1"], ["card 1 stands twice"]),
+        (["--as", "run", "--data", "data"], ["--data /srv/data"]),
+        (["--as", "run", "--data", "/x'y"], ["--data", "quotes"]),
+        (["--as", "run", "--data", "/x\ny"], ["--data", "line ends"]),
+        (["--as", "run", "--name", "a$(b)"], ["a$(b)", "for instance a-b"]),
+        (["--as", "run", "--nodes", "two"], ["--nodes"]),
+        (["--cards", "0-3"], ["--cards says how a container runs", "--as run"]),
+        (["--as", "dockerfile", "--nodes", "2", "--add-ons"], ["--nodes, --add-ons"]),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_with_exit_2_and_writes_nothing(
+    words: list[str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*STACK, "-o", str(tmp_path / "out"), *words]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert [name for name in named if name not in said] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stack_without_cards_has_no_run_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render-docker", "cpu", "--arch", "x86_64", "-o", str(tmp_path / "out"), "--as", "run"]) == 2
+    assert "stack cpu runs without cards" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_sentences_of_files_are_in_the_language_asked_for(tmp_path: Path) -> None:
+    assert main([*STACK, "-o", str(tmp_path), "--as", "run", "--lang", "zh"]) == 0
+    script = (tmp_path / f"{FOLDER}.run" / "docker-run.sh").read_text(encoding="utf-8")
+    assert script.startswith(f"#!/bin/sh\n# npuenv.run/1 {FOLDER}\n")
+    assert "本机缺少容器所需的内容" in script

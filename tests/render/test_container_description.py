@@ -1,0 +1,210 @@
+"""What a container takes of its host, and which wishes are refused with which sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npuenv.errors import BadInput
+from npuenv.matrix import load_matrix
+from npuenv.messages import say
+from npuenv.render.container import Container, Wish, describe, render_container, write_files
+from npuenv.render.container.head import span
+from npuenv.resolve.types import Platform
+from tests.render.conftest import make_stack
+
+MATRIX = load_matrix()
+MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+DRIVER = ("/usr/local/Ascend/driver", "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/etc/ascend_install.info")
+
+
+def made(hardware: str = "a2", *, image: str | None = "verl:a2", **wish: Any) -> Container:
+    return describe(None, Wish(image=image, **wish), MATRIX, hardware=hardware)
+
+
+def refusal(hardware: str = "a2", **wish: Any) -> str:
+    """The sentence and the hint of the refusal of a wish, in one text; in Chinese there must be one too."""
+    with pytest.raises(BadInput) as caught:
+        made(hardware, **wish)
+    assert caught.value.hint is not None
+    texts = [f"{say(caught.value.message, lang)} | {say(caught.value.hint, lang)}" for lang in ("en", "zh")]
+    assert texts[0] != texts[1]
+    return texts[0]
+
+
+@pytest.mark.parametrize(("hardware", "count"), [("a2", 8), ("a3", 16)])
+def test_a_usual_node_gives_all_its_cards(hardware: str, count: int) -> None:
+    container = made(hardware)
+    assert container.cards == tuple(range(count))
+    assert tuple(item.path for item in container.devices) == (*(f"/dev/davinci{n}" for n in range(count)), *MANAGERS)
+
+
+def test_only_the_cards_chosen_are_given() -> None:
+    container = made("a3", cards="7, 10-11,4")
+    assert container.cards == (4, 7, 10, 11)
+    assert [item.path for item in container.devices][:4] == [f"/dev/davinci{n}" for n in (4, 7, 10, 11)]
+    assert container.environment == {"ASCEND_RT_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+def test_the_drivers_places_are_mounted_where_they_are_and_never_writable() -> None:
+    for hardware in ("310p", "a2", "a3", "950"):
+        mounts = {mount.source: mount for mount in made(hardware, cards="0", has_add_ons=True).mounts}
+        assert set(DRIVER) <= {source for source, mount in mounts.items() if mount.is_required}
+        assert [mount for mount in mounts.values() if mount.source != mount.target or not mount.is_read_only] == []
+        assert mounts["/usr/local/Ascend/add-ons"].is_required is False
+    assert "/usr/local/Ascend/add-ons" not in {mount.source for mount in made().mounts}
+
+
+def test_boards_with_a_unified_bus_have_further_device_nodes() -> None:
+    devices = {item.path: item.is_required for item in made("950", cards="0").devices}
+    assert devices == {"/dev/davinci0": True, **dict.fromkeys(MANAGERS, True), "/dev/ummu": False, "/dev/uburma": False}
+
+
+def test_data_and_weights_are_writable_and_parents_come_first() -> None:
+    container = made(models=Path("/srv/weights/"), data=Path("/srv/data/../all"))
+    own = [(mount.source, mount.target, mount.is_read_only) for mount in container.mounts[-2:]]
+    assert own == [("/srv/all", "/data", False), ("/srv/weights", "/data/models", False)]
+
+
+def test_a_stack_gives_image_name_and_hardware() -> None:
+    stack = dataclasses.replace(make_stack(), name="verl-0.7.1-cann8.3.RC1")
+    container = describe(stack, Wish(), MATRIX)
+    assert (container.image, container.name) == ("verl-0.7.1-cann8.3.rc1:a2", "verl-0-7-1-cann8-3-rc1-a2")
+    assert (container.hardware, container.title) == ("a2", "verl-0.7.1-cann8.3.RC1.a2.ubuntu22.04")
+
+
+def test_a_long_stack_name_still_makes_a_name_that_fits() -> None:
+    container = describe(dataclasses.replace(make_stack(), name="a" * 39 + ".b"), Wish(), MATRIX)
+    assert container.name == "a" * 39
+
+
+def test_a_stack_without_cards_has_no_container() -> None:
+    stack = dataclasses.replace(make_stack(), name="cpu", platform=Platform("x86_64", "3.11"))
+    with pytest.raises(BadInput) as caught:
+        describe(stack, Wish(), MATRIX)
+    assert "stack cpu runs without cards" in say(caught.value.message)
+
+
+def test_without_a_stack_the_image_must_be_named() -> None:
+    assert refusal(image=None).startswith("without a stack the image must be named")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "cards", "said"),
+    [
+        ("a2", "16", "there is no card 16: a node with a2 has at most the cards 0 to 15 | the nearest is 15"),
+        ("a3", "0-16", "there is no card 16: a node with a3 has at most the cards 0 to 15"),
+        ("a2", "0-3,2", "card 2 stands twice in --cards '0-3,2'"),
+        ("a2", "3-0", "'3-0' in --cards '3-0' is no card number"),
+        ("a2", "0,,1", "'' in --cards '0,,1' is no card number"),
+        ("a2", "npu0", "'npu0' in --cards 'npu0' is no card number"),
+        ("a2", "-1", "'-1' in --cards '-1' is no card number"),
+        ("a2", "\u0661", "is no card number"),
+        (
+            "310p",
+            None,
+            "nodes with 310p have different numbers of cards, so they must be named | name them as in --cards",
+        ),
+        ("950", None, "nodes with 950 have different numbers of cards"),
+    ],
+)
+def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, said: str) -> None:
+    assert said in refusal(hardware, cards=cards)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"data": Path("data/x")}, "--data data/x is not an absolute path"),
+        ({"models": Path("weights")}, "give the whole path, as in --models /srv/weights"),
+        ({"data": Path("/a'b")}, '--data is "/a\'b": the character "\'" could end or change a word'),
+        ({"data": Path('/a"b')}, "the character '\"' could"),
+        ({"data": Path("/a\nb")}, "the character '\\n' could"),
+        ({"data": Path("/$(id)")}, "--data is '/$(id)': the character '$' could"),
+        ({"models": Path("/a,b")}, "--models is '/a,b': the character ',' could"),
+        ({"models": Path("/a:b")}, "lists of mounts part their words at commas and colons"),
+        ({"data": Path("/srv/..")}, "--data / would put the whole host into the container"),
+        ({"image": "verl:a2; reboot"}, "--image 'verl:a2; reboot' is not a reference"),
+        ({"image": "-v/:/host"}, "is not a reference to an image"),
+        ({"image": "Verl:a2"}, "names are in lower case"),
+        ({"image": "verl:a2\n"}, "is not a reference to an image"),
+        ({"name": "My_Job"}, "--name 'My_Job' does not fit everywhere"),
+        ({"name": "My_Job"}, "for instance my-job"),
+        ({"name": "a" * 41}, "at most 40"),
+        ({"name": ""}, "for instance npuenv"),
+        ({"user": "root"}, "--user 'root' is not UID or UID:GID in digits"),
+        ({"user": "0 --privileged"}, "is not UID or UID:GID"),
+        ({"nodes": 0}, "--nodes 0 is not a number of nodes from 1 to"),
+        ({"shm_gib": 0}, "--shm-gib 0 leaves no shared memory"),
+        ({"command": "echo 'a"}, "a quote is not closed in --command"),
+        ({"command": "sh -c '$(reboot)'"}, "--command is '$(reboot)': the character '$' could"),
+        ({"command": "  "}, "--command is empty"),
+    ],
+)
+def test_a_value_that_could_break_out_is_refused_by_name(wish: dict[str, Any], said: str) -> None:
+    assert said in refusal(**wish)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "verl",
+        "verl:a2",
+        "team/verl:a2",
+        "quay.io/ascend/vllm-ascend:v0.11.0rc1-a3",
+        "localhost:5000/verl@sha256:" + "0" * 64,
+    ],
+)
+def test_references_of_the_usual_kinds_are_images(image: str) -> None:
+    assert made(image=image).image == image
+
+
+@pytest.mark.parametrize(
+    ("numbers", "short"), [((0,), "0"), ((0, 1, 2), "0-2"), ((4, 7), "4,7"), ((0, 1, 3, 4, 5, 9), "0-1,3-5,9")]
+)
+def test_runs_of_numbers_are_said_in_short(numbers: tuple[int, ...], short: str) -> None:
+    assert span(numbers) == short
+
+
+def test_every_generation_that_stacks_run_on_has_its_cards_and_places() -> None:
+    accepted = {row.id for row in MATRIX.hardware if row.accepted}
+    assert {row.hardware for row in MATRIX.container_cards} == accepted
+    for hardware in accepted:
+        always = {row.path for row in MATRIX.container_places if hardware in row.hardware and row.need == "always"}
+        assert always == {*MANAGERS, *DRIVER}
+
+
+def test_files_alike_are_left_and_others_only_replaced_on_request(tmp_path: Path) -> None:
+    files = render_container(made(), ["run", "compose"])
+    folder = tmp_path / "a" / "run"
+    assert write_files(files, folder) == (folder / "docker-run.sh", folder / "compose.yaml")
+    assert (folder / "docker-run.sh").stat().st_mode & 0o777 == 0o755
+    assert (folder / "compose.yaml").stat().st_mode & 0o777 == 0o644
+    (folder / "mine.txt").write_text("kept")
+    (folder / "compose.yaml").write_text("edited by hand")
+    assert write_files({"docker-run.sh": files["docker-run.sh"]}, folder) == ()
+    other = {name: text + "# more\n" for name, text in files.items()}
+    with pytest.raises(BadInput) as caught:
+        write_files(other, folder)
+    assert "is there already and is different: docker-run.sh, compose.yaml" in say(caught.value.message)
+    assert (folder / "docker-run.sh").read_text() == files["docker-run.sh"]
+    assert len(write_files(other, folder, is_forced=True)) == 2
+    assert (folder / "compose.yaml").read_text() == other["compose.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["compose.yaml", "docker-run.sh", "mine.txt"]
+
+
+def test_a_link_is_never_written_through_and_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("other")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "compose.yaml").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadInput) as caught:
+        write_files({"compose.yaml": "x"}, folder, is_forced=True)
+    assert "is no plain file" in say(caught.value.message)
+    assert (tmp_path / "elsewhere").read_text() == "other"
+    with pytest.raises(BadInput) as caught:
+        write_files({"compose.yaml": "x"}, tmp_path / "elsewhere" / "run")
+    assert "cannot be written" in say(caught.value.message)

@@ -1,0 +1,354 @@
+"""The five forms of run file have the same devices and mounts, which reading them back shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npuenv.matrix import load_matrix
+from npuenv.render.container import FORMS, Container, Wish, describe, render_container, shell
+from tests.render import container_reading as reading
+
+MATRIX = load_matrix()
+SCRIPTS = {"docker-run.sh": "run", "apptainer.sh": "apptainer", "slurm.sh": "slurm"}
+ENTRY = ("/bin/bash", "/opt/npuenv/entrypoint.sh")
+
+
+def made(hardware: str = "a2", *, image: str = "verl:a2", **wish: Any) -> Container:
+    return describe(None, Wish(image=image, **wish), MATRIX, hardware=hardware)
+
+
+CASES = {
+    "one node of a2, every card": made(),
+    "two cards of a2 that are not the first": made(cards="4,7", data=Path("/srv/my data"), command="python3 a.py -x 1"),
+    "three nodes of a3": made("a3", nodes=3, data=Path("/srv/data"), models=Path("/srv/models")),
+    "310p": made("310p", cards="0-1", shm_gib=16, user="1000:1001"),
+    "950 with add-ons": made("950", cards="0-3", has_add_ons=True),
+}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Any:
+    return reading.Host(tmp_path)
+
+
+def wanted_mounts(container: Container) -> set[tuple[str, str, bool]]:
+    return {(mount.source, mount.target, mount.is_read_only) for mount in container.mounts}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_forms_have_the_same_devices_and_mounts(case: str, host: Any) -> None:
+    container = CASES[case]
+    host.fill(container)
+    files = render_container(container)
+    read = {name: reading.read_script(host, files[name]) for name in SCRIPTS}
+    read["compose.yaml"] = reading.read_compose(files["compose.yaml"])
+    devices = {item.path for item in container.devices}
+    assert {name: set(each.devices) for name, each in read.items()} == dict.fromkeys(read, devices)
+    for place, pod in enumerate(reading.pods(files["kubernetes.yaml"])):
+        read[f"pod {place}"] = reading.read_pod(pod)
+    assert {name: set(each.mounts) for name, each in read.items()} == dict.fromkeys(read, wanted_mounts(container))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pod_asks_the_device_plugin_for_as_many_cards_and_mounts_no_device(case: str) -> None:
+    container = CASES[case]
+    resource = {"310p": "huawei.com/Ascend310P", "950": "huawei.com/npu"}.get(
+        container.hardware, "huawei.com/Ascend910"
+    )
+    for pod in reading.pods(render_container(container, ["k8s"])["kubernetes.yaml"]):
+        cards = {resource: len(container.cards)}
+        assert pod["containers"][0]["resources"] == {"requests": cards, "limits": cards}
+        assert [volume for volume in pod["volumes"] if "/dev" in str(volume.get("hostPath"))] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cards_are_counted_from_nought_inside_whatever_the_caller_has_set(case: str, host: Any) -> None:
+    container = CASES[case]
+    host.fill(container)
+    files = render_container(container)
+    read = [reading.read_script(host, files[name]) for name in SCRIPTS]
+    read += [
+        reading.read_compose(files["compose.yaml"]),
+        *map(reading.read_pod, reading.pods(files["kubernetes.yaml"])),
+    ]
+    inside = ",".join(str(number) for number in range(len(container.cards)))
+    assert [each.environment for each in read] == [{"ASCEND_RT_VISIBLE_DEVICES": inside}] * len(read)
+    assert all(f"ASCEND_RT_VISIBLE_DEVICES={inside}" in text for text in files.values())
+
+
+def test_no_file_but_volcanos_sets_the_variable_of_the_container_runtime() -> None:
+    one, many = render_container(made()), render_container(made(nodes=2))
+    (pod,) = reading.pods(one["kubernetes.yaml"])
+    assert [item["name"] for item in pod["containers"][0]["env"]] == ["ASCEND_RT_VISIBLE_DEVICES"]
+    fields = [pod["containers"][0]["env"][1] for pod in reading.pods(many["kubernetes.yaml"])]
+    place = {"fieldRef": {"fieldPath": "metadata.annotations['huawei.com/Ascend910']"}}
+    assert fields == [{"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": place}] * 2
+    scripts = [one[name] for name in SCRIPTS]
+    assert [line for text in scripts for line in text.splitlines() if "ASCEND_VISIBLE" in line and line[0] != "#"] == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_one_sentence_names_everything_that_the_host_lacks(name: str, host: Any) -> None:
+    container = made(data=Path("/srv/my data"))
+    lacking = ("/dev/davinci3", "/dev/hisi_hdc", "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/srv/my data")
+    host.fill(container, leave_out=lacking)
+    code, said, calls = host.run(render_container(container)[name])
+    assert code == 1
+    assert said == (
+        "This host lacks what the container needs, so nothing was started: " + " ".join(lacking) + ". Install the"
+        " driver, make the folders, or render again with what is there.\n"
+    )
+    assert [call for call in calls if "/opt/npuenv" in str(call.words) or call.program != "srun"] == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_folder_in_the_place_of_a_file_counts_as_lacking(name: str, host: Any) -> None:
+    """Docker makes such folders where a mount's source was missing once."""
+    container = made()
+    host.fill(container, leave_out=("/usr/local/bin/npu-smi",))
+    (host.root / "usr/local/bin/npu-smi").mkdir(parents=True)
+    code, said, _ = host.run(render_container(container)[name])
+    assert code == 1 and ": /usr/local/bin/npu-smi. Install" in said
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_optional_place_is_mounted_only_where_it_exists(name: str, host: Any) -> None:
+    container = made("950", cards="0", has_add_ons=True)
+    absent = ("/dev/uburma", "/etc/hccl_rootinfo.json", "/usr/local/Ascend/add-ons")
+    host.fill(container, leave_out=absent)
+    read = reading.read_script(host, render_container(container)[name])
+    assert {item.path for item in container.devices} - set(read.devices) == {"/dev/uburma"}
+    assert {mount[0] for mount in wanted_mounts(container) - set(read.mounts)} == set(absent[1:])
+
+
+def test_a_source_that_is_missing_is_an_error_and_never_made() -> None:
+    files = render_container(made(data=Path("/srv/data")))
+    (service,) = reading.load_yaml(files["compose.yaml"])["services"].values()
+    assert [volume["bind"] for volume in service["volumes"]] == [{"create_host_path": False}] * 6
+    (pod,) = reading.pods(files["kubernetes.yaml"])
+    kinds = {volume["hostPath"]["path"]: volume["hostPath"]["type"] for volume in pod["volumes"]}
+    assert kinds == {mount.source: mount.kind.capitalize() for mount in made(data=Path("/srv/data")).mounts}
+    assert "--volume" not in files["docker-run.sh"]
+
+
+def test_hccn_conf_may_be_missing_on_one_node_and_not_on_several() -> None:
+    def needs(container: Container) -> dict[str, bool]:
+        return {mount.source: mount.is_required for mount in container.mounts}
+
+    assert needs(made("a3"))["/etc/hccn.conf"] is False
+    assert needs(made("a3", nodes=2))["/etc/hccn.conf"] is True
+    assert "/etc/hccn.conf" not in needs(made("310p", cards="0"))
+    one = render_container(made("a3"), ["compose", "k8s", "run"])
+    several = render_container(made("a3", nodes=2), ["compose", "k8s", "run"])
+    said = "take out what is missing: /etc/hccn.conf"
+    assert {name for name, text in one.items() if said in text} == {"compose.yaml", "kubernetes.yaml"}
+    assert {name for name, text in several.items() if said in text} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("docker-run.sh", (), ("python3", "my app.py")),
+        ("docker-run.sh", ("bash", "-c", "echo $HOME"), ("bash", "-c", "echo $HOME")),
+        ("apptainer.sh", (), (*ENTRY, "python3", "my app.py")),
+        ("apptainer.sh", ("ls", "a b"), (*ENTRY, "ls", "a b")),
+        ("slurm.sh", (), (*ENTRY, "python3", "my app.py")),
+        ("slurm.sh", ("ls", "*"), (*ENTRY, "ls", "*")),
+    ],
+)
+def test_words_given_to_a_script_are_the_command_else_the_rendered_one(
+    name: str, given: tuple[str, ...], expected: tuple[str, ...], host: Any
+) -> None:
+    container = made(command="python3 'my app.py'")
+    host.fill(container)
+    assert reading.read_script(host, render_container(container)[name], *given).command == expected
+
+
+def test_without_a_command_a_shell_waits_and_a_batch_job_shows_the_cards(host: Any) -> None:
+    container = made()
+    host.fill(container)
+    files = render_container(container)
+    commands = [reading.read_script(host, files[name]).command for name in SCRIPTS]
+    assert commands == [(), (*ENTRY, "/bin/bash"), (*ENTRY, "npu-smi", "info")]
+    (service,) = reading.load_yaml(files["compose.yaml"])["services"].values()
+    (pod,) = reading.pods(files["kubernetes.yaml"])
+    assert (service["stdin_open"], service["tty"]) == (True, True)
+    assert (pod["containers"][0]["stdin"], pod["containers"][0]["tty"]) == (True, True)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_commands_exit_code_is_the_scripts(name: str, host: Any) -> None:
+    container = made(nodes=2)
+    host.fill(container)
+    code, _, _ = host.run(render_container(container)[name], "true", ends_with=7)
+    assert code == 7
+    assert sorted(host.root.glob("npuenv.*")) == []  # Apptainer's folder for /tmp is gone
+
+
+def test_another_engine_takes_the_same_words(host: Any) -> None:
+    container = made()
+    host.fill(container)
+    script = render_container(container)["docker-run.sh"]
+    _, _, calls = host.run(script.replace("set -eu", "set -eu\nNPUENV_ENGINE=podman", 1))
+    _, _, others = host.run(script)
+    assert (calls[0].program, others[0].program) == ("podman", "docker")
+    assert calls[0].words == others[0].words
+
+
+def test_slurm_starts_workers_on_the_other_nodes_and_the_head_decides(host: Any) -> None:
+    container = made(nodes=3)
+    host.fill(container)
+    code, _, calls = host.run(render_container(container)["slurm.sh"], "python3", "train.py")
+    steps = {}
+    for call in calls:
+        if call.program == "srun" and "--container-image" in str(call.words):
+            found, rest = reading.options(call.words, {"--no-container-mount-home"})
+            steps[dict(found)["--relative"]] = (dict(found)["--nodes"], rest)
+    assert code == 0
+    assert steps["1"][0] == "2" and steps["1"][1][-2:] == ["follow", "node1:6379"]
+    assert steps["0"][0] == "1" and steps["0"][1][-4:] == ["lead", "6379", "python3", "train.py"]
+    assert 'ray start --address="$1"' in steps["1"][1][4] and "ray start --head" in steps["0"][1][4]
+    directives = [line for line in render_container(container)["slurm.sh"].splitlines() if line.startswith("#SBATCH")]
+    assert directives == [
+        "#SBATCH --job-name=npuenv-a2",
+        "#SBATCH --nodes=3",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --exclusive",
+        "#SBATCH --gres=npu:8",
+    ]
+
+
+def program(text: str, *words: str, ray: str, folder: Path) -> tuple[int, list[str]]:
+    """Exit code of a program of a Ray cluster's side, and what it called. `ray` is the body of a stand-in for it."""
+    for name, body in (("ray", ray), ("sleep", "")):
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{folder}/calls\n{body}\n')
+        (folder / name).chmod(0o755)
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", text, "it", *words], env=environ, timeout=60, capture_output=True, check=False)
+    return done.returncode, (folder / "calls").read_text().splitlines()
+
+
+def test_the_head_stops_ray_after_its_command_and_hands_its_exit_code_on(tmp_path: Path) -> None:
+    code, calls = program(shell.LEAD, "6379", "sh", "-c", "exit 9", ray="", folder=tmp_path)
+    assert (code, calls) == (9, ["ray start --head --port=6379", "ray stop"])
+
+
+def test_where_ray_does_not_start_the_command_is_not_run(tmp_path: Path) -> None:
+    code, calls = program(shell.LEAD, "6379", "touch", f"{tmp_path}/ran", ray="exit 4", folder=tmp_path)
+    assert (code, calls) == (4, ["ray start --head --port=6379"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_worker_waits_for_the_head_and_then_stays(tmp_path: Path) -> None:
+    late = f'test "$(wc -l <{tmp_path}/calls)" -gt 4'
+    code, calls = program(shell.FOLLOW, "node1:6379", ray=late, folder=tmp_path)
+    join = "ray start --address=node1:6379"
+    assert (code, calls) == (0, [join, "sleep 5", join, "sleep 5", join, "sleep infinity"])
+
+
+def test_a_worker_without_a_head_gives_up(tmp_path: Path) -> None:
+    code, calls = program(shell.FOLLOW, "node1:6379", ray="exit 1", folder=tmp_path)
+    assert (code, calls.count("sleep 5"), calls.count("sleep infinity")) == (1, 20, 0)
+
+
+def test_slurms_directives_stand_before_its_first_command() -> None:
+    lines = render_container(made())["slurm.sh"].splitlines()
+    first = next(at for at, line in enumerate(lines) if line and line[0] != "#")
+    assert max(at for at, line in enumerate(lines) if line.startswith("#SBATCH")) < first
+
+
+def test_an_image_of_a_registry_is_taken_from_there_and_another_from_a_file(host: Any) -> None:
+    far, near = made(image="registry.example.com:5000/team/verl:a2"), made()
+    for container, expected in (
+        (far, ("docker://registry.example.com:5000/team/verl:a2", "registry.example.com:5000#team/verl:a2")),
+        (near, ("/npuenv-a2.sif", "/npuenv-a2.sqsh")),
+    ):
+        host.fill(container)
+        files = render_container(container)
+        read = tuple(reading.read_script(host, files[name]).image for name in ("apptainer.sh", "slurm.sh"))
+        assert read == expected
+    (host.root / "npuenv-a2.sif").unlink()
+    code, said, calls = host.run(render_container(near)["apptainer.sh"])
+    assert (code, calls) == (1, [])
+    assert said.endswith("apptainer build npuenv-a2.sif docker-daemon:verl:a2\n")
+
+
+def test_shared_memory_of_its_own_replaces_the_hosts() -> None:
+    host_wide, own = render_container(made()), render_container(made(shm_gib=64))
+    assert "    --ipc host \\\n" in host_wide["docker-run.sh"] and "shm" not in host_wide["docker-run.sh"]
+    assert "    --ipc private --shm-size 64g \\\n" in own["docker-run.sh"]
+    (service,) = reading.load_yaml(own["compose.yaml"])["services"].values()
+    assert (service["ipc"], service["shm_size"]) == ("private", "64gb")
+    (pod,) = reading.pods(own["kubernetes.yaml"])
+    assert "hostIPC" not in pod and reading.pods(host_wide["kubernetes.yaml"])[0]["hostIPC"] is True
+    assert pod["volumes"][-1]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
+    assert pod["containers"][0]["volumeMounts"][-1]["mountPath"] == "/dev/shm"
+
+
+def test_limits_network_and_user_reach_every_form_that_has_them() -> None:
+    files = render_container(made(user="1000:1001"))
+    assert "    --network host \\\n" in files["docker-run.sh"] and "    --user 1000:1001 \\\n" in files["docker-run.sh"]
+    assert "    --ulimit nofile=65536:65536 \\\n" in files["docker-run.sh"]
+    (service,) = reading.load_yaml(files["compose.yaml"])["services"].values()
+    assert (service["network_mode"], service["user"], service["init"]) == ("host", "1000:1001", True)
+    assert service["ulimits"] == {"nofile": {"soft": 65536, "hard": 65536}}
+    (pod,) = reading.pods(files["kubernetes.yaml"])
+    assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1001}
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert all("ulimit -n 65536" in files[name] for name in ("slurm.sh", "apptainer.sh"))
+
+
+def test_volcano_waits_for_all_nodes_and_ends_with_the_heads_command() -> None:
+    container = made("a3", nodes=4, name="grpo", command="python3 train.py")
+    job = reading.load_yaml(render_container(container, ["k8s"])["kubernetes.yaml"])
+    spec = job["spec"]
+    assert (job["kind"], job["apiVersion"], spec["schedulerName"]) == ("Job", "batch.volcano.sh/v1alpha1", "volcano")
+    assert (spec["minAvailable"], [task["replicas"] for task in spec["tasks"]]) == (4, [1, 3])
+    head, worker = spec["tasks"]
+    assert head["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
+    args = [task["template"]["spec"]["containers"][0]["args"] for task in (head, worker)]
+    assert args[0][-4:] == ["lead", "6379", "python3", "train.py"]
+    assert args[1][-2:] == ["follow", "grpo-head-0.grpo:6379"]
+    apart = worker["template"]["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart[0]["labelSelector"]["matchLabels"].items() <= head["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_scripts_are_clean_for_sh_and_shellcheck(case: str, lang: str, tmp_path: Path) -> None:
+    files = render_container(CASES[case], lang=lang)
+    paths = []
+    for name in SCRIPTS:
+        (tmp_path / name).write_text(files[name], encoding="utf-8")
+        paths.append(str(tmp_path / name))
+        shell = files[name].partition("\n")[0].removeprefix("#!")
+        assert subprocess.run([shell, "-n", paths[-1]], capture_output=True, check=False).stderr == b""
+    found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:
+        pytest.skip("needs shellcheck")
+    done = subprocess.run([found, "--severity=style", *paths], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_same_values_give_the_same_bytes_and_the_head_says_what_they_are(lang: str) -> None:
+    container = CASES["three nodes of a3"]
+    once, again = (render_container(container, version="9.8.7", lang=lang) for _ in range(2))
+    assert once == again
+    assert [name for name, text in once.items() if "# npuenv.run/1 verl:a2\n" not in text] == []
+    assert [name for name, text in once.items() if "npuenv 9.8.7" not in text] == []
+    assert [name for name, text in once.items() if os.getcwd() in text] == []
+    cards = [name for name, text in once.items() if " 0-15" in text or "：0-15" in text]
+    assert cards == [name for name in once if name != "kubernetes.yaml"]
+
+
+def test_only_the_forms_asked_for_are_rendered() -> None:
+    assert list(render_container(made(), ["slurm", "run"])) == ["slurm.sh", "docker-run.sh"]
+    assert len(render_container(made())) == len(FORMS) == 5
