@@ -94,4 +94,5 @@ _TEXTS = {
     "no-bash": Message("stack.activate-no-bash", _kept("why")),
     "ended": Message("stack.activate-ended", _kept("paths", "code")),
     "no-proxy": Message("stack.activate-no-proxy"),
+    "unsourced": Message("stack.activate-unsourced", _kept("command")),
 }

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import npuenv
 from npuenv.errors import BadInput
 from npuenv.messages import Message, say
-from npuenv.render import layers
+from npuenv.render import base, layers
 from npuenv.render.dockerfile import (
     DOCKER_ARCH,
     Arg,
@@ -24,7 +24,6 @@ from npuenv.render.dockerfile import (
     Entrypoint,
     Env,
     Exec,
-    From,
     Healthcheck,
     Instruction,
     Label,
@@ -66,6 +65,8 @@ def render_docker(
     locks: Mapping[str, Lock],
     *,
     indexes: Mapping[str, Index],
+    digest: str | None = None,
+    user: str = "root",
     version: str = npuenv.__version__,
     lang: str = "en",
 ) -> dict[str, str]:
@@ -73,7 +74,8 @@ def render_docker(
 
     `stacks` and `locks` are by architecture (x86_64, aarch64) and belong to one stack, hardware and operating system;
     an architecture left out is refused by the image's build. `indexes` are by label: their addresses become defaults of
-    build arguments.
+    build arguments. `digest` (sha256:...) pins the base image; for both architectures it has to be that of the list of
+    images, not of one of them. `user` runs the container.
 
     Raises BadInput for a stack without an image, for platforms or locks that do not belong together, for a system whose
     packages cannot be installed, and for a value that could break out of its instruction.
@@ -82,7 +84,9 @@ def render_docker(
     _refuse_unfit(ordered, locks)
     lists = {arch: package_lists(stack, locks[arch]) for arch, stack in ordered.items()}
     _refuse_indexes(lists, indexes)
-    recipe = layers.Recipe(ordered, lists, indexes, lambda message: say(message, lang))
+    recipe = layers.Recipe(
+        ordered, lists, indexes, lambda message: say(message, lang), base.digest(digest), base.user(user)
+    )
     name = one_word(folder_name(recipe.stack), "stack")
     files = {"Dockerfile": f"{MARK}{name}\n{text(tree(recipe, locks, version))}"}
     files.update(image_files(recipe))
@@ -95,7 +99,7 @@ def tree(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> tupl
     """The instructions of an image. Every ENV and ARG stands before SHELL, which hadolint forgets at a later one."""
     return (
         *_head(recipe, locks, version),
-        *_base(recipe),
+        *base.base(recipe),
         *_arguments(recipe),
         *_labels(recipe, locks, version),
         *_settings(recipe),
@@ -189,6 +193,7 @@ def _head(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> lis
         words("header-cann", **about, verified=stack.verified_by),
         words("header-build", tag=f"{stack.name.lower()}:{stack.platform.hardware}"),
         words("header-shell"),
+        *([] if recipe.digest else [Comment(recipe.say(unpinned)) for unpinned in base.unpinned(stack, None)]),
         *_overrides(recipe),
         *([Comment(""), words("notes")] if stack.notes else []),
         *(Comment(f"* {recipe.say(note)}") for note in stack.notes),
@@ -212,6 +217,12 @@ def _overrides(recipe: layers.Recipe) -> list[Instruction]:
     return [Comment(""), words("overrides"), *lines] if said else []
 
 
+def _unpinned(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[str]:
+    """What another build may find changed, beside the sources that follow a branch."""
+    gaps = {missing.name for arch in recipe.stacks for missing in locks[arch].missing}
+    return [*([] if recipe.digest else ["base-image"]), *sorted(one_word(name, "lock") for name in gaps)]
+
+
 def _gaps(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[Instruction]:
     """Everything the locks could not pin: packages without a hash, and what is not locked at all."""
     words = _say(recipe)
@@ -223,12 +234,6 @@ def _gaps(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[Instruction]
             reason = f"{missing.reason} {missing.index or ''}".strip()
             lines.append(words(key, name=missing.name, version=missing.version, arch=arch, reason=reason))
     return [Comment(""), words("gaps"), *lines] if lines else []
-
-
-def _base(recipe: layers.Recipe) -> list[Instruction]:
-    image = one_word(recipe.stack.image or "", "base image")
-    name = "NPUENV_BASE_IMAGE"
-    return [_say(recipe)("base"), Arg(name, image), From(Var(name)), Blank()]
 
 
 def _arguments(recipe: layers.Recipe) -> list[Instruction]:
@@ -243,13 +248,15 @@ def _arguments(recipe: layers.Recipe) -> list[Instruction]:
         words("args-proxy"),
         words("args-pip"),
         *(Arg(name) for name in pip),
+        words("args-os"),
+        Arg(layers.OS_MIRROR),
         *([words("args-index"), *named] if named else []),
         *([words("args-git")] if sources else []),
         *(Arg(layers.git_argument(source), one_word(source.repo, source.name)) for source in sources),
         words("args-build"),
         *(Arg(name, value) for name, value in layers.build_defaults(recipe.stack).items()),
         words("args-user"),
-        Arg("NPUENV_USER", "root"),
+        Arg("NPUENV_USER", recipe.user),
         Blank(),
     ]
 
@@ -260,11 +267,13 @@ def _labels(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> l
     labels = {
         "org.opencontainers.image.title": folder_name(stack),
         "org.opencontainers.image.version": version,
+        **base.labels(recipe),
         "npuenv.stack": stack.name,
         "npuenv.hardware": stack.platform.hardware or "",
         "npuenv.cann": cann.version if cann else "",
         "npuenv.verified-by": stack.verified_by,
         "npuenv.moving-sources": layers.moving_sources(stack.git_sources),
+        "npuenv.unpinned": ",".join(_unpinned(recipe, locks)),
         **{f"npuenv.lock.{arch}": locks[arch].hash for arch in recipe.stacks},
     }
     return [*(Label(name, value) for name, value in labels.items() if value), Blank()]
@@ -309,12 +318,11 @@ def _end(recipe: layers.Recipe) -> list[Instruction]:
     healthy = ("python3", f"{layers.HOME}/healthcheck.py", *_healthy(recipe.stack))
     return [
         words("verify"),
-        Run((Exec(healthy),)),
-        Blank(),
         words("activation"),
         words("user"),
         Run(
             (
+                Exec(healthy),
                 Exec(("echo", f". {layers.HOME}/activate.sh"), append_to=rc_file),
                 When(
                     Exec(("id", "-u", user), is_quiet=True),

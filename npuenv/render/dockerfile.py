@@ -27,6 +27,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A comment line that the builder or the linter would obey instead of skipping it.
 _DIRECTIVE = re.compile(r"\s*(?:(?:syntax|escape|check)\s*=|hadolint\b|shellcheck\b)", re.IGNORECASE)
 _INDENT = "    "
+# pip and git both read this file, so one secret opens indexes and repositories. BuildKit and buildah know such mounts.
+_NETRC = "--mount=type=secret,id=netrc,target=/root/.netrc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class Run:
     """One layer: commands joined by `&&`."""
 
     commands: tuple[Command, ...]
+    # True: root's ~/.netrc is the build's secret `netrc` while it runs, where one is given; nothing of it is kept.
+    may_log_in: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +281,12 @@ def _lines(instruction: Instruction) -> Iterator[str]:
         yield from _comment(instruction.text)
     elif isinstance(instruction, Run):
         first, *rest = _joined(instruction.commands)
-        yield f"RUN {first}"
+        if instruction.may_log_in:
+            yield f"RUN {_NETRC} \\"
+            first = f"{_INDENT}{first}"
+        else:
+            first = f"RUN {first}"
+        yield first
         yield from rest
     else:
         yield _one_line(instruction)

@@ -5,6 +5,7 @@ The activation scripts evaluate what it prints; what it has to say goes to stder
 
     python entering.py SHELL [LEVEL [BELOW [again]]]     SHELL: sh, zsh, fish or csh
     python entering.py check                             exit 0 when NPUENV_ROLE and NPUENV_NODES can be used
+    python entering.py unsourced SHELL                   says that the script of that shell has to be sourced
 
 LEVEL is the number of environments that are active already, BELOW the folder of the uppermost one; `again` says that
 the code has to leave the uppermost one first. The code saves every variable it changes, in the shell that evaluates it,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Data = dict[str, Any]  # what `activation.json` holds
 
 NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*\Z")
+PLAIN = re.compile(rb"[\w./+@%:,=-]+\Z")  # needs no quotes in any shell
 SHELL_OWN = {b"_", b"SHLVL", b"PWD", b"OLDPWD"}  # every shell sets them for itself
 # They would change what bash does with CANN's scripts: options, a file to read first, a `cd` that goes elsewhere.
 UNWANTED = {b"BASH_ENV", b"ENV", b"SHELLOPTS", b"BASHOPTS", b"POSIXLY_CORRECT", b"CDPATH", b"BASH_XTRACEFD"}
@@ -50,6 +52,9 @@ def main(argv: list[str]) -> int:
         if argv[:1] == ["check"]:
             settings_for(data, dict(os.environb))
             return 0
+        if argv[:1] == ["unsourced"]:
+            tell(say(data, "unsourced", command=sourcing(data, argv[1])))
+            return 1
         level, below, again = int((argv[1:2] or [""])[0] or 0), "".join(argv[2:3]), argv[3:4] == ["again"]
         code = entering(argv[0], data, dict(os.environb), level=level, below=below)
     except (Refused, OSError, ValueError) as error:  # the last two: activation.json is missing or damaged
@@ -338,6 +343,13 @@ def say(data: Data, key: str, **words: str) -> str:
     locale = next((os.environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if os.environ.get(name)), "")
     text: str = data["texts"]["zh" if locale.lower().startswith("zh") else "en"][key]
     return text.format_map(words)
+
+
+def sourcing(data: Data, shell: str) -> str:
+    """The command that sources the script of a shell."""
+    path = as_bytes(data["root"]) + b"/activate." + shell.encode()
+    word = path if PLAIN.match(path) else sh_quoted(path)
+    return (". " if shell == "sh" else "source ") + word.decode("utf-8", "surrogateescape")
 
 
 def tell(text: str) -> None:

@@ -23,6 +23,7 @@ from npuenv.render.dockerfile import (
     Run,
     Source,
     Var,
+    When,
     one_word,
 )
 
@@ -37,6 +38,7 @@ HOME = "/opt/npuenv"  # where the image keeps the files of its folder
 SOURCES = "/opt/src"  # where the image keeps the components built from repositories
 # Settings of a build that a reader may want to change: build arguments, not literals in the layers.
 BUILD_ARGUMENTS = ("SOC_VERSION", "COMPILE_CUSTOM_KERNELS", "MAX_JOBS")
+OS_MIRROR = "NPUENV_OS_MIRROR"  # the build argument that stands in for the hosts of the distribution's repositories
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _PIP = ("python3", "-m", "pip")
 _INSTALL = (*_PIP, "install", "--no-cache-dir", "--disable-pip-version-check", "--no-deps")
@@ -52,6 +54,8 @@ class Recipe:
     lists: Mapping[str, tuple[PackageList, ...]]
     indexes: Mapping[str, Index]
     say: Callable[[Message], str]
+    digest: str | None = None  # of the base image, like sha256:...; None: nobody gave one
+    user: str = "root"  # who runs the container
 
     @property
     def stack(self) -> Stack:
@@ -69,7 +73,7 @@ def layer(recipe: Recipe, step: BuildStep) -> list[Instruction]:
     commands = {arch: _installs(recipe, step, arch) for arch in recipe.stacks}
     if not any(commands.values()):
         return [comment, Comment(recipe.say(Message("render.step-empty")))]
-    return [comment, Run((ByArch(commands),))]
+    return [comment, Run((ByArch(commands),), may_log_in=True)]
 
 
 def system_layer(recipe: Recipe) -> list[Instruction]:
@@ -83,12 +87,34 @@ def _system_packages(recipe: Recipe) -> tuple[Command, ...]:
     packages = tuple(one_word(name, "system package") for name in recipe.stack.system_packages)
     if package_tool(recipe.stack.platform.os or "") == "dnf":
         options = ("install", "-y", "--setopt=install_weak_deps=False")
-        return (Exec(("dnf", *options, *_dnf_names(packages))), Exec(("dnf", "clean", "all")))
+        install = (Exec(("dnf", *options, *_dnf_names(packages))), Exec(("dnf", "clean", "all")))
+        return _with_mirror("/etc/yum.repos.d", "repo", install)
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    return _with_mirror(
+        "/etc/apt",
+        "list|sources",
+        (
+            Exec(("apt-get", "update")),
+            Exec(("apt-get", "install", "-y", "--no-install-recommends", *packages), env=quiet),
+            Exec(("rm", "-rf", Glob("/var/lib/apt/lists"))),
+        ),
+    )
+
+
+def _with_mirror(folder: str, kinds: str, install: tuple[Command, ...]) -> tuple[Command, ...]:
+    """The installation with the build's mirror, where one is given, in place of the hosts in the lists of repositories.
+
+    The lists are put back in the same layer. Lists of mirrors (`metalink`) would lead past the one given: they go out.
+    """
+    kept = f"{folder}.npuenv"
+    is_given = Exec(("test", "-n", Var(OS_MIRROR)))
+    mirror = Joined(("s|https?://[^/ ]+|", Var(OS_MIRROR), "|g"))
+    files = (folder, "-regextype", "posix-extended", "-type", "f", "-regex", f".*[.]({kinds})")
+    edit = ("sed", "-i", "-E", "-e", "/^(metalink|mirrorlist) *=/d", "-e", mirror)
     return (
-        Exec(("apt-get", "update")),
-        Exec(("apt-get", "install", "-y", "--no-install-recommends", *packages), env=quiet),
-        Exec(("rm", "-rf", Glob("/var/lib/apt/lists"))),
+        When(is_given, (Exec(("cp", "-a", folder, kept)), Exec(("find", *files, "-exec", *edit, "{}", "+")))),
+        *install,
+        When(is_given, (Exec(("rm", "-rf", folder)), Exec(("mv", kept, folder)))),
     )
 
 
@@ -148,7 +174,7 @@ def _sources(recipe: Recipe, step: BuildStep) -> list[Instruction]:
             found.append(Comment(recipe.say(Message("render.moving", args))))
         if _is_short(source.ref):
             found.append(Comment(recipe.say(Message("render.short-commit", {"ref": source.ref}))))
-        found.append(Run((*_fetch(source), *_build(recipe, source))))
+        found.append(Run((*_fetch(source), *_build(recipe, source)), may_log_in=True))
     return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from typing import TYPE_CHECKING
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +19,6 @@ from tests.render.activation_cases import (
     install_cann,
     stack_of,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LEAVE = "npuenv_deactivate"
 VERL = "verl-0.7.0-cann8.3.RC1"  # Megatron-LM on PYTHONPATH
@@ -417,3 +415,35 @@ def test_a_shell_inside_an_active_one_activates_for_itself(session: Session, tmp
     assert told["child"]["VIRTUAL_ENV"] == str(root)
     assert told["child-after"].env == told["child"].env
     assert told["child-after"].state == told["child"].state
+
+
+def run_as_file(session: Session, path: Path, *, cwd: Path, lang: str = "C") -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(session.folder), "LC_ALL": lang}
+    return subprocess.run([*session.shell.argv, str(path)], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("name", ["env", "it's an env"])
+def test_run_instead_of_sourced_it_says_in_one_line_that_it_has_to_be_sourced(
+    session: Session, name: str, tmp_path: Path
+) -> None:
+    root = install(stack_of("cpu"), tmp_path / name)
+    file = session.shell.file
+    for path in (root / file, Path(file)):
+        ran = run_as_file(session, path, cwd=root)
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert ran.stderr.startswith("npuenv: this file has to be sourced, not run")
+        assert len(ran.stderr.splitlines()) == 1
+        word = ". " if file == "activate.sh" else "source "
+        assert name != "env" or ran.stderr.endswith(f": {word}{root / file}\n")
+    assert "不能直接运行" in run_as_file(session, root / file, cwd=root, lang="zh_CN.UTF-8").stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_of_the_same_name_that_sources_it_activates(session: Session, tmp_path: Path) -> None:
+    root = install(stack_of("cpu"), tmp_path / "env")
+    own = tmp_path / "mine" / session.shell.file
+    own.parent.mkdir()
+    own.write_text("\n".join([session.enter(root), "echo $VIRTUAL_ENV"]) + "\n")
+    ran = run_as_file(session, own, cwd=own.parent)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"{root}\n", "")

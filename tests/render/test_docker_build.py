@@ -18,15 +18,25 @@ from npuenv.messages import Message
 from npuenv.render.docker import render_docker
 from npuenv.render.dockerfile import Run, script
 from npuenv.render.layers import Recipe, layer
-from npuenv.resolve.types import BuildStep, GitSource
+from npuenv.resolve.types import BuildStep, GitSource, Platform
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import SimpleNamespace
 
 FOLDER = "sample-1.0.a2.ubuntu22.04"
-ROOTS = ("/opt/", "/usr/local/Ascend/", "/etc/bash.bashrc", "/var/lib/apt/", "/workspace")
+ROOTS = (
+    "/opt/",
+    "/usr/local/Ascend/",
+    "/etc/bash.bashrc",
+    "/etc/bashrc",
+    "/etc/apt",
+    "/etc/yum.repos.d",
+    "/var/lib/apt/",
+    "/workspace",
+)
 PROGRAMS = ("apt-get", "getent", "git", "id", "install", "python3", "rm", "useradd", "usermod")
+SECRET = "--mount=type=secret,id=netrc,target=/root/.netrc "
 RECORDER = """\
 #!{python} -S
 import json, os, sys
@@ -39,9 +49,9 @@ pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="RUN is written
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:
-    """Keyword and rest of each instruction, read as a builder reads them: comments out, continued lines joined."""
+    """Keyword and rest of each instruction, read as a builder reads them: comments and mounts out, lines joined."""
     lines = "\n".join(line for line in dockerfile.splitlines() if line.strip() and not line.startswith("#"))
-    whole = re.sub(r"\\\n\s*", " ", lines)
+    whole = re.sub(r"\\\n\s*", " ", lines).replace(SECRET, "")
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in whole.splitlines())]
 
 
@@ -85,7 +95,7 @@ class Build:
         moved = script
         for place in ROOTS:
             moved = re.sub(rf"(?<![\w.-]){re.escape(place)}", f"{self.root}{place}", moved)
-        left = set(re.findall(r"(?<![\w.:*/}-])/[\w./-]+", moved.replace(str(self.root), "")))
+        left = set(re.findall(r"(?<![\w.:*/}-])/[\w./-]+", moved.replace(str(self.root), "").replace("=/d", "")))
         assert {path for path in left if not path.startswith(ROOTS)} <= {"/dev/null", "/bin/bash"}, left
         return moved
 
@@ -210,6 +220,41 @@ def test_another_architecture_stops_at_once_and_says_what_to_do(sample: SimpleNa
         assert not (root / "log").exists()
 
 
+@pytest.mark.parametrize(
+    ("system", "folder", "file"),
+    [
+        ("ubuntu22.04", "etc/apt", "sources.list"),
+        ("ubuntu22.04", "etc/apt", "sources.list.d/ubuntu.sources"),
+        ("openeuler24.03", "etc/yum.repos.d", "openEuler.repo"),
+    ],
+)
+def test_a_mirror_stands_in_for_the_hosts_of_repositories_and_is_gone_after(
+    sample: SimpleNamespace, tmp_path: Path, system: str, folder: str, file: str
+) -> None:
+    platforms = {arch: Platform(arch, "3.11", "a2", system) for arch in sample.stacks}
+    stacks = {arch: sample.stack(arch, platform=platforms[arch], order=sample.stack().order) for arch in platforms}
+    files = render_docker(stacks, sample.locks, indexes=sample.indexes)
+    made = Build(tmp_path, files[f"sample-1.0.a2.{system}/Dockerfile"], NPUENV_OS_MIRROR="https://m.invalid/x")
+    made.env["TARGETARCH"] = "amd64"
+    lists = tmp_path / folder / file
+    lists.parent.mkdir(parents=True)
+    before = "deb http://archive.example.org/ubuntu jammy main\nbaseurl=https://repo.example.org/OS/\nmetalink=http://x.org/?a\n"
+    lists.write_text(before)
+    seen = tmp_path / "seen"
+    tool = "apt-get" if "apt" in folder else "dnf"
+    (tmp_path / "bin" / tool).write_text(
+        f'#!/bin/bash\n[ $1 != install ] || while read -r l; do echo "$l"; done < {lists} > {seen}\n'
+    )
+    (tmp_path / "bin" / tool).chmod(0o755)
+    (tmp_path / "bin" / "rm").unlink()
+    for name in ("cp", "find", "sed", "mv", "rm"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
+    assert [done.returncode for done in made.run() if done.returncode] == []
+    assert seen.read_text() == "deb https://m.invalid/x/ubuntu jammy main\nbaseurl=https://m.invalid/x/OS/\n"
+    assert lists.read_text() == before
+    assert not (tmp_path / f"{folder}.npuenv").exists()
+
+
 def test_a_failed_program_stops_its_layer(sample: SimpleNamespace, tmp_path: Path) -> None:
     made = build(sample, tmp_path, TARGETARCH="amd64")
     git_program = made.root / "bin" / "git"
@@ -259,7 +304,7 @@ def test_real_git_gets_each_kind_of_ref_and_tags_can_be_described(sample: Simple
         stack = sample.stack(git_sources=(source,), order=(step, BuildStep("rest", "rest", (), Message("cli.yes"))))
         recipe = Recipe({"aarch64": stack}, {"aarch64": ()}, {}, lambda message: message.key)
         run = next(line for line in layer(recipe, step) if isinstance(line, Run))
-        shell = script(run).replace("/opt/src", f"{root}/src")
+        shell = script(run).removeprefix(SECRET).replace("/opt/src", f"{root}/src")
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(root), "NPUENV_GIT_VLLM": source.repo}
         done = subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import pytest
 
 from npuenv.errors import BadInput
 from npuenv.messages import Message
+from npuenv.render.base import unpinned
 from npuenv.render.docker import MARK, render_docker
 from npuenv.resolve.types import BuildStep, GitSource, Override, Platform, Reason
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 ARCHS = ("x86_64", "aarch64")
 FOLDER = "sample-1.0.a2.ubuntu22.04"
+NETRC = "RUN --mount=type=secret,id=netrc,target=/root/.netrc \\"
+DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 def rendered(sample: SimpleNamespace, **changes: Any) -> dict[str, str]:
@@ -132,18 +135,19 @@ def test_other_gaps_of_a_lock_are_said_too(sample: SimpleNamespace) -> None:
     gap = Missing("roll", "8eb27cc2", "requirements-unknown")
     locks = {arch: dataclasses.replace(sample.locks[arch], missing=(gap,)) for arch in ARCHS}
     dockerfile = render_docker(sample.stacks, locks, indexes=sample.indexes)[f"{FOLDER}/Dockerfile"]
-    said = [line for line in dockerfile.splitlines() if "roll" in line]
+    said = [line for line in dockerfile.splitlines() if line.startswith("#") and "roll" in line]
     assert said == [
         "# not locked: roll 8eb27cc2 on x86_64 (requirements-unknown)",
         "# not locked: roll 8eb27cc2 on aarch64 (requirements-unknown)",
     ]
+    assert '\nLABEL npuenv.unpinned="base-image,roll"\n' in dockerfile
 
 
 def test_a_moving_branch_is_a_comment_and_a_label(sample: SimpleNamespace) -> None:
     lines = rendered(sample)["Dockerfile"].splitlines()
     assert 'LABEL npuenv.moving-sources="verl@main"' in lines
     at = next(number for number, line in enumerate(lines) if line.startswith("# Source verl follows the branch main"))
-    assert lines[at + 1] == "RUN git init --quiet /opt/src/verl \\"
+    assert lines[at + 1 : at + 3] == [NETRC, "    git init --quiet /opt/src/verl \\"]
 
 
 def test_overrides_are_said_once_with_their_reason(sample: SimpleNamespace) -> None:
@@ -210,9 +214,8 @@ def test_open_euler_uses_dnf(sample: SimpleNamespace) -> None:
     }
     files = render_docker(changes, sample.locks, indexes=sample.indexes)
     dockerfile = files["sample-1.0.a2.openeuler24.03/Dockerfile"]
-    assert (
-        "RUN dnf install -y --setopt=install_weak_deps=False gcc gcc-c++ git \\\n    && dnf clean all\n" in dockerfile
-    )
+    install = "&& dnf install -y --setopt=install_weak_deps=False gcc gcc-c++ git \\\n    && dnf clean all \\\n"
+    assert install in dockerfile
     assert "apt-get" not in dockerfile
     assert "activate.sh' >> /etc/bashrc" in dockerfile
 
@@ -371,3 +374,58 @@ def test_words_of_a_reason_cannot_become_instructions(sample: SimpleNamespace) -
     override = Override("x\nRUN evil", "exclude", "y\nUSER root", Reason(Message("cli.no")))
     lines = rendered(sample, overrides=(override,))["Dockerfile"].splitlines()
     assert [line for line in lines if "evil" in line or "USER root" in line] == ["# USER root is left out. no"]
+
+
+def test_a_base_image_without_digest_is_reported_in_head_label_and_message(sample: SimpleNamespace) -> None:
+    dockerfile = rendered(sample)["Dockerfile"]
+    head = dockerfile.partition("\nFROM ")[0]
+    assert "# The base image registry.example.org/cann:8.3.rc1-910b-ubuntu22.04-py3.11 is not pinned" in head
+    assert '\nLABEL npuenv.unpinned="base-image"\n' in dockerfile
+    assert "org.opencontainers.image.base.digest" not in dockerfile
+    said = unpinned(sample.stack(), None)
+    assert [(each.key, each.args["image"]) for each in said] == [("render.base-unpinned", sample.stack().image)]
+    assert unpinned(sample.stack(), DIGEST) == ()
+
+
+def test_a_digest_pins_the_base_image_and_stands_in_a_label(sample: SimpleNamespace) -> None:
+    files = render_docker(sample.stacks, sample.locks, indexes=sample.indexes, digest=DIGEST)
+    lines = files[f"{FOLDER}/Dockerfile"].splitlines()
+    assert f'ARG NPUENV_BASE_IMAGE="registry.example.org/cann@{DIGEST}"' in lines
+    assert f'LABEL org.opencontainers.image.base.digest="{DIGEST}"' in lines
+    assert f'LABEL org.opencontainers.image.base.name="{sample.stack().image}"' in lines
+    assert [line for line in lines if "not pinned" in line or "npuenv.unpinned" in line] == []
+
+
+def test_the_port_of_a_registry_is_no_tag(sample: SimpleNamespace) -> None:
+    stacks = {arch: sample.stack(arch, image="localhost:5000/cann:1") for arch in ARCHS}
+    files = render_docker(stacks, sample.locks, indexes=sample.indexes, digest=DIGEST)
+    assert f'ARG NPUENV_BASE_IMAGE="localhost:5000/cann@{DIGEST}"' in files[f"{FOLDER}/Dockerfile"]
+
+
+@pytest.mark.parametrize("value", ["", "sha256:", DIGEST.upper(), DIGEST[:-1], f"{DIGEST}\n", "sha512:" + "0" * 64])
+def test_what_is_no_digest_is_refused(sample: SimpleNamespace, value: str) -> None:
+    with pytest.raises(BadInput) as error:
+        render_docker(sample.stacks, sample.locks, indexes=sample.indexes, digest=value)
+    assert error.value.message.key == "render.bad-digest"
+
+
+def test_another_user_is_the_default_of_its_argument(sample: SimpleNamespace) -> None:
+    files = render_docker(sample.stacks, sample.locks, indexes=sample.indexes, user="trainer")
+    lines = files[f"{FOLDER}/Dockerfile"].splitlines()
+    assert 'ARG NPUENV_USER="trainer"' in lines
+    assert "USER ${NPUENV_USER}" in lines
+
+
+@pytest.mark.parametrize("value", ["", "0", "a b", "A", "-r", "a;b", "$(id)", 'a"', "a\n", "a" * 33])
+def test_what_is_no_user_is_refused(sample: SimpleNamespace, value: str) -> None:
+    with pytest.raises(BadInput) as error:
+        render_docker(sample.stacks, sample.locks, indexes=sample.indexes, user=value)
+    assert error.value.message.key == "render.bad-user"
+
+
+def test_everything_that_reaches_out_may_log_in_by_a_secret_that_no_layer_keeps(sample: SimpleNamespace) -> None:
+    blocks = rendered(sample)["Dockerfile"].split("\nRUN ")[1:]
+    reaching = [block for block in blocks if "pip install" in block or "git -C" in block]
+    assert len(reaching) == 10
+    assert [block for block in reaching if not block.startswith(NETRC.removeprefix("RUN "))] == []
+    assert [block for block in blocks if block not in reaching and "netrc" in block] == []

@@ -1,0 +1,8 @@
+# Read this with `.` to get the settings of CANN and of stack verl-0.7.1-cann8.5.0. Reading it again changes nothing.
+if [ "${NPUENV_STACK-}" != verl-0.7.1-cann8.5.0 ]; then
+    export NPUENV_STACK=verl-0.7.1-cann8.5.0
+    . /usr/local/Ascend/cann-8.5.0/set_env.sh
+    if [ -r /usr/local/Ascend/nnal/atb/set_env.sh ]; then . /usr/local/Ascend/nnal/atb/set_env.sh; fi
+    PYTHONPATH="${PYTHONPATH-}"
+    export PYTHONPATH="${PYTHONPATH%:}"
+fi

@@ -1,0 +1,8 @@
+# Read this with `.` to get the settings of CANN and of stack vllm-ascend-0.10.1rc1. Reading it again changes nothing.
+if [ "${NPUENV_STACK-}" != vllm-ascend-0.10.1rc1 ]; then
+    export NPUENV_STACK=vllm-ascend-0.10.1rc1
+    . /usr/local/Ascend/ascend-toolkit/set_env.sh
+    if [ -r /usr/local/Ascend/nnal/atb/set_env.sh ]; then . /usr/local/Ascend/nnal/atb/set_env.sh; fi
+    PYTHONPATH="${PYTHONPATH-}"
+    export PYTHONPATH="${PYTHONPATH%:}"
+fi

@@ -1,0 +1,62 @@
+"""What an image stands on and who runs it: the base image with its digest, the user. Start from `base`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+from npuenv.render.dockerfile import Arg, Blank, Comment, From, Instruction, Var, one_word
+
+if TYPE_CHECKING:
+    from npuenv.render.layers import Recipe
+    from npuenv.resolve.types import Stack
+
+_ARGUMENT = "NPUENV_BASE_IMAGE"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# What useradd takes on Ubuntu and on openEuler.
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+
+
+def digest(value: str | None) -> str | None:
+    """The digest itself when it is one, None when none was given. Raises BadInput."""
+    if value is None or _DIGEST.fullmatch(value):
+        return value
+    raise BadInput(Message("render.bad-digest", {"value": repr(value)}), Message("render.bad-digest-hint"))
+
+
+def user(value: str) -> str:
+    """The name itself when a user can have it. Raises BadInput."""
+    if _USER.fullmatch(value):
+        return value
+    raise BadInput(Message("render.bad-user", {"value": repr(value)}), Message("render.bad-user-hint"))
+
+
+def base(recipe: Recipe) -> list[Instruction]:
+    """The base image as a build argument, and FROM. With a digest the tag stands in the comment alone: buildah refuses
+    a name that has both."""
+    image = one_word(recipe.stack.image or "", "base image")
+    comment = Message("render.base-pinned", {"image": image}) if recipe.digest else Message("render.base")
+    return [Comment(recipe.say(comment)), Arg(_ARGUMENT, reference(recipe)), From(Var(_ARGUMENT)), Blank()]
+
+
+def reference(recipe: Recipe) -> str:
+    """The base image as FROM takes it.
+
+    Example: quay.io/ascend/cann:9.1.0-910b -> quay.io/ascend/cann@sha256:... with a digest, itself without.
+    """
+    image = one_word(recipe.stack.image or "", "base image")
+    folder, slash, last = image.rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}@{recipe.digest}" if recipe.digest else image
+
+
+def labels(recipe: Recipe) -> dict[str, str]:
+    """The OCI labels that say what the image stands on; no digest where none is known."""
+    prefix = "org.opencontainers.image.base"
+    return {f"{prefix}.name": recipe.stack.image or "", f"{prefix}.digest": recipe.digest or ""}
+
+
+def unpinned(stack: Stack, digest: str | None) -> tuple[Message, ...]:
+    """What is to be said where the base image is named by its tag alone; nothing where its digest is given."""
+    return () if digest else (Message("render.base-unpinned", {"image": stack.image or ""}),)

@@ -1,0 +1,72 @@
+"""Times of rendering images: all combinations in one process, and one from the command line, start included.
+
+    python tests/benchmarks/render_times.py
+
+Each lock is read once. Nothing is asserted: machines differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from npuenv.lock.file import read_lock  # noqa: E402
+from npuenv.matrix import load_matrix  # noqa: E402
+from npuenv.render.combinations import combinations  # noqa: E402
+from npuenv.render.docker import render_docker  # noqa: E402
+from npuenv.resolve import resolve  # noqa: E402
+from npuenv.resolve.types import Stack  # noqa: E402
+
+REPEAT = 7
+ONE = ("render-docker", "verl-cann9.1.0", "--hardware", "a2", "--os", "ubuntu22.04", "-o")
+
+
+def all_combinations() -> int:
+    """Renders everything for both architectures; the number of combinations."""
+    matrix, num = load_matrix(), 0
+    indexes = {row.label: row for row in matrix.indexes}
+    read = functools.cache(read_lock)
+    for request in combinations(matrix):
+        found = {arch: resolve(replace(request, arch=arch), matrix) for arch in ("x86_64", "aarch64")}
+        stacks = {arch: stack for arch, stack in found.items() if isinstance(stack, Stack)}
+        if len(stacks) == len(found):
+            names = {arch: f"{stack.name}.{stack.platform.tag}.toml" for arch, stack in stacks.items()}
+            render_docker(stacks, {arch: read(ROOT / "lockfiles" / names[arch]) for arch in names}, indexes=indexes)
+            num += 1
+    return num
+
+
+def one() -> tuple[float, float]:
+    """Wall seconds and seconds of the processor of one command, from start to exit."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        started = time.perf_counter()
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, "-m", "npuenv", *ONE, folder], check=True, env=env, capture_output=True)
+        wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    wall, cpu = time.perf_counter(), time.process_time()
+    num = all_combinations()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print(f"all {num} combinations: {wall:.1f} s wall, {cpu:.1f} s of the processor")
+    walls, cpus = zip(*(one() for _ in range(REPEAT)), strict=True)
+    wall, cpu = statistics.median(walls), statistics.median(cpus)
+    print(f"one, start included: median {wall:.2f} s wall, {cpu:.2f} s of the processor")
+
+
+if __name__ == "__main__":
+    main()
