@@ -14,11 +14,6 @@ from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from rich.progress import Progress
-
-    from npuenv.bundle.offline.fetch import Told
     from npuenv.bundle.offline.make import Contents, Wish
     from npuenv.bundle.offline.manifest import Manifest, Needed
     from npuenv.cli.machine import Machine
@@ -223,6 +218,7 @@ def _ask(ui: Ui) -> None:
 
 def _make(ui: Ui, contents: Contents, out: Path, machine: Machine) -> Manifest:
     from npuenv.bundle.offline.make import make_bundle
+    from npuenv.cli.meter import Transfer
 
     with Transfer(ui, contents.fetched, len(contents.items)) as transfer:
         return make_bundle(contents, out, machine.resolver, tell=transfer.tell)
@@ -255,43 +251,3 @@ def _report(ui: Ui, manifest: Manifest, out: Path) -> None:
 
 def _mib(size: int) -> str:
     return f"{size / _MIB:.1f}" if size < 100 * _MIB else f"{size / _MIB:.0f}"
-
-
-class Transfer:
-    """The progress of a download: a bar on a terminal, one line a file elsewhere; on stderr, silent with --quiet."""
-
-    def __init__(self, ui: Ui, total: int, num_files: int) -> None:
-        self._is_quiet = ui.is_quiet
-        self._console = ui.console(stderr=True)
-        self._total, self._num_files = total, num_files
-        self._num_done, self._name = 0, ""
-        self._bar: Progress | None = None
-
-    def tell(self, told: Told) -> None:
-        """Shows how far it is."""
-        if told.file:
-            self._num_done += 1
-        if self._bar:
-            self._name = told.file or self._name
-            self._bar.update(self._bar.task_ids[0], completed=told.done, name=self._name)
-        elif told.file and not self._is_quiet:
-            percent = 100 * told.done // max(1, told.total)
-            head = f"[{self._num_done}/{self._num_files}] {percent:3d} %"
-            self._console.print(f"{head}  {told.file}", markup=False, soft_wrap=True)
-
-    def __enter__(self) -> Transfer:
-        if self._console.is_terminal and not self._is_quiet:
-            from rich import progress
-
-            columns = (progress.BarColumn(), progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn(),
-                       progress.TimeRemainingColumn(), progress.TextColumn("{task.fields[name]}"))  # fmt: skip
-            self._bar = progress.Progress(*columns, console=self._console, transient=True)
-            self._bar.add_task("", total=self._total, name="")
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()

@@ -9,11 +9,14 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.errors import BadInput, ExitCode
+from npuenv.facts.manifest import DAMAGED
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
     from npuenv.store.environments import Kept
+
+_WIDE = 10_000  # columns: more than any table here takes
 
 
 @click.group("env")
@@ -51,8 +54,10 @@ def show(ui: Ui, *, name: str) -> int:
     if ui.is_json:
         ui.print_json({"schema": "npuenv.environment/1", "exit": 0, **document})
         return int(ExitCode.FINE)
+    said = dict(zip(("role", "status"), _states(ui, kept)))
     for key in ("root", "stack", "platform", "lock", "role", "status", "npuenv", "kind", "origin", "size_mib"):
-        click.echo(f"{_title(ui, key)}: {document[key] if document[key] not in ('', None) else '-'}")
+        value = said.get(key, document[key])
+        click.echo(f"{_title(ui, key)}: {value if value not in ('', None) else '-'}")
     for source in own.sources:
         click.echo(f"{_title(ui, 'source')}: {source.get('name', '')} {source.get('ref', '')}")
     click.echo(f"{_title(ui, 'request')}: {_flat(own.request)}")
@@ -139,15 +144,33 @@ def _row(kept: Kept) -> dict[str, object]:
 
 
 def _table(ui: Ui, found: tuple[Kept, ...]) -> None:
+    """A table where it fits, else a few lines for each environment: no word is ever broken."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for key in ("stack", "lock", "role", "status", "verified", "root"):
-        table.add_column(_title(ui, key), overflow="fold")
+        table.add_column(_title(ui, key), no_wrap=True)
     for kept in found:
         own = kept.described
-        table.add_row(own.stack, own.lock, kept.role or "-", own.status, _verified(ui, kept), own.root)
-    ui.console().print(table)
+        table.add_row(own.stack, own.lock, *_states(ui, kept), _verified(ui, kept), own.root)
+    console = ui.console()
+    if console.measure(table, options=console.options.update(width=_WIDE)).maximum <= console.width:
+        console.print(table)
+        return
+    for kept in found:
+        own = kept.described
+        states = ", ".join(word for word in _states(ui, kept) if word != "-")
+        below = (("verified", _verified(ui, kept)), ("root", own.root))
+        for line in (f"{own.stack} {own.lock}: {states}", *(f"  {_title(ui, key)}: {text}" for key, text in below)):
+            console.print(line, markup=False, highlight=False, overflow="ignore", crop=False)
+
+
+def _states(ui: Ui, kept: Kept) -> tuple[str, str]:
+    """Its place among those of its stack, and how far it is, in words."""
+    keys = (f"install.role-{kept.role or 'none'}", f"install.status-{kept.described.status}")
+    role, status = (Message(key) for key in keys)
+    is_known = kept.described.status in ("building", "complete", DAMAGED)
+    return say(role, ui.lang), say(status, ui.lang) if is_known else kept.described.status
 
 
 def _verified(ui: Ui, kept: Kept) -> str:

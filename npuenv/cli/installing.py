@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from npuenv.bundle.offline.opened import Bundle
     from npuenv.cli.common import Ui
     from npuenv.execute import Outcome
-    from npuenv.host.base import Host
     from npuenv.lock import Lock
     from npuenv.plan import Plan
     from npuenv.plan.making import Tools
@@ -43,6 +42,7 @@ class How:
     given: Mapping[str, str] = field(default_factory=dict)  # source name -> archive or folder
     with_system: bool = False
     is_replacing: bool = False
+    is_repairing: bool = False  # what is damaged goes out first, also in an environment that the user had already
     only_step: str | None = None
     from_step: str | None = None
     fill: bool = False
@@ -140,27 +140,33 @@ def _version_in(lock: Lock, name: str) -> str | None:
 def prepare(wanted: Wanted, how: How) -> Prepared:
     """The plan for this machine. Raises BadInput (target, interpreter, files), NothingFits (lock, interpreter)."""
     from npuenv.lock.refuse import require_complete, require_sources
-    from npuenv.plan.target import check_target, find_conda, find_python
+    from npuenv.plan.target import check_target, find_conda, require_same
 
     stack, lock, resolver = wanted.stack, wanted.lock, wanted.machine.resolver
     target = _target(wanted, how)
     if target.kind != "existing":
         check_target(resolver.host, target, lock)
-        _require_same(resolver.host, target, lock, how)
+        require_same(resolver.host, target, lock, is_replacing=how.is_replacing)
     require_complete(lock, resolver, wanted.request)
-    python = target.python
-    if target.kind == "venv":
-        chosen = how.base_python or _running(stack)
-        try:
-            python = find_python(resolver.host, stack.platform.python, stack.platform.arch, chosen)
-        except NothingFits as error:
-            if wanted.bundle is None or not wanted.bundle.python_archive:
-                raise
-            raise NothingFits(error.message, Message("install.bundled-python", {"path": how.bundle})) from error
+    python = _base_python(wanted, how) if target.kind == "venv" else target.python
     links = {} if wanted.bundle else require_sources(stack, lock, resolver)
     tools = _tools(wanted, how, python=python, links=links)
     tools = replace(tools, conda=find_conda(resolver.host) if target.kind == "conda" else "")
     return _planned(wanted, target, how, tools)
+
+
+def _base_python(wanted: Wanted, how: How) -> str:
+    """The interpreter that an environment of its own is made from. Raises BadInput (unfit option), NothingFits."""
+    from npuenv.plan.target import find_python
+
+    stack, host = wanted.stack, wanted.machine.resolver.host
+    chosen = how.base_python or _running(stack)
+    try:
+        return find_python(host, stack.platform.python, stack.platform.arch, chosen)
+    except NothingFits as error:
+        if wanted.bundle is None or not wanted.bundle.python_archive:
+            raise
+        raise NothingFits(error.message, Message("install.bundled-python", {"path": how.bundle})) from error
 
 
 def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock | None = None) -> ExitCode:
@@ -249,7 +255,8 @@ def is_complete(target: Target, lock: Lock) -> bool:
     from npuenv.store.places import marker_text
 
     marker = Path(target.root) / MARKER
-    return marker.is_file() and marker.read_text(encoding="utf-8") == marker_text(lock, "complete")
+    wanted = marker_text(lock, "complete", target.kind)
+    return marker.is_file() and marker.read_text(encoding="utf-8", errors="replace") == wanted
 
 
 def asked_for(request: Request) -> dict[str, Any]:
@@ -268,7 +275,10 @@ def _imagine(wanted: Wanted, how: How) -> Prepared:
     target = _target(wanted, how)
     labelled = [(package.name, package.version) for package in lock.packages if package.index]
     links = wheels_in_links(resolver.host, resolver.settings, labelled, stack.platform)
-    python = how.base_python or _running(stack) or f"python{stack.platform.python}"
+    python = how.base_python or f"python{stack.platform.python}"
+    if stack.platform.arch == platform.machine() and target.kind == "venv":
+        with suppress(NothingFits):
+            python = _base_python(wanted, how)
     tools = _tools(wanted, how, python=python, links={} if wanted.bundle else dict(links))
     return _planned(wanted, target, how, replace(tools, conda="conda"))
 
@@ -282,16 +292,6 @@ def _target(wanted: Wanted, how: How) -> Target:
     if how.into is not None:
         return existing_target(host, how.into, wanted.lock, wanted.stack)
     return replace(target_for(wanted.lock, host.environ(), how.target), kind=how.kind)
-
-
-def _require_same(host: Host, target: Target, lock: Lock, how: How) -> None:
-    """Raises BadInput where the folder holds a finished environment of another lock: nothing would be left of it."""
-    from npuenv.facts.manifest import describe
-
-    there = describe(host, target.root)
-    if there is not None and there.status == "complete" and there.lock != lock.hash and not how.is_replacing:
-        said = {"path": target.root, "stack": there.stack, "lock": there.lock, "wanted": lock.stack}
-        raise BadInput(Message("install.other-environment", said), Message("install.other-environment-hint"))
 
 
 def _tools(wanted: Wanted, how: How, *, python: str, links: Mapping[str, str]) -> Tools:
@@ -316,6 +316,7 @@ def _tools(wanted: Wanted, how: How, *, python: str, links: Mapping[str, str]) -
 def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared:
     from npuenv.plan.changes import replaced
     from npuenv.plan.install import plan_install
+    from npuenv.plan.target import damage_of
     from npuenv.render.activate import render_activations
 
     ground = _ground(wanted, target, how)
@@ -327,8 +328,10 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
         activation=render_activations(wanted.stack, target.root),
         request=asked_for(wanted.request),
         before=ground.steps,
+        is_repairing=how.is_repairing,
     )
-    return Prepared(wanted, target, plan, (*ground.notes, *replaced(wanted.machine.resolver.host, target, plan)))
+    host = wanted.machine.resolver.host
+    return Prepared(wanted, target, plan, (*damage_of(host, target), *ground.notes, *replaced(host, target, plan)))
 
 
 def _ground(wanted: Wanted, target: Target, how: How) -> Prerequisites:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from npuenv.execute import Event
 
 
+# Where there is no live line: the seconds of a step before it says that it is still at work, and between two of these.
+_FIRST_S, _EVERY_S = 10.0, 30.0
+
+
 class Teller:
     """Draws the events of one execution. Silent with --quiet; on stderr with --json."""
 
@@ -22,6 +26,8 @@ class Teller:
         self._ui = ui
         self._console = ui.console(stderr=ui.is_json)
         self._status: Status | None = None
+        self._next_s = _FIRST_S
+        self._last = ""  # the last line of the step at work
 
     def tell(self, event: Event) -> None:
         """Shows one event."""
@@ -30,17 +36,31 @@ class Teller:
         if self._ui.is_quiet:
             return
         head = f"[{event.number}/{event.total}] {event.step.id}"
-        if event.state is State.START and self._status:
-            self._status.update(f"{head}: {say(event.step.why, self._ui.lang)}")
+        if event.state is State.START:
+            self._next_s, self._last = _FIRST_S, ""
+            if self._status:
+                self._status.update(f"{head}: {say(event.step.why, self._ui.lang)}")
         elif event.state is State.LINE:
             self._line(head, event.text)
+        elif event.state is State.WAITING:
+            self._wait(head, event.seconds)
         elif event.state in (State.DONE, State.SKIPPED, State.FAILED, State.INTERRUPTED):
             args = {"head": head, "seconds": f"{event.seconds:.1f}"}
             if event.state is not State.SKIPPED or self._ui.is_verbose:
                 text = say(Message(f"cli.step-{event.state.value}", args), self._ui.lang)
                 self._console.print(text, markup=False, soft_wrap=True)
 
+    def _wait(self, head: str, seconds: float) -> None:
+        """A plain line now and then, so that a log shows that a long step is alive."""
+        if self._status or seconds < self._next_s:
+            return
+        self._next_s = seconds + _EVERY_S
+        key = "install.still-at-work" if self._last else "install.still-at-work-silent"
+        text = say(Message(key, {"head": head, "seconds": f"{seconds:.0f}", "line": self._last}), self._ui.lang)
+        self._console.print(text, markup=False, soft_wrap=True)
+
     def _line(self, head: str, text: str) -> None:
+        self._last = text.strip()[:100] or self._last
         if self._status:
             self._status.update(f"{head}: {text.strip()[:100]}")
         elif self._ui.is_verbose:

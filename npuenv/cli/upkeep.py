@@ -50,7 +50,7 @@ def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -
     """Restores the environment's files from its own lock; what was not altered stays untouched."""
     from npuenv.cli.installing import show_plan
 
-    kept = _chosen(request, how, "--repair")
+    kept, how = _chosen(request, how, "--repair"), replace(how, is_repairing=True)
     lock, request = _lock_of(kept), _request_of(kept, request)
     own = kept.described
     if own.kind == "existing":

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _GRACE_S = 1.0
+_WAITING_S = 1.0
 _NOT_DONE = "execute.not-done-after"
 # Something in the way of the folder that no second attempt can mend.
 _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -48,6 +49,7 @@ class State(enum.Enum):
 
     START = "start"
     LINE = "line"
+    WAITING = "waiting"  # a program of it is at work; told about once a second
     DONE = "done"
     SKIPPED = "skipped"  # its conditions held already
     FAILED = "failed"
@@ -56,7 +58,8 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Progress, in order. `text` is a line of output with LINE, else empty; `seconds` is how long the step took."""
+    """Progress, in order. `text` is a line of output with LINE, else empty; `seconds` is how long the step took
+    so far."""
 
     state: State
     step: Step
@@ -211,13 +214,20 @@ def _perform(step: Step, session: Session, held: int, number: int, total: int) -
         tell(State.SKIPPED)
         return False
     began = time.monotonic()
+
+    def tell_more(line: str | None) -> None:
+        if line is None:
+            tell(State.WAITING, seconds=time.monotonic() - began)
+        else:
+            tell(State.LINE, line, time.monotonic() - began)
+
     tell(State.START)
     _note(session, step, "start")
     try:
         if step.id in session.proofs:
             session.proofs[step.id]()
         for action in step.do:
-            _act(action, step, session, held, lambda line: tell(State.LINE, line))
+            _act(action, step, session, held, tell_more)
         _check_after(step, session)
         _note(session, step, "done")
     except (StepFailed, KeyboardInterrupt) as error:
@@ -229,7 +239,7 @@ def _perform(step: Step, session: Session, held: int, number: int, total: int) -
     return True
 
 
-def _act(action: Action, step: Step, session: Session, held: int, on_line: Callable[[str], None]) -> None:
+def _act(action: Action, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> None:
     try:
         if isinstance(action, WriteFile):
             write_whole(action.path, action.text, action.mode)
@@ -241,8 +251,11 @@ def _act(action: Action, step: Step, session: Session, held: int, on_line: Calla
         raise _failed(step, session, reason(tail(session.log(step)), action, code))
 
 
-def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str], None]) -> int:
-    """Runs a program and passes its lines on as they come. Its children end with it, also on Ctrl-C."""
+def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> int:
+    """Runs a program and passes its lines on as they come, None about once a second.
+
+    Its children end with it, also on Ctrl-C.
+    """
     log = session.log(step)
     environ = session.host.environ()
     unset = [name for name in environ if name.startswith(("UV_", "PIP_")) and name != "UV_CACHE_DIR"]
@@ -261,7 +274,8 @@ def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable
             raise
 
 
-def _watch(running: Running, log: Path, start: int, on_line: Callable[[str], None]) -> int:
+def _watch(running: Running, log: Path, start: int, on_line: Callable[[str | None], None]) -> int:
+    told_at = time.monotonic()
     with log.open("rb") as file:
         file.seek(start)
         rest = b""
@@ -270,6 +284,9 @@ def _watch(running: Running, log: Path, start: int, on_line: Callable[[str], Non
             *lines, rest = (rest + file.read()).split(b"\n")
             for line in lines:
                 on_line(without_secrets(line.decode("utf-8", "replace")).rstrip("\r"))
+            if time.monotonic() - told_at >= _WAITING_S:
+                told_at = time.monotonic()
+                on_line(None)
             if code is not None:
                 if rest:
                     on_line(without_secrets(rest.decode("utf-8", "replace")))

@@ -11,6 +11,7 @@ import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from npuenv._toml import loads
 from npuenv.facts.base import Evidence, Fact, absent, known
 from npuenv.host.base import PathState
 
@@ -23,6 +24,8 @@ MARKER = "npuenv-env.json"
 MANIFEST = ".npuenv/manifest.json"
 VERIFIED = ".npuenv/verified.json"
 SCHEMA = "npuenv.environment/1"
+DAMAGED = "damaged"  # the status of an environment whose marker cannot be read
+_LOCK = ".npuenv/lock.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Described:
     stack: str
     platform: str
     lock: str
-    status: str  # building | complete
+    status: str  # building | complete | damaged: the marker cannot be read, the other files say whose it is
     npuenv: str = ""  # the version that finished it; "": never finished
     kind: str = ""  # venv | conda | existing
     origin: str = ""  # indexes | bundle
@@ -79,11 +82,18 @@ class Described:
 
 
 def describe(host: Host, root: str) -> Described | None:
-    """What the environment at `root` says of itself; None where npuenv made none there. Torn files count as empty."""
+    """What the environment at `root` says of itself; None where npuenv made none there. Torn files count as empty.
+
+    Where the marker is there and cannot be read, the manifest speaks for it, or else the lock beside that.
+    """
     marker = _document(host, posixpath.join(root, MARKER))
-    if not isinstance(marker.get("stack"), str):
-        return None
     manifest = _document(host, posixpath.join(root, MANIFEST))
+    if not isinstance(marker.get("stack"), str):
+        if host.look(posixpath.join(root, MARKER)).state is not PathState.FILE:
+            return None
+        marker = {**(_named(manifest, SCHEMA) or _locked(host, root)), "status": DAMAGED}
+        if "stack" not in marker:
+            return None
     # A manifest of a former lock in the same folder says nothing about the present one.
     own = manifest if manifest.get("lock") == marker.get("lock") else {}
     return Described(
@@ -93,7 +103,7 @@ def describe(host: Host, root: str) -> Described | None:
         lock=_text(marker, "lock"),
         status=_text(marker, "status"),
         npuenv=_text(own, "npuenv"),
-        kind=_text(own, "kind"),
+        kind=_text(own, "kind") or _text(marker, "kind"),
         origin=_text(own, "origin"),
         steps=tuple(str(step) for step in own.get("steps", ())),
         sources=tuple(own.get("sources", ())),
@@ -109,6 +119,24 @@ def described(host: Host, root: str) -> Fact[Described]:
     if found is None:
         return absent(Evidence(place, "npuenv did not make this environment"))
     return known(found, Evidence(place, f"{found.stack} {found.lock} {found.status}"))
+
+
+def _named(manifest: Mapping[str, Any], schema: str) -> dict[str, Any]:
+    """What a marker would say, from a manifest; empty where that says it is none."""
+    values = {name: manifest.get(name) for name in ("stack", "platform", "lock", "kind")}
+    is_whole = manifest.get("schema") == schema and all(isinstance(value, str) for value in values.values())
+    return values if is_whole else {}
+
+
+def _locked(host: Host, root: str) -> dict[str, Any]:
+    """The same from the lock that an installation keeps; which one it is, by its hash, it does not say."""
+    looked = host.look(posixpath.join(root, _LOCK))
+    try:
+        table = loads(looked.text) if looked.state is PathState.FILE else {}
+    except ValueError:
+        return {}
+    values = {name: table.get(name) for name in ("stack", "platform")}
+    return values if "seal" in table and all(isinstance(value, str) for value in values.values()) else {}
 
 
 def _verified(found: Mapping[str, Any]) -> Verified | None:

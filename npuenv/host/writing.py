@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
-    """Writes a file through a temporary name beside it: a reader sees the old text or the new. Raises OSError."""
+    """Writes a file through a temporary name beside it: a reader sees the old text or the new. Raises OSError.
+
+    So it is after a loss of power too, and once this has returned it is the new one.
+    """
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(f".{place.name}.new")
@@ -23,6 +27,19 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
         os.fsync(file.fileno())
     temporary.chmod(mode)
     temporary.replace(place)
+    settle(place.parent)
+
+
+def settle(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk, where its file system can say so. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what some network file systems answer for a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def append_line(path: str, line: str) -> None:

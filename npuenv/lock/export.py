@@ -6,12 +6,12 @@ builds it with the stack's options. Neither holds a clock or a host name.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
+from npuenv.host.hashing import sha256_of
 from npuenv.lock.refuse import fill_command
 from npuenv.messages import Message
 
@@ -87,19 +87,11 @@ def files_by_hash(folder: Path, seen_from: Path | None = None) -> dict[str, str]
         next(folder.iterdir(), None)  # rglob is silent about a folder that is not there
         for path in sorted(folder.rglob("*"), reverse=True):
             if path.name.endswith((".whl", *_SDIST_ENDS)) and path.is_file():
-                found[_digest(path)] = os.path.relpath(path, seen_from or folder).replace(os.sep, "/")
+                found[sha256_of(path)] = os.path.relpath(path, seen_from or folder).replace(os.sep, "/")
     except OSError as error:
         args = {"path": str(folder), "why": error.strerror or str(error)}
         raise BadInput(Message("lock.bundle-unreadable", args)) from error
     return found
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _require_hashes(lock: Lock) -> None:

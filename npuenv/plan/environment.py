@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
@@ -12,6 +11,7 @@ from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.lock.file import write_lock
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
+from npuenv.plan.inspector import text as program
 from npuenv.plan.types import Action, Run, Step, Want, WriteFile
 from npuenv.store.manifest import manifest_text
 from npuenv.store.places import marker_text
@@ -39,7 +39,7 @@ def make(making: Making) -> Step:
     root, own, kind = making.target.root, making.target.own, making.target.kind
     version = making.stack.platform.python
     do: tuple[Action, ...] = (
-        WriteFile(f"{root}/{MARKER}", marker_text(making.lock, "building")),
+        WriteFile(f"{root}/{MARKER}", marker_text(making.lock, "building", kind)),
         *_made(making),
         WriteFile(own("lock.toml"), write_lock(making.lock)),
     )
@@ -78,13 +78,16 @@ def _made(making: Making) -> tuple[Action, ...]:
 
 def inspector(making: Making) -> Step:
     """The program that tells of this environment; a newer one replaces it and leaves all else as it is."""
-    path, text = f"{making.target.root}/{INSPECTOR}", _inspector()
+    path, text = f"{making.target.root}/{INSPECTOR}", program()
     do = (WriteFile(path, text),)
     return Step("inspector", Message("plan.why-inspector"), do, (Want("file.text", (path,), text),))
 
 
 def mend(making: Making) -> Step:
+    """What is damaged goes out; in the user's own environment packages of the lock alone: others, nobody puts back."""
     root, over = making.target.root, making.over
+    if making.target.kind == "existing":
+        over = (*over, "--only-locked")
     argv = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "mend", root, *over, "--uv", making.tools.uv)
     return Step("mend", Message("plan.why-mend"), (Run(argv),), (Want("env.intact", (root, *over), "yes"),))
 
@@ -118,7 +121,7 @@ def _probes(making: Making) -> list[str]:
 def finish(making: Making, steps: Sequence[str]) -> Step:
     """The environment is declared complete, and becomes the current one; the one before stays reachable beside it."""
     root, link = making.target.root, making.target.link
-    marker = marker_text(making.lock, "complete")
+    marker = marker_text(making.lock, "complete", making.target.kind)
     manifest = manifest_text(
         making.stack,
         making.lock,
@@ -136,9 +139,3 @@ def finish(making: Making, steps: Sequence[str]) -> Step:
         do.append(Run((making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "switch", root, link)))
         wants.append(Want("path.link", (link,), root))
     return Step(FINISH, Message("plan.why-finish"), tuple(do), tuple(wants))
-
-
-def _inspector() -> str:
-    text = pkgutil.get_data("npuenv.plan", "inspector.py")
-    assert text is not None
-    return text.decode()

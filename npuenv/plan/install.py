@@ -34,18 +34,20 @@ def plan_install(
     activation: str | Mapping[str, str],
     request: Mapping[str, Any] | None = None,
     before: Sequence[Step] = (),
+    is_repairing: bool = False,
 ) -> Plan:
     """The whole road from an empty folder to a verified environment.
 
     `activation` are the texts of the activation's files by their paths below the environment; one text alone is that of
-    `activate.sh`. `request` is what was asked for, for the manifest; `before` are
-    the steps that the environment stands on (`npuenv.plan.system`, `npuenv.plan.cann_files`). Packages without a hash
-    get a step of their own that says so; callers that execute the plan refuse such a lock first
-    (`npuenv.lock.refuse.require_complete`).
+    `activate.sh`. `request` is what was asked for, for the manifest; `before` are the steps that the environment stands
+    on (`npuenv.plan.system`, `npuenv.plan.cann_files`); with `is_repairing` altered packages of the lock are taken out
+    of an environment that the user had already too. Packages without a hash get a step of their own that says so;
+    callers that execute the plan refuse such a lock first (`npuenv.lock.refuse.require_complete`).
     """
     making = Making(stack, lock, target, tools, request or {})
     steps = [*before, environment.make(making), environment.inspector(making)]
-    if target.kind != "existing":  # what is damaged there may be the user's, and then nobody would put it back
+    # What is altered in the user's own environment may be meant so: it goes out only where that was asked for.
+    if target.kind != "existing" or is_repairing:
         steps.append(environment.mend(making))
     steps += _components(making)
     files = {environment.ACTIVATION: activation} if isinstance(activation, str) else activation

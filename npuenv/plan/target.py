@@ -12,8 +12,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, NothingFits
-from npuenv.facts.manifest import MARKER
+from npuenv.facts.manifest import DAMAGED, MARKER, describe
 from npuenv.host.base import Host, PathState
+from npuenv.lock.file import write_lock
 from npuenv.messages import Message
 from npuenv.store.places import Target
 
@@ -68,6 +69,15 @@ def check_target(host: Host, target: Target, lock: Lock) -> None:
         raise BadInput(Message("plan.target-unreadable", {"path": target.root, "why": looked.error}))
     if looked.state not in (PathState.FOLDER, PathState.ABSENT):
         raise BadInput(Message("plan.target-no-folder", {"path": target.root}), Message("plan.choose-target"))
+    there = describe(host, target.root)
+    if there is not None and there.kind == "existing":
+        raise BadInput(
+            Message("plan.target-existing", {"path": target.root}),
+            Message("plan.into-folder-hint", {"path": target.python}),
+        )
+    if MARKER in looked.names and not is_ours(host, target):
+        said = {"path": target.root, "file": MARKER}
+        raise BadInput(Message("plan.target-unproven", said), Message("plan.target-unproven-hint", said))
     if looked.names and not is_ours(host, target):
         raise BadInput(
             Message("plan.target-foreign", {"path": target.root, "names": looked.names[:3]}),
@@ -130,15 +140,37 @@ def find_conda(host: Host) -> str:
     raise BadInput(Message("plan.no-conda"), Message("plan.no-conda-hint"))
 
 
+def require_same(host: Host, target: Target, lock: Lock, *, is_replacing: bool) -> None:
+    """Raises BadInput where the folder holds a finished environment of another lock: nothing would be left of it.
+
+    One whose marker is damaged counts as finished, and is given up only where it is known to be npuenv's own.
+    """
+    there = describe(host, target.root)
+    if there is None or there.status not in ("complete", DAMAGED) or there.lock == lock.hash:
+        return
+    # One that was never finished says its lock in no other place.
+    if not there.lock and host.look(target.own("lock.toml")).text == write_lock(lock):
+        return
+    is_known = there.status == "complete" or bool(there.kind) or target.link is not None
+    if not (is_replacing and is_known):
+        said = {"path": target.root, "stack": there.stack, "lock": there.lock or "?", "wanted": lock.stack}
+        hint = "install.other-environment-hint" if is_known else "plan.choose-target"
+        raise BadInput(Message("install.other-environment", said), Message(hint))
+
+
+def damage_of(host: Host, target: Target) -> tuple[Message, ...]:
+    """A marker that cannot be read, where the rest shows that the folder is npuenv's: the plan writes it anew."""
+    there = describe(host, target.root)
+    is_damaged = there is not None and there.status == DAMAGED
+    said = {"path": target.root, "file": f"{target.root}/{MARKER}"}
+    return (Message("install.marker-damaged", said),) if is_damaged else ()
+
+
 def is_ours(host: Host, target: Target) -> bool:
     """True when the folder was made by an installation, finished or not."""
     if host.look(target.root).names == (".npuenv",):
         return True  # stopped before the first step had written anything
-    marker = host.look(posixpath.join(target.root, MARKER))
-    try:
-        return marker.state is PathState.FILE and "stack" in json.loads(marker.text)
-    except ValueError:
-        return False
+    return describe(host, target.root) is not None
 
 
 def room_mib(lock: Lock) -> int:

@@ -42,7 +42,7 @@ def checked(request: Request, matrix: Matrix) -> Request:
         )
     request = replace(
         request,
-        stack=_one_of(request.stack, stack_names(matrix), "stack"),
+        stack=_stack(request.stack, matrix),
         framework=_one_of(request.framework, FRAMEWORKS, "framework"),
         hardware=_hardware(request.hardware, matrix),
         arch=ARCHITECTURES.get(_one_of(request.arch, ARCHITECTURES, "arch") or ""),
@@ -105,6 +105,23 @@ def _day(text: str) -> str:
 def stack_names(matrix: Matrix) -> tuple[str, ...]:
     """The names of the stacks, in the table's order."""
     return tuple(recipe.id for recipe in all_recipes(matrix))
+
+
+def _stack(name: str | None, matrix: Matrix) -> str | None:
+    """The stack of that name. Raises: BadInput with what is named most like it, of every use where nothing is near."""
+    if name is None or name.strip().casefold() in {each.casefold() for each in stack_names(matrix)}:
+        return _one_of(name, stack_names(matrix), "stack")
+    error = _unknown(name, stack_names(matrix), "stack")
+    use = difflib.get_close_matches(name.casefold(), FRAMEWORKS, n=1, cutoff=_MISSPELT)
+    if use and not name.casefold().startswith(f"{use[0]}-"):
+        raise BadInput(error.message, Message("resolve.hint-framework", {"name": use[0]}))
+    if error.hint is not None and error.hint.key == "resolve.hint-near":
+        raise error
+    of_use: dict[str, list[str]] = {}
+    for recipe in all_recipes(matrix):
+        of_use.setdefault(recipe.framework, []).append(recipe.id)
+    alike = [difflib.get_close_matches(name.casefold(), names, n=1, cutoff=0.0)[0] for names in of_use.values()]
+    raise BadInput(error.message, Message("resolve.hint-stack", {"has": (*alike, "…"), "uses": FRAMEWORKS}))
 
 
 def _one_of(name: str | None, accepted: Iterable[str], what: str) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, StepFailed
-from npuenv.facts.manifest import Described, describe
+from npuenv.facts.manifest import DAMAGED, MARKER, Described, describe
 from npuenv.host.writing import claimed, write_whole
 from npuenv.messages import Message
 from npuenv.store.switch import CURRENT, PREVIOUS, points_to
@@ -90,11 +90,15 @@ def size_mib(root: Path) -> int:
 def remove(kept: Kept, data: Path) -> None:
     """Deletes an environment: out of sight first, by one rename, so that a stop in between leaves no half one.
 
-    Raises BadInput where an installation works on it or where it is nobody's own folder, StepFailed for the system.
+    Raises BadInput where an installation works on it or where it is not known to be npuenv's own folder, StepFailed
+    for the system.
     """
     root = Path(kept.described.root)
     if kept.described.kind == "existing":
         raise BadInput(Message("store.not-ours", {"path": str(root)}), Message("store.not-ours-hint"))
+    if kept.described.status == DAMAGED and not (kept.described.kind or root.parent.parent == data / "envs"):
+        said = {"path": str(root), "file": MARKER, "stack": kept.described.stack}
+        raise BadInput(Message("store.unproven", said), Message("store.unproven-hint", said))
     with claimed(str(root / ".npuenv" / "running")) as is_mine:
         if not is_mine:
             raise BadInput(Message("store.in-use", {"path": str(root)}))

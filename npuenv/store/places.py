@@ -54,7 +54,11 @@ def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None
     return Target(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
 
 
-def marker_text(lock: Lock, status: str) -> str:
-    """The marker file of an environment. `status`: building, complete."""
+def marker_text(lock: Lock, status: str, kind: str = "") -> str:
+    """The marker file of an environment. `status`: building, complete; `kind`: as of its target.
+
+    That it is the user's own folder is said from the first moment, so that nobody ever deletes it.
+    """
     values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
+    values |= {"kind": kind} if kind == "existing" else {}
     return json.dumps(values, sort_keys=True) + "\n"

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from npuenv.errors import BadInput, StepFailed
+from npuenv.host.writing import settle
 from npuenv.messages import Message
 
 CURRENT, PREVIOUS = "current", "previous"
@@ -48,3 +49,4 @@ def _point(link: Path, root: Path) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(root)
     new.replace(link)
+    settle(link.parent)

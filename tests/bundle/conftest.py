@@ -30,6 +30,7 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.resolve.types import BuildStep, GitSource, Pin, Platform, Reason, Request, Stack
+from tests.fixtures.archives import pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,13 +125,7 @@ def write_sdist(folder: Path, name: str, version: str) -> Path:
         "pyproject.toml": '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n',
         "PKG-INFO": f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n",
     }
-    path = folder / f"{stem}.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for inside, text in files.items():
-            member = tarfile.TarInfo(f"{stem}/{inside}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path
+    return pack(folder, stem, files)
 
 
 def stand_in(folder: Path, name: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stub_cann import target
 from stub_cann.build import build, environment, wanted
 
 from npuenv.checks import Finding, Status, check_all
@@ -31,33 +31,14 @@ pytestmark = [
     ),
     pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("nm")), reason="needs gcc and nm"),
 ]
-TORCH, TORCH_NPU = "2.13.0+cpu", "2.13.0"
-
-
-def _uv(*words: str) -> None:
-    import uv
-
-    subprocess.run([uv.find_uv_bin(), *words], check=True, capture_output=True, text=True, timeout=560)
-
-
-def _find_links() -> list[str]:
-    """Where pip is told to look besides its index; uv does not read pip's settings."""
-    ran = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
-    lines = [line.partition("=")[2].strip("'\" ") for line in ran.stdout.splitlines() if ".find-links=" in line]
-    places = [*" ".join(lines).replace("\\n", " ").split(), *os.environ.get("PIP_FIND_LINKS", "").split()]
-    return [word for place in dict.fromkeys(places) for word in ("--find-links", place)]
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with torch for the CPU and torch_npu beside it."""
     folder = tmp_path_factory.mktemp("target") / "env"
-    _uv("venv", "--python", "3.11", str(folder))
-    executable = folder / "bin" / "python"
-    install = ("pip", "install", "--python", str(executable))
-    _uv(*install, *_find_links(), f"torch=={TORCH}", "numpy", "pyyaml")
-    _uv(*install, "--no-deps", f"torch-npu=={TORCH_NPU}")
-    return executable
+    target.make(folder)
+    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +142,11 @@ def test_another_torch_is_found_by_metadata_though_the_import_says_something_els
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _clean(monkeypatch, {})
-    _uv("pip", "install", "--python", str(python), "--no-deps", "torch-npu==2.9.0")
+    target.put_torch_npu(python, "2.9.0")
     try:
         _, found = _diagnose(python, 1)
     finally:
-        _uv("pip", "install", "--python", str(python), "--no-deps", f"torch-npu=={TORCH_NPU}")
+        target.put_torch_npu(python)
     assert found["python.torch-pair"].status is Status.FAIL
     assert "2.9.0" in say(found["python.torch-pair"].says) and "2.13.0" in say(found["python.torch-pair"].says)
     assert "libhccl.so" in say(found["python.torch-npu-imports"].says)

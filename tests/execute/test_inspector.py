@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
 import os
 import re
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import describe
 from npuenv.host.local import LocalHost
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.plan import inspector
-from npuenv.plan.inspector import sha256
+from npuenv.plan.inspector import files, program
+from npuenv.plan.inspector.files import sha256
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,13 +32,24 @@ ALL = ("torch==9.1+cpu", "numbers==2.4", "tools==0.3")
 
 
 def ask(world: World, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [world.root / "bin/python", "-I", "-B", inspector.__file__, verb, str(world.root), *words]
+    argv = [world.root / "bin/python", "-I", "-B", world.root / INSPECTOR, verb, str(world.root), *words]
     return subprocess.run(argv, capture_output=True, text=True)
 
 
 def state(world: World, *words: str) -> dict[str, object]:
     found: dict[str, object] = json.loads(ask(world, "state", *words).stdout)
     return found
+
+
+def test_what_is_sent_is_one_program_of_the_standard_library_for_every_python_from_3_9_on() -> None:
+    tree = ast.parse(inspector.text(), feature_version=(3, 9))
+    named = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+    named = [name.partition(".")[0] for name in named]
+    assert {"subprocess", "sysconfig", "csv"} <= set(named) <= set(sys.stdlib_module_names)
+    assert sum(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body) == 1
+    own = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert sorted(own) == sorted(set(own))  # two parts that both define a name would quarrel
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
@@ -262,3 +277,47 @@ def test_a_package_that_the_user_added_and_altered_is_left_alone(world: World) -
         "note: mine is damaged: mine.py has" in said.stdout and "note: mine is here and not in the lock" in said.stdout
     )
     assert (world.site / "mine.py").read_text() == "M = 'patched'\n"
+
+
+def test_all_that_an_environment_says_of_itself_is_on_the_disk_before_it_comes_into_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, link = tmp_path / "envs/new", tmp_path / "envs/current"
+    (root / ".npuenv").mkdir(parents=True)
+    for name in ("npuenv-env.json", ".npuenv/lock.toml", ".npuenv/manifest.json", ".npuenv/verified.json"):
+        (root / name).write_text("{}")
+    events: list[str] = []
+    fsync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (events.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (events.append(f"rename {new}"), rename(old, new)))
+    assert program.switch(str(root), str(link)) == 0
+    *before, renamed, after = events
+    own = [f"{root}/{name}" for name in (".npuenv/lock.toml", ".npuenv/manifest.json", ".npuenv/verified.json")]
+    assert {str(root / "npuenv-env.json"), *own, f"{root}/.npuenv", str(root), str(root.parent)} == set(before)
+    assert (renamed, after) == (f"rename {link}", str(link.parent))
+    events.clear()
+    files.write_json(str(root / ".npuenv/verified.json"), {"a": 1})
+    assert events == [f"{root}/.npuenv/verified.json.new", f"rename {root}/.npuenv/verified.json"]
+
+
+def test_only_what_the_lock_names_is_mended_where_that_is_asked_for(world: World) -> None:
+    world.install()
+    mine = write_wheel(world.wheels, "mine", "1.0", files={"mine.py": "M = 1\n", "numbers_a.py": "A = 7\n"})
+    install = [
+        find_uv(),
+        "pip",
+        "install",
+        "--offline",
+        "--no-deps",
+        "--no-index",
+        "--python",
+        world.root / "bin/python",
+    ]
+    subprocess.run([*install, mine], check=True, capture_output=True)
+    assert sorted(state(world)["damaged"]) == ["numbers"]  # type: ignore[call-overload]
+    (world.site / "mine.py").write_text("M = 2\n")
+    assert sorted(state(world, "--only-locked")["damaged"]) == ["numbers"]  # type: ignore[call-overload]
+    said = ask(world, "mend", "--only-locked").stdout
+    assert "taking out numbers" in said and "mine" not in said.replace("numbers_a.py", "").partition("it belongs")[0]
+    assert (world.site / "mine.py").read_text() == "M = 2\n" and (world.site / "numbers_a.py").read_text() == "A = 7\n"
+    assert "numbers" not in state(world)["dists"] and "mine" in state(world)["dists"]  # type: ignore[operator]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +15,15 @@ import pytest
 
 from npuenv.checks import Finding, Status
 from npuenv.cli import installing, main, proving
+from npuenv.cli.common import Ui
+from npuenv.cli.progress import Teller
 from npuenv.errors import BadInput
+from npuenv.execute import Event, State, work
 from npuenv.facts.manifest import MARKER, VERIFIED
+from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
+from npuenv.plan.types import Plan, Run, Step
 from npuenv.resolve.types import Pin, Reason, Request, Stack
 
 if TYPE_CHECKING:
@@ -290,3 +297,108 @@ def test_the_last_step_alone_puts_nothing_unverified_in_force(product: Product) 
     assert "building" in marker.read_text()
     assert product.run("install", "tiny", "--yes")[0] == 0
     assert marker.read_text() == finished
+
+
+def garble(root: Path) -> None:
+    (root / MARKER).write_bytes(b"\xfe garbage")
+
+
+def test_with_a_damaged_marker_the_same_command_goes_on_and_writes_it_anew(product: Product) -> None:
+    before, wanted = tree(product.current), (product.current / MARKER).read_text()
+    garble(product.current)
+    assert "damaged" in product.run("env", "list")[1]
+    code, _, err = product.run("install", "tiny", "--yes")
+    assert code == 0, err
+    assert f"{product.current}/{MARKER} is damaged; the rest of {product.current} shows that npuenv made it" in err
+    assert (product.current / MARKER).read_text() == wanted and tree(product.current) == before
+    garble(product.current)
+    assert product.run("install", "--repair", "--yes")[0] == 0
+    assert (product.current / MARKER).read_text() == wanted
+    garble(product.current)
+    assert product.run("env", "remove", "tiny", "--yes")[0] == 0
+
+
+def test_a_damaged_environment_of_another_lock_goes_only_with_replace(product: Product, tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    assert product.run("install", "tiny", "--target", str(place), "--yes")[0] == 0
+    garble(place)
+    product.release()
+    before = tree(place)
+    code, _, err = product.run("install", "tiny", "--target", str(place), "--yes")
+    assert (code, "--replace" in err, tree(place)) == (2, True, before)
+    assert product.run("install", "tiny", "--target", str(place), "--replace", "--yes")[0] == 0
+    assert json.loads((place / MARKER).read_text())["lock"] == product.lock.hash
+
+
+def test_what_is_only_shown_names_the_interpreter_that_the_real_run_takes(product: Product, tmp_path: Path) -> None:
+    place = tmp_path / "new"
+    real = os.path.realpath(product.current / "bin/python")
+    for words in (("--dry-run", "--json"), ("--script",)):
+        _, out, err = product.run("install", "tiny", "--target", str(place), *words)
+        base = out.partition("--no-project")[2].partition("--python")[2].split()[0 if words == ("--script",) else 1]
+        assert os.path.realpath(base.strip("\",'")) == real, (base, err)
+        assert sys.prefix == sys.base_prefix or not base.strip("\",'").startswith(sys.prefix)
+    code, _, err = product.run("install", "tiny", "--target", str(place), "--dry-run", "--base-python", "/bin/sh")
+    assert code == 2 and "/bin/sh" in err
+
+
+def test_a_narrow_terminal_breaks_no_word_of_the_list_and_a_wide_one_shows_a_table(
+    product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width, num_lines in (("50", 3), ("400", 2)):
+        monkeypatch.setenv("COLUMNS", width)
+        code, out, _ = product.run("env", "list", "--lang", "en")
+        words = out.split()
+        assert code == 0 and {product.lock.hash, f"{product.lock.hash}:"} & set(words)
+        assert str(product.current) in words and "complete" in words
+        assert width == "50" or len(out.splitlines()) == num_lines
+    out = product.run("env", "list", "--lang", "zh")[1]
+    assert "当前启用" in out and "完整" in out and "current " not in out and "complete" not in out
+    shown = product.run("env", "show", "tiny", "--lang", "zh")[1]
+    assert "用途: 当前启用\n状态: 完整\n" in shown
+
+
+def test_a_repair_mends_what_was_altered_in_an_environment_of_the_users_and_nothing_else(
+    product: Product, tmp_path: Path
+) -> None:
+    root = tmp_path / "mine"
+    subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, root], check=True)
+    own = write_wheel(product.world.wheels, "own", "1.0", files={"own.py": "O = 1\n"})
+    install = [find_uv(), "pip", "install", "--quiet", "--offline", "--no-index", "--python", root / "bin/python", own]
+    subprocess.run(install, check=True)
+    assert product.run("install", "tiny", "--into", str(root / "bin/python"), "--yes")[0] == 0
+    site = next(root.glob("lib/python*/site-packages"))
+    before = (site / "tools.py").read_text()
+    (site / "tools.py").write_text("C = 9\n")  # of the same size
+    (site / "own.py").write_text("O = 2\n")
+    code, _, err = product.run("install", "tiny", "--into", str(root / "bin/python"), "--yes")
+    assert (code, "tools.py has another content" in err) == (1, True)
+    assert product.run("install", "--repair", "--target", str(root), "--yes")[0] == 0
+    assert ((site / "tools.py").read_text(), (site / "own.py").read_text()) == (before, "O = 2\n")
+
+
+def test_a_long_step_says_now_and_then_that_it_is_alive_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    step = Step("torch", Message("plan.why-rest"), (), ())
+    with Teller(Ui(lang="en", is_quiet=False)) as teller:
+        for second in range(1, 100):
+            if second == 60:
+                teller.tell(Event(State.LINE, step, 2, 5, "Prepared 3 packages\n", 60.0))
+            teller.tell(Event(State.WAITING, step, 2, 5, seconds=float(second)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "[2/5] torch: still at work after 10 s",
+        "[2/5] torch: still at work after 40 s",
+        "[2/5] torch: still at work after 70 s: Prepared 3 packages",
+    ]
+
+
+def test_an_execution_tells_that_it_waits_while_a_program_is_silent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_WAITING_S", 0.1)
+    step = Step("slow", Message("plan.why-rest"), (Run(("sleep", "0.6")),), ())
+    world.install(Plan((step,)))
+    seconds = [event.seconds for event in world.events if event.state is State.WAITING]
+    assert len(seconds) >= 2 and seconds == sorted(seconds) and seconds[0] >= 0.1

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ from npuenv.errors import BadInput, NothingFits
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage
+from npuenv.lock.file import write_lock
 from npuenv.messages import say
-from npuenv.plan.target import check_target, find_python, is_ours
+from npuenv.plan.target import check_target, damage_of, find_python, is_ours, require_same
 from npuenv.store.places import Target, data_folder, marker_text
 
 if TYPE_CHECKING:
@@ -150,3 +152,30 @@ def test_a_read_only_place_is_bad_input() -> None:
 def test_the_data_folder_is_always_absolute(environ: dict[str, str], folder: str) -> None:
     assert data_folder(environ) == folder
     assert data_folder({"HOME": ""}).startswith("/")
+
+
+def test_a_damaged_marker_with_nothing_else_to_prove_the_folder_is_refused_and_nothing_goes(tmp_path: Path) -> None:
+    (tmp_path / "npuenv-env.json").write_text("garbage")
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(BadInput, match=r"plan\.target-unproven"):
+        check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+    (tmp_path / ".npuenv").mkdir()
+    (tmp_path / ".npuenv/lock.toml").write_text(write_lock(LOCK))
+    check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+    assert damage_of(LocalHost(), Target(str(tmp_path)))[0].key == "install.marker-damaged"
+    require_same(LocalHost(), Target(str(tmp_path)), LOCK, is_replacing=False)  # the very lock that lies there
+    other = replace(LOCK, stack="other")
+    with pytest.raises(BadInput, match=r"install\.other-environment"):
+        require_same(LocalHost(), Target(str(tmp_path)), other, is_replacing=True)  # whose folder it is nobody knows
+    managed = Target(str(tmp_path), link=str(tmp_path.parent / "current"))
+    with pytest.raises(BadInput, match=r"install\.other-environment"):
+        require_same(LocalHost(), managed, other, is_replacing=False)
+    require_same(LocalHost(), managed, other, is_replacing=True)
+    assert sorted(os.listdir(tmp_path)) == [".npuenv", "mine.txt", "npuenv-env.json"]
+
+
+def test_an_environment_that_was_the_users_before_is_never_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "npuenv-env.json").write_text(marker_text(LOCK, "building", "existing"))
+    with pytest.raises(BadInput, match=r"plan\.target-existing") as caught:
+        check_target(LocalHost(), Target(str(tmp_path)), LOCK)
+    assert caught.value.hint is not None and f"--into {tmp_path}/bin/python" in say(caught.value.hint)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import re
-import tarfile
 import threading
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +16,7 @@ import pytest
 from npuenv.facts.pip import PipSettings, Setting
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix.tables import Matrix
+from tests.fixtures.archives import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,17 +64,6 @@ def vllm_sdist(version: str, common: str) -> dict[str, str]:
         "requirements/common.txt": common,
         "requirements/cuda.txt": "-r common.txt\ntorch==2.10.0\n",
     }
-
-
-def write_sdist(folder: Path, stem: str, files: Mapping[str, str]) -> Path:
-    """A tar.gz with the files in one top folder."""
-    path = folder / f"{stem}.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for inside, text in files.items():
-            member = tarfile.TarInfo(f"{stem}/{inside}")
-            member.size = len(text.encode())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -128,7 +116,7 @@ class Served:
 
     def add_sdist(self, name: str, version: str, files: Mapping[str, str]) -> Path:
         stem = f"{name.replace('-', '_')}-{version}"
-        return self._shown(name, write_sdist(self._of(name), stem, files))
+        return self._shown(name, pack(self._of(name), stem, files))
 
     def add_release(
         self, version: str, *, vllm: str, policy: str = POLICY_1_0, requires: Sequence[str] = ASKS, cann: str = "9.1.0"

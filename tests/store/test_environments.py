@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,66 @@ def test_without_a_former_environment_nothing_is_switched(data: Path, spoil: str
     with pytest.raises(BadInput):
         roll_back(home)
     assert points_to(home / CURRENT) == "bbb"
+
+
+def damaged(root: Path) -> Path:
+    """As `made`, with a manifest as installations write it, and a marker that nobody can read."""
+    made(root, kind="venv")
+    own = {"schema": "npuenv.environment/1", "stack": "tiny", "platform": "p", "lock": root.name, "kind": "venv"}
+    (root / MANIFEST).write_text(json.dumps(own))
+    (root / MARKER).write_bytes(b"\xff\x00{")
+    return root
+
+
+def test_with_a_marker_that_cannot_be_read_the_manifest_speaks(data: Path) -> None:
+    root = damaged(data / "envs/tiny/ddd")
+    found = {Path(kept.described.root).name: kept.described for kept in environments(HOST, data)}
+    own = found["ddd"]
+    assert (own.stack, own.lock, own.status, own.kind, own.is_proven) == ("tiny", "ddd", "damaged", "venv", False)
+    remove(find(HOST, data, "tiny/ddd"), data)
+    assert not root.exists()
+
+
+def test_with_neither_marker_nor_manifest_the_lock_says_the_stack(data: Path) -> None:
+    root = damaged(data / "envs/tiny/ddd")
+    (root / MANIFEST).unlink()
+    assert describe(HOST, str(root)) is None
+    (root / ".npuenv/lock.toml").write_text('stack = "tiny"\nplatform = "p"\nseal = "12"\n')
+    own = describe(HOST, str(root))
+    assert own is not None and (own.stack, own.lock, own.status) == ("tiny", "", "damaged")
+    (root / MARKER).unlink()
+    assert describe(HOST, str(root)) is None  # without any marker it is nobody's
+
+
+def test_what_is_not_provably_npuenvs_own_is_not_deleted(data: Path, tmp_path: Path) -> None:
+    root = damaged(tmp_path / "mine")
+    (root / MANIFEST).unlink()
+    (root / ".npuenv/lock.toml").write_text('stack = "tiny"\nplatform = "p"\nseal = "12"\n')
+    remember(root, data)
+    with pytest.raises(BadInput, match=r"store\.unproven"):
+        remove(find(HOST, data, str(root)), data)
+    assert (root / "bin/python").exists()
+    inside = data / "envs/tiny/ddd"
+    root.rename(inside)
+    remove(find(HOST, data, str(inside)), data)  # nobody but npuenv makes folders there
+    assert not inside.exists()
+
+
+def test_an_unfinished_installation_into_an_existing_python_is_not_deleted_either(data: Path, tmp_path: Path) -> None:
+    root = made(tmp_path / "usr", status="building")
+    (root / MANIFEST).unlink()
+    marker = json.loads((root / MARKER).read_text())
+    (root / MARKER).write_text(json.dumps({**marker, "kind": "existing"}))
+    with pytest.raises(BadInput, match=r"store\.not-ours"):
+        remove(find(HOST, data, str(root)), data)
+    assert (root / "bin/python").exists()
+
+
+def test_links_are_on_the_disk_when_a_rollback_has_returned(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (events.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append(path.name), replace(path, to)))
+    home = data / "envs/tiny"
+    roll_back(home)
+    assert events == ["current.new", str(home), "previous.new", str(home)]

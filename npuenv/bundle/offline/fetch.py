@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import threading
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.errors import StepFailed
 from npuenv.facts.pip import local_folder, without_secrets
+from npuenv.host.hashing import sha256_of
 from npuenv.messages import Message
 from npuenv.refresh.fetch import Bounds, Fetch
 
@@ -110,15 +110,6 @@ def fetch_all(
     if failed:
         assert failed[0] is not None
         raise failed[0]
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def failed_by_disk(error: OSError, path: Path) -> StepFailed:

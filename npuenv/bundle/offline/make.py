@@ -15,13 +15,14 @@ from npuenv.bundle import zipapp
 from npuenv.bundle.offline import own
 from npuenv.bundle.offline.backends import find_backends
 from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
-from npuenv.bundle.offline.fetch import Told, Wanted, failed_by_disk, fetch_all, sha256_of, still_to_fetch, with_sizes
+from npuenv.bundle.offline.fetch import Told, Wanted, failed_by_disk, fetch_all, still_to_fetch, with_sizes
 from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
 from npuenv.bundle.offline.needed import find_needed
 from npuenv.bundle.offline.script import install_script
 from npuenv.bundle.offline.sources import find_source, pack_source
 from npuenv.bundle.offline.write import settle, write_tar
 from npuenv.errors import BadInput
+from npuenv.host.hashing import sha256_of
 from npuenv.lock.file import write_lock
 from npuenv.messages import Message
 

@@ -10,9 +10,9 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from npuenv.bundle.offline.fetch import sha256_of
 from npuenv.bundle.offline.manifest import Needed, is_inside
 from npuenv.errors import BadInput
+from npuenv.host.hashing import sha256_of
 from npuenv.messages import Message
 
 if TYPE_CHECKING:

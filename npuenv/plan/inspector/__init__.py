@@ -1,0 +1,16 @@
+"""The program that is copied into an environment and tells whether it is whole: its parts, and `text`, all in one.
+
+The parts run on any Python from 3.9 on. Start from `program`, which says what the program can be asked.
+"""
+
+from __future__ import annotations
+
+from npuenv.facts.target import joined
+
+# In the order in which each needs those before it.
+_PARTS = ("files", "inspection", "leftovers", "mending", "verifying", "program")
+
+
+def text() -> str:
+    """The source of the whole program, also from inside a zip archive."""
+    return joined(__name__, _PARTS)

@@ -1,0 +1,146 @@
+"""Files as wheels and uv leave them: what RECORD says of them, their hashes, and small documents beside them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import errno
+import hashlib
+import json
+import os
+import re
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Iterator  # noqa: UP035  (also runs where an old Python is the target)
+
+CHUNK = 1 << 20
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def identity(info: str) -> tuple[str, str]:
+    """Name (normalised) and version from METADATA; from the folder's name where METADATA cannot be read."""
+    stem = os.path.basename(info)[: -len(".dist-info")]
+    name, _, version = stem.partition("-")
+    try:
+        with open(os.path.join(info, "METADATA"), encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if not line.strip():
+                    break
+                if line.startswith("Name:"):
+                    name = line[5:].strip()
+                elif line.startswith("Version:"):
+                    version = line[8:].strip()
+    except OSError:
+        pass  # damaged; RECORD names METADATA, so this is found and said there
+    return normal(name), version
+
+
+def read_record(info: str, *, is_installed: bool = True) -> list[list[str]] | None:
+    """Rows (path, hash, size) of RECORD without byte-compiled files; None when it is not there or not whole.
+
+    uv writes it in place and last, so a kill can leave the beginning of one; it ends each row that it wrote.
+    """
+    try:
+        with open(os.path.join(info, "RECORD"), newline="", encoding="utf-8") as file:
+            text = file.read()
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return None
+    is_whole = bool(rows) and (text.endswith("\n") or not is_installed)
+    if not is_whole or any(len(row) != 3 or not (row[2].isdigit() or not row[2]) for row in rows):
+        return None
+    return [row for row in rows if not row[0].endswith(".pyc")]
+
+
+def lock_names(path: str) -> set[str]:
+    """The packages and sources that a lock names; none where it cannot be read. An older Python reads no TOML."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return {normal(found) for found in re.findall(r'^name = "([^"]+)"$', file.read(), re.MULTILINE)}
+    except OSError:
+        return set()
+
+
+def list_folder(path: str) -> list[str]:
+    """Names in a folder; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """The document in a file, or {} when it is not there or torn: such files only save time."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Writes a document as a whole or not at all, also where the power goes. Raises OSError."""
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+
+
+def settle(path: str) -> None:
+    """Waits until a file, or the names in a folder, are on the disk. Nothing where a file system cannot do that."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what some network file systems answer for a folder
+            raise
+    finally:
+        os.close(file)
+
+
+def hashed(files: list[tuple[int, str, list[Any]]]) -> Iterator[tuple[str, str, list[Any]]]:
+    """Path, hash and stamp of each file that can be read, on a few threads; the largest begin, so none is last."""
+    waiting = deque(sorted(files, reverse=True))
+
+    def work() -> list[tuple[str, str, list[Any]]]:
+        done: list[tuple[str, str, list[Any]]] = []
+        while True:
+            try:
+                size, path, stamp = waiting.popleft()
+            except IndexError:
+                return done
+            try:
+                done.append((path, sha256(path, size), stamp))
+            except OSError:
+                continue  # it has no hash then, which is told as damage
+
+    workers = min(4, os.cpu_count() or 1)
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        for future in [pool.submit(work) for _ in range(workers)]:
+            yield from future.result()
+
+
+def sha256(path: str, size: int = CHUNK) -> str:
+    """As RECORD writes it: `sha256=` and urlsafe base64 without padding. `size`: as expected. Raises OSError."""
+    digest = hashlib.sha256()
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # One byte more than there is: a short answer is the end, and no second one is asked for.
+        chunk = os.read(file, min(size + 1, CHUNK))
+        digest.update(chunk)
+        is_all = len(chunk) == size < CHUNK
+        while not is_all:
+            chunk = os.read(file, CHUNK)
+            digest.update(chunk)
+            is_all = not chunk
+    finally:
+        os.close(file)
+    return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
