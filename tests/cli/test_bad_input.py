@@ -40,7 +40,7 @@ CASES = [
     (["resolve", "verl-0.7.1-cann8.5.0", "--pin", "torch==2.9.0"], 4, ["torch==2.9.0"]),
     (["install", "cpuu"], 2, ["cpuu", "cpu"]),
     (["install", "cpu", "--only-step", "a", "--from-step", "b"], 2, ["--only-step"]),
-    (["render-docker", "verl-0.7.1-cann8.5.0"], 2, ["--out"]),
+    (["render-docker", "verl-0.7.1-cann8.5.0"], 2, ["-o DIR"]),
     (["render-docker", "cpu", "-o", "x"], 2, ["cpu"]),
     (["smoke-train", "steps"], 2, ["steps", "KEY=VALUE"]),
     (["smoke-train", "--target", "nowhere"], 2, ["nowhere"]),
