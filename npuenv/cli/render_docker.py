@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 _DOCKERFILE, _ALL = "dockerfile", "all"
+_ROOT = "root"
 # Other words for the forms, by which the nearest is found.
 _ALSO = {
     "docker": "run",
@@ -61,7 +62,7 @@ def container_options(command: Command) -> Command:
     help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable, or a comma list (default: dockerfile).",
 )
 @click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image (else said to be unpinned).")
-@click.option("--image-user", metavar="NAME", default="root", show_default=True, help="Who owns and runs the image.")
+@click.option("--image-user", metavar="NAME", default=_ROOT, show_default=True, help="Who owns and runs the image.")
 @click.option("--check", "is_check", is_flag=True, help="Write nothing: compare with the published Dockerfile.")
 @container_options
 @click.option("--force", is_flag=True, help="Replace run files that differ.")
@@ -93,6 +94,7 @@ def command(
         raise BadInput(Message("render.no-out"), Message("render.no-out-hint"))
     asked = _forms(forms)
     _refuse_unheard(asked, wish)
+    _refuse_without_image(asked, {"--base-digest": digest is not None, "--image-user": image_user != _ROOT})
     wanted = (request.arch,) if request.arch else _ARCHITECTURES
     stacks = {arch: resolve_or_stop(ui, replace(request, arch=arch)) for arch in wanted}
     stacks = {stack.platform.arch: stack for stack in stacks.values()}
@@ -149,6 +151,16 @@ def _refuse_unheard(asked: tuple[str, ...], wish: dict[str, Any]) -> None:
     if unheard:
         options = tuple("--" + name.removeprefix("has_").replace("_", "-") for name in unheard)
         raise BadInput(Message("container.needs-form", {"options": options}), Message("container.needs-form-hint"))
+
+
+def _refuse_without_image(asked: tuple[str, ...], said: dict[str, bool]) -> None:
+    """Options about the image, where none is rendered; `said` tells which were given. Raises BadInput."""
+    options = tuple(option for option, is_said in said.items() if is_said)
+    if options and _DOCKERFILE not in asked:
+        args: dict[str, object] = {"options": options, "forms": ",".join(asked)}
+        raise BadInput(
+            Message("container.image-needs-dockerfile", args), Message("container.image-needs-dockerfile-hint", args)
+        )
 
 
 def _run_files(stack: Stack, asked: tuple[str, ...], wish: dict[str, Any], lang: str) -> tuple[str, dict[str, str]]:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 STACK = ["render-docker", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "--os", "ubuntu22.04"]
 FOLDER = "verl-0.7.1-cann8.5.0.a2.ubuntu22.04"
+DIGEST = "sha256:" + "ab" * 32
 RUN_FILES = ["apptainer.sh", "compose.yaml", "docker-run.sh", "kubernetes.yaml", "slurm.sh"]
 
 
@@ -113,6 +114,11 @@ def test_an_edited_file_is_kept_without_force(tmp_path: Path, capsys: pytest.Cap
         (["--as", "run", "--nodes", "two"], ["--nodes"]),
         (["--cards", "0-3"], ["--cards says how a container runs", "--as run"]),
         (["--as", "dockerfile", "--nodes", "2", "--add-ons"], ["--nodes, --add-ons"]),
+        (["--as", "run", "--command="], ["--command is empty", "get a shell"]),
+        (["--as", "run,k8s", "--image-user", "me"], ["--image-user is about the image", "--as dockerfile,run,k8s"]),
+        (["--as", "run", "--base-digest", DIGEST, "--image-user", "me"], ["--base-digest, --image-user"]),
+        (["--base-digest", "md5:1"], ["'md5:1'", "sha256:"]),
+        (["--image-user", "a b"], ["'a b'", "lower-case"]),
     ],
 )
 def test_what_cannot_be_is_one_sentence_with_exit_2_and_writes_nothing(
@@ -136,3 +142,66 @@ def test_the_sentences_of_files_are_in_the_language_asked_for(tmp_path: Path) ->
     script = (tmp_path / f"{FOLDER}.run" / "docker-run.sh").read_text(encoding="utf-8")
     assert script.startswith(f"#!/bin/sh\n# npuenv.run/1 {FOLDER}\n")
     assert "本机缺少容器所需的内容" in script
+
+
+def test_without_a_folder_and_without_check_the_option_that_lacks_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(STACK) == 2
+    assert "-o DIR" in capsys.readouterr().err
+    assert names(tmp_path) == []
+
+
+def test_check_writes_nothing_and_lists_every_difference_in_text_as_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*STACK, "--check", "-o", "out"]) == 0
+    first, *listed = capsys.readouterr().out.splitlines()
+    assert main([*STACK, "--check", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    differences = document.pop("differences")
+    published = "verl-project/verl docker/ascend/Dockerfile.ascend_8.5.0_a2_v0.7.1"
+    assert document.pop("upstream").startswith(f"{published} @")
+    assert document == {"schema": "npuenv.upstream/1", "exit": 0, "stack": "verl-0.7.1-cann8.5.0", "arch": "x86_64"}
+    assert published in first and first.endswith(f"differences in meaning: {len(listed)}")
+    assert len(differences) == len(listed) > 5
+    assert {"kind": "source", "name": "verl", "theirs": "release/v0.7.1", "ours": "v0.7.1"} in differences
+    assert "source verl: upstream has release/v0.7.1, this image v0.7.1" in listed
+    assert [each["name"] for each, line in zip(differences, listed, strict=True) if each["name"] not in line] == []
+    assert names(tmp_path) == []
+
+
+def test_check_compares_the_architecture_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*STACK, "--check", "--json", "--arch", "aarch64"]) == 0
+    assert json.loads(capsys.readouterr().out)["arch"] == "aarch64"
+
+
+def test_check_says_where_no_published_dockerfile_corresponds(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["render-docker", "cpu", "--arch", "x86_64", "--check"]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["upstream"], document["differences"]) == (None, [])
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_digest_pins_the_base_and_without_one_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*STACK, "-o", str(tmp_path / "pinned"), "--base-digest", DIGEST]) == 0
+    pinned = capsys.readouterr().out
+    assert main([*STACK, "-o", str(tmp_path / "open")]) == 0
+    unpinned = capsys.readouterr().out
+    assert "is not pinned" in unpinned and "is not pinned" not in pinned
+    texts = [(tmp_path / place / FOLDER / "Dockerfile").read_text(encoding="utf-8") for place in ("pinned", "open")]
+    assert [f'@{DIGEST}"' in text for text in texts] == [True, False]
+    base = next(line for line in texts[0].splitlines() if line.startswith("ARG NPUENV_BASE_IMAGE="))
+    assert base.endswith(f'/cann@{DIGEST}"')
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], "root"), (["--image-user", "trainer"], "trainer")])
+def test_the_user_named_owns_and_runs_the_image(words: list[str], expected: str, tmp_path: Path) -> None:
+    assert main([*STACK, "-o", str(tmp_path), *words, "--as", "dockerfile,run"]) == 0
+    lines = (tmp_path / FOLDER / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("ARG NPUENV_USER=")] == [f'ARG NPUENV_USER="{expected}"']
+    assert "USER ${NPUENV_USER}" in lines

@@ -45,6 +45,7 @@ _SERVICE = closed(
     environment=mapped({"type": "string"}),
     restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
     user=TEXT,
+    group_add=listed(TEXT),
     command={"type": "array", "items": {"type": "string"}},
     stdin_open=TRUTH,
     tty=TRUTH,
@@ -84,6 +85,7 @@ _POD = closed(
     hostIPC=TRUTH,
     dnsPolicy={"enum": ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]},
     securityContext=closed({"runAsUser": WHOLE}, runAsGroup=WHOLE),
+    nodeSelector=mapped(TEXT),
     affinity=closed({"podAntiAffinity": closed({"requiredDuringSchedulingIgnoredDuringExecution": listed(_APART)})}),
 )
 _TEMPLATE = closed({"spec": _POD}, metadata=closed({"labels": mapped(TEXT)}))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.container import FORMS, Container, Wish, describe, render_container, shell
+from npuenv.render.container import FORMS, Container, Wish, describe, render_container
 from tests.render import container_reading as reading
 
 MATRIX = load_matrix()
@@ -79,7 +79,8 @@ def test_cards_are_counted_from_nought_inside_whatever_the_caller_has_set(case: 
         *map(reading.read_pod, reading.pods(files["kubernetes.yaml"])),
     ]
     inside = ",".join(str(number) for number in range(len(container.cards)))
-    assert [each.environment for each in read] == [{"ASCEND_RT_VISIBLE_DEVICES": inside}] * len(read)
+    seen = [{name: value for name, value in each.environment.items() if name != "HOME"} for each in read]
+    assert seen == [{"ASCEND_RT_VISIBLE_DEVICES": inside}] * len(read)
     assert all(f"ASCEND_RT_VISIBLE_DEVICES={inside}" in text for text in files.values())
 
 
@@ -202,60 +203,25 @@ def test_another_engine_takes_the_same_words(host: Any) -> None:
     assert calls[0].words == others[0].words
 
 
-def test_slurm_starts_workers_on_the_other_nodes_and_the_head_decides(host: Any) -> None:
-    container = made(nodes=3)
+@pytest.mark.parametrize(("user", "is_plain"), [("1000:1000", True), ("7", True), ("0:0", False), (None, False)])
+def test_a_user_who_is_not_root_gets_the_cards_group_and_a_home_to_write_to(
+    user: str | None, is_plain: bool, host: Any
+) -> None:
+    container = made(cards="4,7", user=user)
     host.fill(container)
-    code, _, calls = host.run(render_container(container)["slurm.sh"], "python3", "train.py")
-    steps = {}
-    for call in calls:
-        if call.program == "srun" and "--container-image" in str(call.words):
-            found, rest = reading.options(call.words, {"--no-container-mount-home"})
-            steps[dict(found)["--relative"]] = (dict(found)["--nodes"], rest)
-    assert code == 0
-    assert steps["1"][0] == "2" and steps["1"][1][-2:] == ["follow", "node1:6379"]
-    assert steps["0"][0] == "1" and steps["0"][1][-4:] == ["lead", "6379", "python3", "train.py"]
-    assert 'ray start --address="$1"' in steps["1"][1][4] and "ray start --head" in steps["0"][1][4]
-    directives = [line for line in render_container(container)["slurm.sh"].splitlines() if line.startswith("#SBATCH")]
-    assert directives == [
-        "#SBATCH --job-name=npuenv-a2",
-        "#SBATCH --nodes=3",
-        "#SBATCH --ntasks-per-node=1",
-        "#SBATCH --exclusive",
-        "#SBATCH --gres=npu:8",
-    ]
-
-
-def program(text: str, *words: str, ray: str, folder: Path) -> tuple[int, list[str]]:
-    """Exit code of a program of a Ray cluster's side, and what it called. `ray` is the body of a stand-in for it."""
-    for name, body in (("ray", ray), ("sleep", "")):
-        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{folder}/calls\n{body}\n')
-        (folder / name).chmod(0o755)
-    environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
-    done = subprocess.run(["sh", "-c", text, "it", *words], env=environ, timeout=60, capture_output=True, check=False)
-    return done.returncode, (folder / "calls").read_text().splitlines()
-
-
-def test_the_head_stops_ray_after_its_command_and_hands_its_exit_code_on(tmp_path: Path) -> None:
-    code, calls = program(shell.LEAD, "6379", "sh", "-c", "exit 9", ray="", folder=tmp_path)
-    assert (code, calls) == (9, ["ray start --head --port=6379", "ray stop"])
-
-
-def test_where_ray_does_not_start_the_command_is_not_run(tmp_path: Path) -> None:
-    code, calls = program(shell.LEAD, "6379", "touch", f"{tmp_path}/ran", ray="exit 4", folder=tmp_path)
-    assert (code, calls) == (4, ["ray start --head --port=6379"])
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_worker_waits_for_the_head_and_then_stays(tmp_path: Path) -> None:
-    late = f'test "$(wc -l <{tmp_path}/calls)" -gt 4'
-    code, calls = program(shell.FOLLOW, "node1:6379", ray=late, folder=tmp_path)
-    join = "ray start --address=node1:6379"
-    assert (code, calls) == (0, [join, "sleep 5", join, "sleep 5", join, "sleep infinity"])
-
-
-def test_a_worker_without_a_head_gives_up(tmp_path: Path) -> None:
-    code, calls = program(shell.FOLLOW, "node1:6379", ray="exit 1", folder=tmp_path)
-    assert (code, calls.count("sleep 5"), calls.count("sleep infinity")) == (1, 20, 0)
+    files = render_container(container)
+    group = str((host.root / "dev/davinci4").stat().st_gid)
+    _, _, calls = host.run(files["docker-run.sh"])
+    words = calls[-1].words
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--group-add"] == [group] * is_plain
+    (service,) = reading.load_yaml(files["compose.yaml"])["services"].values()
+    assert service.get("group_add") == (["${NPUENV_CARDS_GID:?}"] if is_plain else None)
+    assert ("export NPUENV_CARDS_GID=$(stat -c %g /dev/davinci4)" in files["compose.yaml"]) is is_plain
+    assert ("add supplementalGroups: [N]" in files["kubernetes.yaml"]) is is_plain
+    read = [reading.read_script(host, files["docker-run.sh"]), reading.read_compose(files["compose.yaml"])]
+    read += map(reading.read_pod, reading.pods(files["kubernetes.yaml"]))
+    assert [each.environment.get("HOME") for each in read] == ["/tmp" if is_plain else None] * 3
+    assert all("HOME=" not in files[name] for name in ("slurm.sh", "apptainer.sh"))  # the caller's stays
 
 
 def test_slurms_directives_stand_before_its_first_command() -> None:
@@ -303,21 +269,6 @@ def test_limits_network_and_user_reach_every_form_that_has_them() -> None:
     assert pod["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1001}
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert all("ulimit -n 65536" in files[name] for name in ("slurm.sh", "apptainer.sh"))
-
-
-def test_volcano_waits_for_all_nodes_and_ends_with_the_heads_command() -> None:
-    container = made("a3", nodes=4, name="grpo", command="python3 train.py")
-    job = reading.load_yaml(render_container(container, ["k8s"])["kubernetes.yaml"])
-    spec = job["spec"]
-    assert (job["kind"], job["apiVersion"], spec["schedulerName"]) == ("Job", "batch.volcano.sh/v1alpha1", "volcano")
-    assert (spec["minAvailable"], [task["replicas"] for task in spec["tasks"]]) == (4, [1, 3])
-    head, worker = spec["tasks"]
-    assert head["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
-    args = [task["template"]["spec"]["containers"][0]["args"] for task in (head, worker)]
-    assert args[0][-4:] == ["lead", "6379", "python3", "train.py"]
-    assert args[1][-2:] == ["follow", "grpo-head-0.grpo:6379"]
-    apart = worker["template"]["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert apart[0]["labelSelector"]["matchLabels"].items() <= head["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -30,3 +30,6 @@ class ContainerCards(Row):
     most: int  # no node has more
     resource: str  # what the device plugin of Kubernetes calls such a card
     label: str = ""  # value of the label ring-controller.atlas; "": no source names one
+    # Label accelerator-type of a node with up to `usual` cards, and of one with more; "": Volcano's plugin needs none.
+    node_type: str = ""
+    large_node_type: str = ""

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from npuenv.render.container.description import Container, Mount
     from npuenv.render.container.head import Say
 
+_GROUP = "NPUENV_CARDS_GID"  # compose cannot look at the host; it stops where this variable is not set
+
 
 def render(container: Container, version: str, say: Say) -> str:
     """The file's text. Without a command the image's shell waits at a terminal of its own."""
     notes = [say("note-compose", name=container.name), *([say("note-each-node")] if container.nodes > 1 else [])]
+    if container.is_plain_user:
+        notes.append(say("note-group-compose", how=f"export {_GROUP}=$(stat -c %g {container.devices[0].path})"))
     lines = head(container, version, say, *notes, *left_open(container, say))
     return dump(lines, [{"name": container.name, "services": {container.name: _service(container)}}])
 
@@ -27,13 +31,15 @@ def _service(container: Container) -> dict[str, Any]:
         **({"network_mode": "host"} if container.is_host_network else {}),
         **({"ipc": "host"} if container.has_host_ipc else {"ipc": "private", "shm_size": f"{container.shm_gib}gb"}),
         "ulimits": {"nofile": {"soft": container.nofile, "hard": container.nofile}},
-        "environment": dict(container.environment),
+        "environment": container.environment_of_user,
         "devices": [f"{item.path}:{item.path}" for item in container.devices],
         "volumes": [_volume(mount) for mount in container.mounts],
         "restart": "no",
     }
     if container.user is not None:
         service["user"] = container.user
+    if container.is_plain_user:
+        service["group_add"] = [f"${{{_GROUP}:?}}"]
     if container.command:
         service["command"] = list(container.command)
     else:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Where data and weights are inside: the published examples and the launch files name these.
 DATA, MODELS = "/data", "/data/models"
+_HOME = "/tmp"  # of a user that the image may not know: writable in every image
 _NOFILE = 65536  # open files: one for each socket and worker; the published containers have this limit
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _MOST_NODES = 4096
@@ -80,6 +81,7 @@ class Container:
     nodes: int
     resource: str  # of Kubernetes' device plugin
     label: str  # of Volcano's Ascend plugin; "": none is known
+    node_type: str  # what Volcano's Ascend plugin calls such a node; "": it asks for none
     devices: tuple[Device, ...]  # the cards' nodes first
     mounts: tuple[Mount, ...]  # parents before what lies below them
     environment: Mapping[str, str]
@@ -95,6 +97,16 @@ class Container:
     def has_host_ipc(self) -> bool:
         """Whether shared memory is the host's, whose size nothing here limits."""
         return self.shm_gib is None
+
+    @property
+    def is_plain_user(self) -> bool:
+        """Whether a user other than root is asked for: the card's device nodes are open to root and a group alone."""
+        return self.user is not None and int(self.user.partition(":")[0]) != 0
+
+    @property
+    def environment_of_user(self) -> dict[str, str]:
+        """`environment` for forms that take `user`, whose home would be `/` where the image does not know the id."""
+        return {**self.environment, **({"HOME": _HOME} if self.is_plain_user else {})}
 
 
 def describe(stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str | None = None) -> Container:
@@ -123,6 +135,7 @@ def describe(stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str |
         nodes=wish.nodes,
         resource=row.resource,
         label=row.label,
+        node_type=row.large_node_type if cards[-1] >= row.usual and row.large_node_type else row.node_type,
         devices=(*(Device(f"/dev/davinci{card}") for card in cards), *_devices(places, wish)),
         mounts=(*_mounts(places, wish), *_own_folders(wish)),
         environment={"ASCEND_RT_VISIBLE_DEVICES": ",".join(str(place) for place in range(len(cards)))},

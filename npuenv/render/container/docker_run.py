@@ -43,7 +43,9 @@ def _options(container: Container) -> Iterator[str]:
     yield f"--ulimit nofile={container.nofile}:{container.nofile}"
     if container.user is not None:
         yield f"--user {container.user}"
-    for name, value in container.environment.items():
+    if container.is_plain_user:
+        yield f'--group-add "$(stat -c %g {shlex.quote(container.devices[0].path)})"'
+    for name, value in container.environment_of_user.items():
         yield f"--env {shlex.quote(f'{name}={value}')}"
     yield from (_device(item.path) for item in container.devices if item.is_required)
     yield from (_mount(mount) for mount in container.mounts if mount.is_required)

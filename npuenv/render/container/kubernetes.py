@@ -28,11 +28,14 @@ def render(container: Container, version: str, say: Say) -> str:
     notes = [
         say("note-plugin", resource=container.resource),
         say("note-volcano" if several else "note-job", name=container.name),
+        *([say("note-cluster", nodes=container.nodes)] if several else []),
+        *([say("note-node-type", type=container.node_type)] if several and container.node_type else []),
         say("note-no-ulimits", limit=container.nofile),
+        *([say("note-group-pod")] if container.is_plain_user else []),
         *left_open(container, say, names_devices=False),
     ]
     lines = head(container, version, say, *notes, chooses=False)
-    return dump(lines, [_volcano(container) if several else _job(container)])
+    return dump(lines, [_volcano(container, say) if several else _job(container)])
 
 
 def _job(container: Container) -> dict[str, Any]:
@@ -48,13 +51,13 @@ def _job(container: Container) -> dict[str, Any]:
     }
 
 
-def _volcano(container: Container) -> dict[str, Any]:
+def _volcano(container: Container, say: Say) -> dict[str, Any]:
     """The end of the head's command ends the job; without a command the head waits to be entered."""
     label = {"ring-controller.atlas": container.label} if container.label else {}
-    address = f"{container.name}-head-0.{container.name}:{shell.RAY_PORT}"
+    address = f"{container.name}-head-0.{container.name}"
     waiting = container.command or ("sleep", "infinity")
-    lead = ["sh", "-c", shell.LEAD, "lead", str(shell.RAY_PORT), *waiting]
-    follow = ["sh", "-c", shell.FOLLOW, "follow", address]
+    lead = ["sh", "-c", shell.LEAD, "lead", *shell.lead(container, say, address), *waiting]
+    follow = ["sh", "-c", shell.FOLLOW, "follow", f"{address}:{shell.RAY_PORT}"]
     done = [{"event": "TaskCompleted", "action": "CompleteJob"}]
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
@@ -80,6 +83,8 @@ def _member(container: Container, args: list[str], label: dict[str, str]) -> dic
     chosen = {"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": field}}}
     pod = _pod(container, {"args": args})
     pod["containers"][0]["env"].append(chosen)
+    if container.node_type:
+        pod["nodeSelector"] = {"accelerator-type": container.node_type}
     alone = {"labelSelector": {"matchLabels": {"app": container.name}}, "topologyKey": "kubernetes.io/hostname"}
     pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [alone]}}
     return {"metadata": {"labels": {"app": container.name, **label}}, "spec": pod}
@@ -104,7 +109,7 @@ def _pod(container: Container, command: dict[str, Any]) -> dict[str, Any]:
         "image": container.image,
         "imagePullPolicy": "IfNotPresent",
         **command,
-        "env": [{"name": name, "value": value} for name, value in container.environment.items()],
+        "env": [{"name": name, "value": value} for name, value in container.environment_of_user.items()],
         "resources": {"requests": cards, "limits": dict(cards)},
         "volumeMounts": mounts,
     }

@@ -28,10 +28,28 @@ done
 printf "%s%s%s\\n" "$before" "$missing" "$after" >&2
 exit 1"""
 
-# Arguments: the port, then the command, whose end is the end of the cluster.
+# Arguments: this node's name, the port, how many nodes there are, what to say where they do not all come, then the
+# command, whose end is the end of the cluster. It waits as the scripts of render-launch do. ROLL reads the three
+# variables to learn that it is on the head; they are set after Ray's start, or every worker of Ray would have them too.
 LEAD = """\
-ray start --head --port="$1" || exit
-shift
+ray start --head --port="$2" || exit
+export RANK=0 WORLD_SIZE="$3" MASTER_ADDR="$1"
+waited=0
+until ray status 2>/dev/null | awk -v nodes="$3" "
+    /^(Active|Idle):/ { active = 1; next }
+    /^[A-Za-z].*:/ { active = 0 }
+    active && / node_/ { joined += \\$1 }
+    END { exit (joined < nodes) }"
+do
+    if [ "$waited" -ge "${NPUENV_WAIT_S:-600}" ]; then
+        printf "%s\\n" "$4" >&2
+        ray stop >/dev/null
+        exit 1
+    fi
+    sleep 5
+    waited=$((waited + 5))
+done
+shift 4
 "$@"
 code=$?
 ray stop >/dev/null
@@ -85,6 +103,11 @@ def open_files(container: Container, say: Say) -> list[str]:
     """Raises the limit where the caller may, else says so: the lack shows much later. For bash, which knows -n."""
     words = shlex.quote(say("few-open-files", limit=container.nofile))
     return [f"ulimit -n {container.nofile} 2>/dev/null || printf '%s\\n' {words} >&2"]
+
+
+def lead(container: Container, say: Say, head: str) -> list[str]:
+    """Arguments of `LEAD` before the command; `head` is the head's name."""
+    return [head, str(RAY_PORT), str(container.nodes), say("no-nodes", nodes=container.nodes)]
 
 
 def required(container: Container) -> list[Mount]:

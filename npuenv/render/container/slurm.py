@@ -28,6 +28,8 @@ _CONTAINER = '--container-image="$image" --container-mounts="$mounts" --no-conta
 def render(container: Container, version: str, say: Say) -> str:
     """The script's text. What follows its name after `sbatch` is the command."""
     notes = [say("note-slurm"), say("note-gres", count=len(container.cards))]
+    if container.nodes > 1:
+        notes.append(say("note-cluster", nodes=container.nodes))
     if not container.has_host_ipc:
         notes.append(say("note-no-shm-limit"))
     text = [
@@ -44,7 +46,7 @@ def render(container: Container, version: str, say: Say) -> str:
         f"mounts={shlex.quote(','.join(shell.triple(mount) for mount in shell.required(container)))}",
         *_where_there(container),
         shell.default_command(container.command or _SHOW),
-        *(_one_node(container) if container.nodes == 1 else _nodes(container)),
+        *(_one_node(container) if container.nodes == 1 else _nodes(container, say)),
     ]
     return "\n".join(text) + "\n"
 
@@ -70,9 +72,10 @@ def _one_node(container: Container) -> list[str]:
     return [f'exec {" ".join(_step(1))} {_CONTAINER} {shlex.join(container.entrypoint)} "$@"']
 
 
-def _nodes(container: Container) -> list[str]:
+def _nodes(container: Container, say: Say) -> list[str]:
     """Workers first, in the background: they wait for the head. The head's command decides about the job."""
     entry = shlex.join(container.entrypoint)
+    _, *settings = shell.lead(container, say, "")
     lead, follow = " ".join(_step(1)), " ".join(_step(container.nodes - 1))
     return [
         "",
@@ -82,7 +85,7 @@ def _nodes(container: Container) -> list[str]:
         f'{follow} --relative=1 {_CONTAINER} {entry} sh -c "$follow" follow "$head:{shell.RAY_PORT}" &',
         "workers=$!",
         "code=0",
-        f'{lead} --relative=0 {_CONTAINER} {entry} sh -c "$lead" lead {shell.RAY_PORT} "$@" || code=$?',
+        f'{lead} --relative=0 {_CONTAINER} {entry} sh -c "$lead" lead "$head" {shlex.join(settings)} "$@" || code=$?',
         'kill "$workers" 2>/dev/null || :',
         'exit "$code"',
     ]
