@@ -112,6 +112,7 @@ def _with_release(request: Request, framework: str, release: str | None) -> tupl
     """The request of a stack that goes with the release, and the release: of a launch it may be any commit."""
     named = (request.framework or "").partition("==")[2].strip()
     release = release or named or None
+    _refuse_contradiction(request, release)
     request = replace(request, framework=None if request.stack else framework)
     if release is None or request.stack:
         return request, release
@@ -121,6 +122,20 @@ def _with_release(request: Request, framework: str, release: str | None) -> tupl
 
         return replace(request, stack=release_of(release, load_matrix().roll_releases).stack), release
     return _with_verl_release(request, release), release
+
+
+def _refuse_contradiction(request: Request, release: str | None) -> None:
+    """Refuses a --for or a --release that is not the named stack's, and two different releases. Raises: BadInput."""
+    from npuenv.matrix import load_matrix
+    from npuenv.render.launch.releases import refuse_contradiction
+
+    name, _, named = (request.framework or "").partition("==")
+    if named.strip() and named.strip() != release:
+        args = {"first": named.strip(), "second": release or "-"}
+        raise BadInput(Message("launch.two-releases", args), Message("launch.two-releases-hint"))
+    row = next((row for row in load_matrix().recipes if row.id == request.stack), None)
+    if row is not None:
+        refuse_contradiction(row, name.strip() or None, release)
 
 
 def _with_verl_release(request: Request, release: str) -> Request:
@@ -201,6 +216,7 @@ def _document(
             "says": [say(each, lang) for each in found.says],
             "advice": [say(each, lang) for each in found.advice],
         },
+        "notes": [say(each, lang) for each in made.notes],
         "files": sorted(made.files),
         "written": sorted(written),
     }
@@ -216,6 +232,8 @@ def _tell(ui: Ui, made: Launch, out: Path, *, is_refused: bool, written: tuple[s
         "reference": written_cards(placed.reference) or "-",
     }
     ui.say(Message("launch_roll.placed", cards))
+    for note in made.notes:
+        ui.say(note)
     for message in made.estimate.says if is_refused or ui.is_verbose else made.estimate.says[:1]:
         ui.say(message, err=is_refused)
     for message in made.estimate.advice:

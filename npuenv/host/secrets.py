@@ -123,6 +123,20 @@ _RULES = (
         rf"\1{SECRET}",
         is_named=True,
     ),
+    # The key of a service under a name of the user's own, and any key that is as long and mixed as a secret.
+    Rule(
+        ("_key", "-key"),
+        rf"(?i)((?:wandb|swanlab|hf|hub|modelscope|openai|dashscope|comet|mlflow|clearml|neptune)[_-]key{_NAMED})"
+        rf"{_NOT_A_VALUE}(?=\S{{2,}})({_VALUE})",
+        rf"\1{SECRET}",
+        is_named=True,
+    ),
+    Rule(
+        ("_key", "-key"),
+        rf"(?i)([_-]key{_NAMED})(?=[a-z]*\d)(?=\d*[a-z])[a-z0-9]{{32,}}(?![\w./])",
+        rf"\1{SECRET}",
+        is_named=True,
+    ),
     Rule(
         ("--", "-p", "-k"),
         rf"(?i)(--?[\w-]*(?:token|secret|password|passwd|api-?key|access-?key){_GAP}+{_OPEN})(?!\s|\*\*\*|-)({_VALUE})",

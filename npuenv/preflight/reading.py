@@ -20,7 +20,7 @@ from npuenv.preflight.calls import find_call, script_of
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
-from npuenv.preflight.script import Script, Word, read_script
+from npuenv.preflight.script import Script, Word, open_quote, read_script
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Framework = Literal["verl", "roll"]
 Defaults = Callable[[str, str], Mapping[str, Any]]
 
 _MOST_BYTES = 5_000_000  # a configuration has some thousand; a checkpoint that was named by mistake has gigabytes
+_RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
 _GRAMMAR = "hydra-core 1.3 hydra/grammar/OverrideParser.g4"
 
 
@@ -55,7 +56,7 @@ class Reading:
     words: tuple[Word, ...] = ()  # of a command line or of a script's launch
     call: Call | None = None
     script: Script | None = None
-    refused: tuple[Problem, ...] = ()  # words that Hydra's grammar does not take
+    refused: tuple[Problem, ...] = ()  # what the words alone show: Hydra's grammar, and how Ray is started
     notes: tuple[Message, ...] = ()
     arguments: tuple[str, ...] = ()  # what the script is called with
 
@@ -151,6 +152,9 @@ def _split_environ(config: Config, framework: str) -> tuple[dict[str, Setting], 
 
 
 def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]) -> Reading:
+    if line := open_quote(text):
+        args = {"path": str(path), "line": line}
+        raise BadInput(Message("preflight.open-quote", args), Message("preflight.open-quote-hint"))
     script = read_script(text, arguments, asked.environ)
     if script is None:
         raise BadInput(Message("preflight.no-launch", {"path": str(path)}), Message("preflight.what-is-read"))
@@ -159,10 +163,17 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
     if script.others:
         args = {"path": str(path), "line": script.words[0].line, "others": tuple(map(str, script.others))}
         notes = (Message("preflight.more-launches", args),)
+    gpus = tuple(_ray_gpus(word, str(path)) for word in script.gpus)
     if script.call.framework == "roll":
-        return replace(_of_roll_call(script.call, environ, asked, path.parent), notes=notes)
-    reading = Reading(_NO_LAUNCH, str(path), text, script.words, script.call, script, (), notes, arguments)
+        return replace(_of_roll_call(script.call, environ, asked, path.parent), notes=notes, refused=gpus)
+    reading = Reading(_NO_LAUNCH, str(path), text, script.words, script.call, script, gpus, notes, arguments)
     return _of_verl_call(reading, environ, asked)
+
+
+def _ray_gpus(word: Word, path: str) -> Problem:
+    setting = Setting("ray start", word.value, word.raw, Place(path, word.line))
+    says = Message("preflight_rules.ray-gpus", {"word": word.value})
+    return Problem("preflight.ray-gpus", "error", says, (setting,), _RAY)
 
 
 def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
@@ -201,7 +212,7 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -
             settings.pop(setting.key, None)
             settings[setting.key] = setting
     launch = _launch("verl", settings, environ, asked, "command", base.missing)
-    return replace(reading, launch=launch, refused=tuple(refused))
+    return replace(reading, launch=launch, refused=(*reading.refused, *refused))
 
 
 def _verl_config(options: Mapping[str, str], asked: Asked, beside: Path) -> Config:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npuenv.lint.shell import UNKNOWN, expand, source_of, tokens
@@ -61,6 +62,7 @@ class Script:
     exports: tuple[Export, ...]
     start: int  # of the command in the text
     others: tuple[int, ...]  # lines of further launches
+    gpus: tuple[Word, ...] = ()  # words of `ray start` that register GPUs
 
 
 def read_script(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> Script | None:
@@ -76,12 +78,14 @@ def read_script(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> 
     exports: dict[str, Export] = {}
     script: Script | None = None
     others: list[int] = []
+    gpus: list[Word] = []
     for command in shell_commands(source_of(rest), known):
         group = _group_of(command, groups.get(command.line, ()))
         if group is None:
             continue
         words = _words(group, command, text)
         spread = tuple(_spread(words, command, arrays, text, arguments))
+        gpus += _gpus(spread)
         call = find_call(tuple(word.value for word in spread))
         if call is None:
             _take_exports(exports, command, words)
@@ -92,9 +96,30 @@ def read_script(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> 
             script = Script(text, spread, call, words, reach, _start(words, text), ())
         else:
             others.append(command.line)
-    if script is None or not others:
-        return script
-    return Script(text, script.words, script.call, script.written, script.exports, script.start, tuple(others))
+    return None if script is None else replace(script, others=tuple(others), gpus=tuple(gpus))
+
+
+def _gpus(words: Sequence[Word]) -> Iterator[Word]:
+    """The words of a `ray start` that say how many GPUs there are; none is a number that does no harm."""
+    values = [word.value for word in words]
+    starts = next((at for at in range(1, len(values)) if values[at - 1 : at + 1] == ["ray", "start"]), None)
+    for at in range(len(values)) if starts else ():
+        name, sign, count = values[at].partition("=")
+        if name == "--num-gpus" and (count if sign else "".join(values[at + 1 : at + 2])) != "0":
+            yield words[at]
+
+
+def open_quote(text: str) -> int:
+    """The line of the word with a quote that nothing closes; 0 where there is none, or where a shell alone can tell."""
+    last = deque(tokens(source_of(text)), maxlen=1)  # an open quote runs to the end of the text
+    return _line_if_open(last[0]) if last else 0
+
+
+def _line_if_open(last: Token) -> int:
+    if not last.is_word or any(mark in last.text for mark in ("$(", "`", "$'", "${", "<<")):
+        return 0
+    rest = re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"", "", last.text, flags=re.DOTALL)
+    return last.line if rest.strip() and re.search(r"['\"]", rest) else 0
 
 
 def _start(words: Sequence[Word], text: str) -> int:

@@ -40,8 +40,14 @@ python3 -m verl.trainer.main_ppo \\
     trainer.n_gpus_per_node=8 \\
     trainer.nnodes=1 "$@" 2>&1 | tee run.log
 """
-BAD = GOOD.replace("export HCCL_CONNECT_TIMEOUT=3600", f"export CUDA_VISIBLE_DEVICES=0\nexport WANDB_API_KEY={KEY}")
-AT = ("--for", "verl==0.7.1", "--hardware", "a2", "--cards-per-node", "8", "--nodes", "1", "--lang", "en")
+CARDS = "0,1,2,3,4,5,6,7"
+BAD = GOOD.replace(
+    "export HCCL_CONNECT_TIMEOUT=3600", f"export CUDA_VISIBLE_DEVICES={CARDS}\nexport WANDB_API_KEY={KEY}"
+)
+AT = (
+    "--for", "verl==0.7.1", "--hardware", "a2", "--card-memory", "64",
+    "--cards-per-node", "8", "--nodes", "1", "--lang", "en",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -80,7 +86,7 @@ def test_an_error_names_its_line_the_reason_and_the_corrected_line(
     assert main(["preflight", str(bad), *AT]) == 1
     said = capsys.readouterr().out
     assert f"{bad}:2: error preflight.visibility\n" in said
-    assert "    written: CUDA_VISIBLE_DEVICES=0\n    right:   export ASCEND_RT_VISIBLE_DEVICES=0\n" in said
+    assert f"    written: CUDA_VISIBLE_DEVICES={CARDS}\n    right:   export ASCEND_RT_VISIBLE_DEVICES={CARDS}\n" in said
     assert "      source: " in said
     assert "errors: 1," in said
 
@@ -123,7 +129,7 @@ def test_the_document_has_its_keys(bad: Path, capsys: pytest.CaptureFixture[str]
     problem = found["problems"][0]
     assert list(problem) == ["rule", "severity", "says", "place", "settings", "source", "corrected", "changes"]
     assert problem["changes"][0] == {
-        "key": "ASCEND_RT_VISIBLE_DEVICES", "value": "0", "variable": True, "renames": "CUDA_VISIBLE_DEVICES",
+        "key": "ASCEND_RT_VISIBLE_DEVICES", "value": CARDS, "variable": True, "renames": "CUDA_VISIBLE_DEVICES",
     }  # fmt: skip
 
 
@@ -143,7 +149,7 @@ def test_fix_writes_a_copy_beside_the_file_and_shows_the_diff(bad: Path, capsys:
     assert copy.read_text(encoding="utf-8") == BAD.replace("CUDA_VISIBLE", "ASCEND_RT_VISIBLE")
     assert copy.stat().st_mode & stat.S_IXUSR
     assert bad.read_text(encoding="utf-8") == BAD
-    assert "\n-export CUDA_VISIBLE_DEVICES=0\n+export ASCEND_RT_VISIBLE_DEVICES=0\n" in said
+    assert f"\n-export CUDA_VISIBLE_DEVICES={CARDS}\n+export ASCEND_RT_VISIBLE_DEVICES={CARDS}\n" in said
     assert main(["preflight", str(copy), *AT]) == 0
     capsys.readouterr()
     assert main(["preflight", str(copy), *AT, "--fix", "--json"]) == 0

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.cli import main
+from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+TEMPLATE = "actor_train.data_args.template"
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_cards_and_layout_decide_the_placement(render: Any) -> None:
 
 
 def test_a_setting_reaches_the_file_even_as_the_first_word(render: Any, tmp_path: Path) -> None:
-    code, _ = render("max_steps=7", "--for", "roll", "--model", "/data/models/mine")
+    code, _ = render("max_steps=7", "--for", "roll", "--model", "/data/models/mine", f"{TEMPLATE}=native")
     text = (tmp_path / "out" / "agentic-frozen-lake.yaml").read_text(encoding="utf-8")
     assert (code, "\nmax_steps: 7\n" in text, "\npretrain: /data/models/mine\n" in text) == (0, True, True)
 
@@ -130,3 +133,139 @@ def test_bad_input_is_one_sentence_and_exit_2(render: Any, words: tuple[str, ...
 def test_the_recipes_are_listed(capsys: pytest.CaptureFixture[str], framework: str, recipe: str) -> None:
     assert main(["render-launch", "--for", framework, "--list"]) == 0
     assert any(line.startswith(f"{recipe}: ") for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("trainer.n_gpus_per_node=16", "--cards-per-node"),
+        ("trainer.nnodes=2", "--nodes"),
+        ("++trainer.nnodes=2", "--nodes"),
+    ],
+)
+def test_what_the_cards_decide_is_said_with_their_options(render: Any, word: str, option: str) -> None:
+    code, document = render("--for", "verl", word)
+    assert (code, option in document["error"]["hint"]) == (2, True)
+
+
+@pytest.mark.parametrize("word", ["strategy=fsdp2", "fsdp_config.param_offload=True"])
+def test_what_the_job_says_takes_the_users_values(render: Any, tmp_path: Path, word: str) -> None:
+    checkpointing = "actor_rollout_ref.model.enable_gradient_checkpointing=False"
+    assert render("--for", "verl", f"actor_rollout_ref.actor.{word}", checkpointing, "--force")[0] == 0
+    text = (tmp_path / "out" / "run.sh").read_text(encoding="utf-8")
+    assert f"actor_rollout_ref.actor.{word} " in text
+    assert f"{checkpointing} " in text
+
+
+@pytest.mark.parametrize("release", ["verl==9.9", "verl==0.1.0", "roll==7.7", "roll==0.1.0"])
+def test_a_release_far_from_all_known_ones_is_refused(render: Any, release: str) -> None:
+    code, document = render("--for", release)
+    known = "0.9.1" if release.startswith("verl") else "0.3.0"
+    assert (code, known in document["error"]["hint"]) == (2, True)
+
+
+def test_a_release_after_the_known_ones_is_rendered_with_a_note(render: Any) -> None:
+    code, document = render("--for", "verl==0.10.0")
+    assert (code, len(document["notes"])) == (0, 1)
+    assert "0.10.0" in document["notes"][0]
+    assert "0.9.1" in document["notes"][0]
+    assert render("--for", "verl==0.9.1", "--force")[1]["notes"] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verl-0.7.1-cann8.5.0", "--for", "verl==0.9.1"),
+        ("verl-0.7.1-cann8.5.0", "--release", "0.9.1"),
+        ("roll-deepspeed-cann8.5.1", "--release", "0.3.0"),
+        ("roll-cann9.1.0", "--for", "verl"),
+        ("--for", "verl==0.7.1", "--release", "0.9.1"),
+    ],
+)
+def test_a_stack_and_another_release_contradict_each_other(render: Any, words: tuple[str, ...]) -> None:
+    code, document = render(*words)
+    assert (code, words[-1].rpartition("==")[2] in document["error"]["message"]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words", [("verl-0.7.1-cann8.5.0", "--for", "verl==0.7.1"), ("roll-cann9.1.0", "--release", "0.3.0")]
+)
+def test_a_stack_and_its_own_release_go_together(render: Any, words: tuple[str, ...]) -> None:
+    assert render(*words)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "word"),
+    [
+        ("verl", "actor_rollout_ref.rollout.name=banana"),
+        ("verl", "actor_rollout_ref.actor.optim.lr=abc"),
+        ("verl", "data.truncation=banana"),
+        ("verl", "trainer.device=cuda"),
+        ("verl", "actor_rollout_ref.rollout.max_model_len=100"),
+        ("verl", "algorithm.adv_estimator=gae"),
+        ("roll", "adv_estimator=banana"),
+    ],
+)
+def test_a_value_that_the_framework_refuses_is_not_rendered(
+    render: Any, tmp_path: Path, framework: str, word: str
+) -> None:
+    code, document = render("--for", framework, word)
+    assert (code, document["error"]["kind"]) == (2, "bad-input")
+    assert word.partition("=")[0].rpartition(".")[2] in document["error"]["message"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_model_gets_the_template_of_its_family(render: Any, tmp_path: Path) -> None:
+    code, _ = render("--for", "roll", "--model", "/data/models/Qwen3-0.6B", "--force")
+    text = (tmp_path / "out" / "agentic-frozen-lake.yaml").read_text(encoding="utf-8")
+    assert (code, text.count("template: qwen3\n"), text.count("template: qwen2_5\n")) == (0, 3, 0)
+
+
+def test_a_model_of_no_known_family_needs_its_template_said(render: Any, tmp_path: Path) -> None:
+    code, document = render("--for", "roll", "--model", "/data/models/mine")
+    assert (code, f"{TEMPLATE}=" in document["error"]["hint"]) == (2, True)
+    assert render("--for", "roll", "--model", "/data/models/mine", f"{TEMPLATE}=glm4")[0] == 0
+    text = (tmp_path / "out" / "agentic-frozen-lake.yaml").read_text(encoding="utf-8")
+    assert text.count("template: glm4\n") == 3
+
+
+def test_a_list_of_quoted_names_is_taken_and_quoted_for_the_shell(render: Any, tmp_path: Path) -> None:
+    assert render("--for", "verl", """trainer.logger=["console", 'wandb']""")[0] == 0
+    assert '"trainer.logger=[console,wandb]"' in (tmp_path / "out" / "run.sh").read_text(encoding="utf-8")
+    assert render("--for", "verl", """trainer.logger=["console","$(id)"]""")[0] == 2
+
+
+def test_recipes_that_are_not_rendered_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render-launch", "--for", "verl", "--list"]) == 0
+    listed = {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()}
+    assert listed == {row.id for row in load_matrix().launch_recipes if not row.refused}
+
+
+def test_a_recipe_that_is_not_rendered_says_why_and_where_the_others_are(render: Any) -> None:
+    refused = next(row for row in load_matrix().launch_recipes if row.refused)
+    code, document = render("--for", "verl", "--recipe", refused.id)
+    assert (code, refused.id in document["error"]["message"], "--list" in document["error"]["hint"]) == (2, True, True)
+
+
+def test_a_plan_that_puts_a_split_recipe_together_says_so(render: Any) -> None:
+    _, document = render("--for", "roll", "--nodes", "2", "--force")
+    is_together = document["placement"]["layout"] == "colocated"
+    assert (is_together, len(document["notes"])) == (True, 1)
+    assert "--layout split" in document["notes"][0]
+    assert render("--for", "roll", "--nodes", "2", "--layout", "colocated", "--force")[1]["notes"] == []
+
+
+def test_a_name_is_offered_once(render: Any) -> None:
+    _, document = render("--for", "verl", "--recipe", "quick-strat")
+    assert document["error"]["hint"].count("quick-start,") == 1
+
+
+def test_a_misspelt_key_is_answered_with_keys_like_it(render: Any) -> None:
+    _, document = render("--for", "verl", "data.trunc=3")
+    assert "data.truncation" in document["error"]["hint"]
+    assert "actor_rollout_ref.actor._target_" not in document["error"]["hint"]
+
+
+def test_an_engine_that_is_none_is_refused(render: Any) -> None:
+    code, document = render("--for", "verl", "actor_rollout_ref.actor.strategy=banana")
+    assert (code, "banana" in document["error"]["message"]) == (2, True)

@@ -145,6 +145,7 @@ def test_rank_0_starts_the_head_waits_for_all_and_runs_the_command(nodes: Nodes,
     assert ran.stdout.splitlines() == ["npuenv: 2 nodes are there, with 16 NPUs", "now training"]
     # The way to one's own address leads over lo: the interface that holds the address is meant.
     assert nodes.environ["HCCL_SOCKET_IFNAME"] == "=enp194s0f0"
+    assert nodes.environ["GLOO_SOCKET_IFNAME"] == nodes.environ["TP_SOCKET_IFNAME"] == "enp194s0f0"
     assert nodes.environ["HCCL_IF_IP"] == HEAD
 
 

@@ -351,3 +351,15 @@ def test_a_folder_that_is_not_rolls_tree_is_named(tmp_path: Path) -> None:
     ran = run(tmp_path, FROZEN_LAKE, ROLL_ROOT=str(tmp_path / "elsewhere"))
     assert ran.returncode == 2
     assert str(tmp_path / "elsewhere") in ran.stderr
+
+
+def test_gloo_and_tensorpipe_take_the_interface_by_its_plain_name() -> None:
+    script = render(TWO_NODES, "0.3.0")["run.sh"]
+    for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        assert f'{name}="${{{name}:-$name}}"' in script
+
+
+def test_the_room_of_a_shared_reference_is_said_for_the_waking_engine_only() -> None:
+    [text] = [text for name, text in render(FROZEN_LAKE, "0.3.0").items() if name.endswith(".yaml")]
+    words = " ".join(text.replace("#", " ").split())
+    assert "while the engine is awake, and more while the engine sleeps" in words

@@ -147,11 +147,21 @@ def _device_beyond(launch: Launch) -> Iterator[Problem]:
 
 
 def _device_overlap(launch: Launch) -> Iterator[Problem]:
+    """Cards that training and generation share: before 0.3.0 none may be, and later no part of both."""
+    train, infer = set(cards_of(launch, "actor_train") or ()), set(cards_of(launch, "actor_infer") or ())
+    shared = tuple(sorted(train & infer))
     if is_at_least(launch, "0.3.0") is not False:
-        return
-    train, infer = cards_of(launch, "actor_train"), cards_of(launch, "actor_infer")
-    shared = tuple(sorted(set(train or ()) & set(infer or ())))
-    if shared:
+        if shared and min(train | infer) >= 0 and not (train <= infer or infer <= train):
+            yield problem(
+                launch,
+                "device-overlap",
+                ("actor_infer.device_mapping", "actor_train.device_mapping"),
+                says="device-partly",
+                severity="warning",
+                cards=shared,
+                source="ROLL Ascend samples (2026-04): each shares all cards or none",
+            )
+    elif shared:
         yield problem(
             launch,
             "device-overlap",
@@ -324,20 +334,30 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
 
 
 def _shard_size(launch: Launch) -> Iterator[Problem]:
-    cards = verl_cards(launch)
-    for role in ("actor", "ref"):
-        key = f"actor_rollout_ref.{role}.fsdp_config.fsdp_size"
+    for key, cards in _sharded(launch):
         size = whole(launch, key)  # -1, all cards, is no whole number of cards
         if cards and size and size < cards and cards % size:
             yield problem(
                 launch,
                 "shard-size",
                 (key,),
-                changes=(Change(key, -1),),
+                changes=(Change(key, -1 if launch.framework == "verl" else cards),),
                 size=size,
                 cards=cards,
                 source="verl wheels: verl/workers/fsdp_workers.py, create_device_mesh",
             )
+
+
+def _sharded(launch: Launch) -> Iterator[tuple[str, int | None]]:
+    """The keys that say over how many cards a role's weights are cut, and how many cards the role has."""
+    if launch.framework == "roll":
+        for role, cards in _mappings(launch).items():
+            if min(cards) >= 0:  # else the mapping itself is at fault
+                yield f"{role}.strategy_args.strategy_config.fsdp_size", len(cards)
+        return
+    roles_of_verl = ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config")
+    for base in (*roles_of_verl, "critic.model.fsdp_config", "critic.fsdp"):
+        yield f"{base}.fsdp_size", verl_cards(launch)
 
 
 RULES = (
@@ -353,6 +373,6 @@ RULES = (
     Rule("preflight.heads", ("verl", "roll"), _heads),
     Rule("preflight.sequence-parallel", ("verl",), _ulysses),
     Rule("preflight.megatron-parallel", ("verl",), _megatron_parallel),
-    Rule("preflight.shard-size", ("verl",), _shard_size),
+    Rule("preflight.shard-size", ("verl", "roll"), _shard_size),
     Rule("preflight.cards-machine", ("verl",), _cards_machine),
 )

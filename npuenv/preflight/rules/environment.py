@@ -9,7 +9,8 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.preflight.rules.base import Rule, is_at_least, problem, reaches, value
+from npuenv.preflight.rules.base import Rule, is_at_least, problem, reaches, roles, value, whole
+from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _AIV_EXEC_TIMEOUT_S = 1091  # with AIV, larger values and 0 count as this on A2, A3 and 950
 _BYTES_ABOVE = 65536
+_NO_READER = frozenset({"NPU_MEMORY_FRACTION", "VERL_DISABLE_DYNAMO"})  # guides export them
+_VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
+_VISIBLE_SOURCE = "ray/_private/accelerators/npu.py: Ray counts the cards that ASCEND_RT_VISIBLE_DEVICES names"
 
 
 def _text(launch: Launch, name: str) -> str:
@@ -113,7 +117,17 @@ def _allocator(launch: Launch) -> Iterator[Problem]:
 
 def _task_queue(launch: Launch) -> Iterator[Problem]:
     name = "TASK_QUEUE_ENABLE"
-    if _text(launch, name) == "2" and not (launch.framework == "roll" and is_at_least(launch, "0.3.0")):
+    if _text(launch, name) not in ("", "0", "1", "2"):
+        yield problem(
+            launch,
+            "variable",
+            (name,),
+            name=name,
+            value=_text(launch, name),
+            takes="0, 1, 2",
+            source="Ascend/pytorch docs: TASK_QUEUE_ENABLE",
+        )
+    elif _text(launch, name) == "2" and not (launch.framework == "roll" and is_at_least(launch, "0.3.0")):
         severity: Severity = "warning" if launch.framework == "roll" else "note"
         yield problem(
             launch,
@@ -170,7 +184,90 @@ def _blocking(launch: Launch) -> Iterator[Problem]:
         )
 
 
+def _visible(launch: Launch) -> Iterator[Problem]:
+    """The cards that the launch may see: numbers of cards that are there, each once, and as many as it asks for."""
+    text, there = _text(launch, _VISIBLE), launch.machine.cards_per_node
+    if not text:
+        return
+    items = [item.strip() for item in text.split(",")]
+    is_list = all(item.isascii() and item.isdigit() for item in items)
+    cards = tuple(map(int, items)) if is_list else ()
+    if not is_list or len(set(cards)) < len(cards):
+        yield problem(launch, "visible-cards", (_VISIBLE,), says="visible-list", value=text, source=_VISIBLE_SOURCE)
+        return
+    beyond = tuple(card for card in cards if there is not None and card >= there)
+    if beyond:
+        yield problem(
+            launch,
+            "visible-cards",
+            (_VISIBLE,),
+            says="visible-beyond",
+            cards=beyond,
+            there=there,
+            source=_VISIBLE_SOURCE,
+        )
+        return
+    key, asked = _asked(launch)
+    if asked > len(cards):
+        yield problem(
+            launch,
+            "visible-cards",
+            (_VISIBLE, key),
+            count=len(cards),
+            asked=asked,
+            source=_VISIBLE_SOURCE,
+        )
+
+
+def _asked(launch: Launch) -> tuple[str, int]:
+    """The key that says how many cards of a node the launch wants, and how many; 0 where that is not known."""
+    if launch.framework == "verl":
+        key = "trainer.n_gpus_per_node"
+        return key, whole(launch, key, 8) or 0
+    highest = {
+        key: max(cards)
+        for role in roles(launch)
+        if (cards := cards_of(launch, role)) and (key := f"{role}.device_mapping") in launch.settings
+    }
+    if launch.machine.nodes != 1 or not highest:
+        return "", 0  # the mappings count through all nodes
+    key = max(highest, key=lambda each: highest[each])
+    return key, highest[key] + 1
+
+
+def _not_text(launch: Launch) -> Iterator[Problem]:
+    """Variables of a ROLL YAML that are numbers or switches there: Ray's environment takes text alone."""
+    inner = {key: each for key, each in launch.settings.items() if ".system_envs." in key}
+    for key, setting in {**launch.environ, **inner}.items() if launch.source == "roll-yaml" else ():
+        if not setting.is_open and isinstance(setting.value, (bool, int, float)):
+            change = Change(key, setting.text.strip(), is_variable=key in launch.environ)
+            yield problem(
+                launch,
+                "variable-text",
+                (key,),
+                changes=(change,),
+                name=key.rpartition(".")[2],
+                value=setting.text.strip(),
+                source="ray: runtime_env env_vars is a dict of str to str; others are a TypeError",
+            )
+
+
+def _without_reader(launch: Launch) -> Iterator[Problem]:
+    for name in sorted(_NO_READER & launch.environ.keys()):
+        yield problem(
+            launch,
+            "no-reader",
+            (name,),
+            severity="note",
+            name=name,
+            source="npuenv/matrix/settings.toml: no reader in torch_npu, HCCL or verl",
+        )
+
+
 RULES = (
+    Rule("preflight.no-reader", ("verl", "roll"), _without_reader),
+    Rule("preflight.visible-cards", ("verl", "roll"), _visible),
+    Rule("preflight.variable-text", ("roll",), _not_text),
     Rule("preflight.hccl-bytes", ("verl", "roll"), _buffer),
     Rule("preflight.hccl-aiv", ("verl", "roll"), _aiv_timeout),
     Rule("preflight.variable", ("verl", "roll"), _range),

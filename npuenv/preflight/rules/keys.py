@@ -96,7 +96,9 @@ def _key_moved(launch: Launch) -> Iterator[Problem]:
         renamed = _other_name(launch, setting.key, names)
         is_gone = (row := _moved_row(launch, setting.key)) is not None and not row.new
         if renamed:
-            change = Change(renamed, setting.value, renames=setting.key)
+            # Where the new key is written too, its value is the user's choice for this release.
+            is_taken = renamed in launch.settings
+            change = Change(setting.key, None) if is_taken else Change(renamed, setting.value, renames=setting.key)
             yield problem(
                 launch,
                 "key-moved",
@@ -132,14 +134,15 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
             continue
         is_added = bool(setting.mark) or launch.source == "verl-yaml"
         near = nearest(setting.key, names, 0.9) if is_added else _near(setting.key, names)
-        if is_added and near is None:
+        if near is None and is_added and (setting.mark or _is_own(launch, setting)):
             continue  # a key of the user's own: somebody may read it
-        changes = (Change(near, setting.value, renames=setting.key),) if near else ()
+        is_taken = near in launch.settings  # two values for one key: only the user can decide
+        changes = (Change(near, setting.value, renames=setting.key),) if near and not is_taken else ()
         yield problem(
             launch,
             "key-unknown",
             (setting.key,),
-            says="key-near" if near else "key-unknown",
+            says=_says(near, is_taken, is_added),
             changes=changes,
             key=setting.key,
             near=near or "-",
@@ -147,6 +150,23 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
             source=_HYDRA,
             severity="error" if not is_added and launch.release in known_releases("verl") else "warning",
         )
+
+
+def _says(near: str | None, is_taken: bool, is_added: bool) -> str:
+    if near:
+        return "key-near-set" if is_taken else "key-near"
+    return "key-unread" if is_added else "key-unknown"
+
+
+def _is_own(launch: Launch, setting: Setting) -> bool:
+    """Whether an unknown key of a YAML may have a reader: other values point to it, or the release is not known well.
+
+    A YAML whose `defaults:` were not found can belong to another trainer with keys of its own.
+    """
+    if launch.missing_files or launch.release not in known_releases("verl"):
+        return True
+    pointer = re.compile(rf"\$\{{(?:[\w.]+:)?{re.escape(setting.key.split('.')[0])}[.}},]")
+    return any(pointer.search(each.text) for each in launch.settings.values())
 
 
 def _near(key: str, names: frozenset[str]) -> str | None:

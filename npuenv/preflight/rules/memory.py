@@ -197,4 +197,19 @@ def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...
     return ()
 
 
-RULES = (Rule("preflight.memory", ("verl", "roll"), _memory),)
+def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
+    """Says aloud that nothing was estimated, where the cards are all that is missing."""
+    machine = launch.machine
+    if machine.memory_gib is not None and machine.hardware is not None:
+        return
+    known = replace(machine, memory_gib=machine.memory_gib or 64.0, hardware=machine.hardware or "a2")
+    if job_of(replace(launch, machine=known)) is not None:
+        yield problem(
+            launch, "memory-unjudged", (), severity="note", source="npuenv.placement: needs the cards' memory"
+        )
+
+
+RULES = (
+    Rule("preflight.memory", ("verl", "roll"), _memory),
+    Rule("preflight.memory-unjudged", ("verl", "roll"), _memory_unjudged),
+)

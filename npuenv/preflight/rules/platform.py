@@ -55,11 +55,11 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
     setting = launch.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is not None:
         new = "ASCEND_RT_VISIBLE_DEVICES"
-        changes = (
-            (Change(new, setting.value, is_variable=True, renames="CUDA_VISIBLE_DEVICES"),)
-            if str(setting.value)
-            else ()
-        )
+        changes: tuple[Change, ...] = ()
+        if new in launch.environ:  # what the user wrote for the NPU stays
+            changes = (Change("CUDA_VISIBLE_DEVICES", None, is_variable=True),)
+        elif str(setting.value):
+            changes = (Change(new, setting.value, is_variable=True, renames="CUDA_VISIBLE_DEVICES"),)
         yield problem(
             launch,
             "visibility",
@@ -76,9 +76,9 @@ def _nccl(launch: Launch) -> Iterator[Problem]:
         if not name.startswith(("NCCL_", "PYTORCH_CUDA_", "TORCH_NCCL_")):
             continue
         new = _NCCL.get(name)
-        change = Change(new or name, setting.value if new else None, is_variable=True, renames=name if new else None)
-        if name == "PYTORCH_CUDA_ALLOC_CONF":
-            change = Change(name, None, is_variable=True)
+        change = Change(name, None, is_variable=True)
+        if new is not None and new not in launch.environ:
+            change = Change(new, setting.value, is_variable=True, renames=name)
         yield problem(
             launch,
             "nccl",

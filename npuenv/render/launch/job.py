@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # interpolation of the frameworks' own and stays.
 _UNSAFE = re.compile(r"""['"`\\\x00-\x1f\x7f]|\$\(""")
 _CARDS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
+_MOST_NAMES = 8  # in one sentence
+_QUOTED_NAME = r"""\s*(?:"[A-Za-z][\w./-]*"|'[A-Za-z][\w./-]*')\s*"""
+_QUOTED_LIST = re.compile(rf"\[{_QUOTED_NAME}(?:,{_QUOTED_NAME})*\]")
+_NOT_NAMES = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
 _MOST_CARDS = 65536  # a typing error like 0-9999999 must not fill the memory
 
 Unknown = Literal["recipe", "key", "verl-key", "release", "environment", "framework", "stack"]
@@ -155,18 +159,31 @@ def parse_overrides(words: Iterable[str]) -> dict[str, str]:
         if not separator or not re.fullmatch(r"\+{0,2}[A-Za-z_][\w.-]*", key):
             args = {"word": repr(word)}
             raise BadInput(Message("launch_roll.bad-override", args), Message("launch_roll.bad-override-hint"))
-        found[key] = safe(value, key)
+        found[key] = safe(_unquoted(value), key)
     return found
+
+
+def _unquoted(value: str) -> str:
+    """A list of quoted names without the quotes, which mean the same there: `["console","wandb"]` -> `[console,wandb]`.
+
+    Numbers and truth values keep theirs: without them they would be something else.
+    """
+    if not _QUOTED_LIST.fullmatch(value):
+        return value
+    names = [each.strip().strip("'\"") for each in value.strip()[1:-1].split(",")]
+    return value if {name.casefold() for name in names} & _NOT_NAMES else f"[{','.join(names)}]"
 
 
 def unknown(name: str, accepted: Iterable[str], what: Unknown) -> BadInput:
     """The error for a name that is none of `accepted`, with the nearest one first."""
     names = tuple(accepted)
     folded = {each.casefold(): each for each in names}
-    close = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=_MOST_NAMES, cutoff=0.5)
     message = Message(f"launch_roll.unknown-{what}", {"name": safe_shown(name)})
     if close:
         near = folded[close[0]]
+        if len(names) > _MOST_NAMES and what in ("key", "verl-key"):
+            names = tuple(folded[each] for each in close)  # of hundreds of keys the first say nothing
         return BadInput(message, Message("launch_roll.unknown-near", {"near": near, "accepted": _few(names, near)}))
     return BadInput(message, Message("launch_roll.unknown-none", {"accepted": _few(names, "")}))
 
@@ -177,4 +194,8 @@ def safe_shown(name: str) -> str:
 
 
 def _few(names: tuple[str, ...], near: str) -> tuple[str, ...]:
-    return names if len(names) <= 8 else (*((near,) if near else ()), *names[:7], "…")
+    names = tuple(dict.fromkeys(names))
+    if len(names) <= _MOST_NAMES:
+        return names
+    others = [name for name in names if name != near]
+    return (*((near,) if near else ()), *others[: _MOST_NAMES - 1], "…")

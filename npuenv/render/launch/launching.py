@@ -12,6 +12,7 @@ from npuenv.messages import Message
 from npuenv.placement import estimate, find_model, plan
 from npuenv.placement.types import Cards
 from npuenv.render.launch.job import Places, chosen_placement, safe, unknown
+from npuenv.render.launch.releases import judged_as
 from npuenv.render.launch.roll import render_roll
 from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train, recipe_of
 
@@ -28,6 +29,16 @@ FIRST_RECIPE = {"verl": "quick-start", "roll": "agentic-frozen-lake"}
 _TRAIN_FILE, _VALIDATION_FILE = "data.train_files", "data.val_files"
 # Where verl's own preparation of GSM8K is told to write, in the data folder of the run manifests.
 _VERL_FILES = {_TRAIN_FILE: "/data/gsm8k/train.parquet", _VALIDATION_FILE: "/data/gsm8k/test.parquet"}
+
+# What the cards and the model decide: said with options of their own, so that nothing contradicts the plan.
+_VERL_OPTION = {
+    "trainer.n_gpus_per_node": "--cards-per-node, --train-cards",
+    "trainer.nnodes": "--nodes",
+    "rollout.n_gpus_per_node": "--infer-cards",
+    "rollout.nnodes": "--nodes",
+    "actor_rollout_ref.model.path": "--model",
+    "model.path": "--model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +69,20 @@ class Launch:
     job: Job
     placement: Placement
     estimate: Estimate
+    notes: tuple[Message, ...] = ()  # what was decided in a way that the user may not expect
 
 
 def recipes(framework: str) -> dict[str, Message | str]:
-    """The recipes of a framework with what each is. Raises: BadInput for a framework without launch files."""
+    """The recipes of a framework that can be rendered, with what each is.
+
+    Raises: BadInput for a framework without launch files.
+    """
     matrix = load_matrix()
     if framework == "roll":
         return {row.id: Message(row.about) for row in matrix.roll_recipes}
     if framework == "verl":
-        return {row.id: f"{row.algorithm}, {row.model}, {row.strategy}, {row.rollout}" for row in matrix.launch_recipes}
+        rows = [row for row in matrix.launch_recipes if not row.refused]
+        return {row.id: f"{row.algorithm}, {row.model}, {row.strategy}, {row.rollout}" for row in rows}
     raise unknown(framework, FRAMEWORKS, "framework")
 
 
@@ -75,13 +91,21 @@ def launch(asked: Asked, stack: Stack, *, lang: str = "en") -> Launch:
 
     Raises: BadInput for unknown names, and for cards, sizes and settings that do not go together.
     """
-    if asked.recipe not in recipes(asked.framework):
-        raise unknown(asked.recipe, recipes(asked.framework), "recipe")
-    return _roll(asked, stack, lang) if asked.framework == "roll" else _verl(asked, stack)
+    matrix = load_matrix()
+    known = recipes(asked.framework)
+    # A recipe that is not listed has a sentence of its own, which says why it is not rendered.
+    rows = matrix.roll_recipes if asked.framework == "roll" else matrix.launch_recipes
+    if asked.recipe not in {row.id for row in rows}:
+        raise unknown(asked.recipe, known, "recipe")
+    note = judged_as(asked.framework, asked.release)
+    made = _roll(asked, stack, lang) if asked.framework == "roll" else _verl(asked, stack)
+    return replace(made, notes=(*((note,) if note else ()), *made.notes))
 
 
 def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
+    from npuenv.render.launch.judging import refuse_roll
     from npuenv.render.launch.roll_recipe import release_of
+    from npuenv.render.launch.roll_template import templates_for
 
     matrix = load_matrix()
     release = release_of(asked.release, matrix.roll_releases)
@@ -94,6 +118,9 @@ def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
         allows_local_code=asked.allows_local_code,
     )
     row = recipe_of(asked.recipe, matrix.roll_recipes)
+    model = recipe.values["pretrain"] if "pretrain" in recipe.explicit else asked.model
+    if model is not None:
+        recipe = replace(recipe, values={**recipe.values, **templates_for(model, recipe.values, asked.overrides)})
     cards = _cards(asked, stack, Cards(row.hardware, row.cards_per_node, row.nodes))
     job = job_of(recipe, find_model(asked.model or row.shape), cards, num_train=published_train(row))
     placement = _roll_placement(asked, recipe, job)
@@ -101,7 +128,19 @@ def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
     files = render_roll(
         job, placement, recipe, stack=stack, paths=Places(model=asked.model or ""), head=asked.head, lang=lang
     )
-    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement))
+    name = f"{row.id}.yaml"
+    refuse_roll(name, files[name], cards, recipe.version)
+    notes = _roll_notes(asked, recipe, placement)
+    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement), notes)
+
+
+def _roll_notes(asked: Asked, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
+    """Says it where a plan puts both roles on the same cards, which the recipe holds apart."""
+    is_chosen = asked.layout is not None or asked.train is not None or asked.infer is not None
+    if is_chosen or placement.layout == "split" or published_placement(recipe.row).layout != "split":
+        return ()
+    row = recipe.row
+    return (Message("launch_roll.planned-together", {"nodes": row.nodes, "cards": row.cards_per_node}),)
 
 
 def _roll_placement(asked: Asked, recipe: Filled, job: Job) -> Placement:
@@ -118,8 +157,9 @@ def _roll_placement(asked: Asked, recipe: Filled, job: Job) -> Placement:
 
 
 def _verl(asked: Asked, stack: Stack) -> Launch:
+    from npuenv.render.launch.judging import refuse_verl
     from npuenv.render.launch.paths import Paths
-    from npuenv.render.launch.verl import render_verl
+    from npuenv.render.launch.verl import PROGRAMS, overrides, render_verl, words_of
     from npuenv.render.launch.verl_job import job_for
 
     found = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
@@ -131,6 +171,9 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
     said = {**_VERL_FILES, **asked.overrides}
     paths = Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE])
     files = render_verl(job, placement, recipe, stack=stack, paths=paths)
+    if recipe.entry != "sft":  # no rule judges that program
+        values = overrides(job, placement, recipe, paths)
+        refuse_verl(PROGRAMS[recipe.entry][0], words_of(values, recipe), cards, job.release)
     return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement))
 
 
@@ -162,6 +205,10 @@ def _with_overrides(recipe: LaunchRecipe, asked: Asked) -> LaunchRecipe:
 
     known = {*written(recipe), *names_of("verl", asked.release)}
     keys = {word.lstrip("+"): value for word, value in asked.overrides.items()}
+    own = next((key for key in keys if key in _VERL_OPTION), None)
+    if own is not None:
+        args = {"key": own, "option": _VERL_OPTION[own]}
+        raise BadInput(Message("launch_roll.own-option", args), Message("launch_roll.own-option-hint", args))
     strange = next((key for key in asked.overrides if not key.startswith("+") and key not in known), None)
     if strange is not None:
         raise unknown(strange, sorted(known), "verl-key")

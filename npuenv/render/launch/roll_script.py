@@ -88,6 +88,8 @@ def _many_nodes(job: Job, head: str, lang: str) -> list[str]:
         *_stop_if('[ -z "$name" ]', "sh-no-interface", {}, lang, shown='": $MASTER_ADDR"', indent="    "),
         # A plain name is a prefix to HCCL: eth1 would take eth10 too.
         '    export HCCL_SOCKET_IFNAME="=$name"',
+        # These two take the name alone.
+        '    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$name}" TP_SOCKET_IFNAME="${TP_SOCKET_IFNAME:-$name}"',
         '    if [ -z "${HCCL_IF_IP:-}" ]; then',
         "        source=\"$(printf '%s\\n' \"$route\" | sed -n '1s/.* src \\([^ ]*\\).*/\\1/p')\"",
         '        if [ -n "$source" ]; then export HCCL_IF_IP="$source"; fi',

@@ -70,6 +70,12 @@ def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths
     return dict(sorted(verl_keys.for_release(values, job.release).items(), key=lambda item: _section(item[0])))
 
 
+def words_of(values: Mapping[str, Value], recipe: LaunchRecipe) -> list[str]:
+    """The overrides as words of a shell command, as `run.sh` has them."""
+    words = [word(key, value, is_added=verl_keys.is_added(key)) for key, value in values.items()]
+    return [word("hydra.searchpath", [_SEARCH_PATH]), *words] if recipe.entry == "one-step-off" else words
+
+
 def _section(key: str) -> int:
     found = [at for at, section in enumerate(_SECTIONS) if key.startswith(f"{section}.")]
     return found[0] if found else len(_SECTIONS)
@@ -90,9 +96,7 @@ def _script(
     values: Mapping[str, Value], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack | None, head: tuple[str, ...]
 ) -> str:
     program, _ = PROGRAMS[recipe.entry]
-    words = [word(key, value, is_added=verl_keys.is_added(key)) for key, value in values.items()]
-    if recipe.entry == "one-step-off":
-        words.insert(0, word("hydra.searchpath", [_SEARCH_PATH]))
+    words = words_of(values, recipe)
     is_torchrun = recipe.entry == "sft"
     return fill(
         "verl_run.sh.j2",

@@ -52,6 +52,8 @@ def _roles(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping
         raise BadInput(Message("launch.overlap"), Message("launch.overlap-hint"))
     if (recipe.algorithm == "ppo") != job.has_critic:
         raise BadInput(Message("launch.critic", {"recipe": recipe.id, "algorithm": recipe.algorithm}))
+    if values.get("algorithm.adv_estimator") == "gae" and recipe.algorithm != "ppo":
+        raise BadInput(Message("launch.estimator", {"recipe": recipe.id}), Message("launch.estimator-hint"))
     if needs_reference(values) and not job.has_reference:
         raise BadInput(Message("launch.reference", {"recipe": recipe.id}), Message("launch.reference-hint"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from npuenv import versions
 from npuenv.matrix import load_matrix
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.placement.types import Cards, Model
+    from npuenv.placement.types import Cards, Engine, Model
     from npuenv.render.launch.paths import Paths
     from npuenv.render.launch.verl_cards import OnNodes
     from npuenv.render.launch.verl_values import Value
@@ -54,6 +54,7 @@ def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -
         micro_batch=number("data.micro_batch_size_per_gpu" if is_sft else f"{_A}.ppo_micro_batch_size_per_gpu"),
         log_prob_micro_batch=number(f"{_R}.log_prob_micro_batch_size_per_gpu"),
     )
+    prefix = "model" if is_sft else _M
     offloads = "engine" if is_sft else f"{_A}.fsdp_config"
     return Job(
         framework="verl",
@@ -61,15 +62,17 @@ def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -
         model=model,
         cards=cards,
         sizes=sizes,
-        engine=recipe.strategy,
+        # A name that is none is refused with the sentence of `check`.
+        engine=cast("Engine", values.get("engine.strategy" if is_sft else f"{_A}.strategy", recipe.strategy)),
         gpu_memory_utilization=share(f"{_R}.gpu_memory_utilization"),
         tensor_parallel=number(f"{_R}.tensor_model_parallel_size"),
         offloads_parameters=values.get(f"{offloads}.param_offload") is True,
         offloads_optimizer=values.get(f"{offloads}.optimizer_offload") is True,
         offloads_reference=values.get(f"{_F}.fsdp_config.param_offload") is True,
+        checkpoints_gradients=values.get(f"{prefix}.enable_gradient_checkpointing") is not False,
         has_reference=needs_reference(values),
         has_critic=recipe.algorithm == "ppo",
-        removes_padding=values.get("model.use_remove_padding" if is_sft else f"{_M}.use_remove_padding") is True,
+        removes_padding=values.get(f"{prefix}.use_remove_padding") is True,
         lora_rank=number("model.lora_rank", 0),
     )
 
