@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from npuenv import __version__
 from npuenv.bundle import zipapp
@@ -82,8 +83,8 @@ def test_a_bundle_for_another_architecture_holds_all_of_it(shop: Shop, tmp_path:
         tools = set(os.listdir(out / "tools"))
         assert {f"npuenv-{__version__}-py3-none-any.whl", "requirements.txt", "SHA256SUMS"} < tools
         for line in (*own_requirements(), BOOTSTRAP):
-            name = Requirement(line).name.replace("-", "_")
-            assert any(file.startswith(f"{name}-") for file in tools), name
+            name = canonicalize_name(Requirement(line).name)
+            assert any(canonicalize_name(file.partition("-")[0]) == name for file in tools), name
         assert [row.name for row in bundle.manifest.needed if row.kind == "system"] == ["g++"]
 
 
