@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib.metadata
 import importlib.util
 import io
+import os
+import stat
+import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
 from npuenv.messages import Message
+from npuenv.store.places import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 OLDEST = (3, 9)  # the Python of openEuler 22.03
 # Files and folders of the package, without what installs, locks and renders. `resolve` knows the published stacks.
@@ -41,7 +47,11 @@ PARTS = (
     "versions.py",
 )
 _REPORTS = {
-    f"report/{name}.py" for name in ("advice", "fix", "matrix", "plan", "plots", "resolution", "shelf", "smoke")
+    f"report/{name}.py"
+    for name in (
+        *("advice", "cluster", "cluster_forms", "fix", "matrix", "mesh", "plan", "ray_cluster"),
+        *("plots", "resolution", "shelf", "smoke"),
+    )
 }
 LEFT_OUT = frozenset({"facts/environment.py", "facts/pip.py", "host/running.py", "host/sourced.py", *_REPORTS})
 # Distribution -> its package.
@@ -49,6 +59,7 @@ LIBRARIES = {"packaging": "packaging", "pyelftools": "elftools", "rich": "rich",
 _SUFFIXES = (".py", ".toml")
 _LICENSES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")  # how their names begin
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows; a clock would change the bytes
+_SEAL_BYTES = 32  # before the bytes that are kept: their sha256
 _SHEBANG = b"#!/usr/bin/env python3\n"
 # In the grammar of Python 2 as well, which reads a file whole before it runs a line of it.
 _MAIN = '''"""The doctor in one file: python3 npuenv-doctor.pyz --help"""
@@ -93,11 +104,65 @@ def build(path: Path) -> int:
 
 
 def content() -> bytes:
-    """The bytes of the file."""
+    """The bytes of the file.
+
+    To check and pack everything takes a second, so they are kept in the user's cache, by what they were made from.
+    """
+    found = sorted(members())
+    place = Path(cache_folder(os.environ), "doctor", f"{_digest(found)}.pyz")
+    kept = _kept(place)
+    if kept is not None:
+        return kept
+    data = _packed(found)
+    _keep(place, data)
+    return data
+
+
+def _digest(found: Iterable[tuple[str, bytes]]) -> str:
+    """Of all that decides the bytes: what goes in, and what packs it."""
+    whole = hashlib.sha256(f"1 {zlib.ZLIB_RUNTIME_VERSION}\n".encode())
+    for name, text in found:
+        whole.update(f"{len(name)} {len(text)} {name}\n".encode() + text)
+    return whole.hexdigest()
+
+
+def _kept(place: Path) -> bytes | None:
+    """What was kept there; None where there is nothing, it is damaged, or somebody else could have written it."""
+    try:
+        with place.open("rb") as file:
+            about = os.fstat(file.fileno())
+            seal, data = file.read(_SEAL_BYTES), file.read()
+    except OSError:
+        return None
+    is_ours = about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return data if is_ours and seal == hashlib.sha256(data).digest() else None
+
+
+def _keep(place: Path, data: bytes) -> None:
+    """Puts the bytes there at once, in place of those of other sources. A cache that cannot be written is none."""
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".", delete=False) as file:
+            part = Path(file.name)
+            try:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.flush()
+                part.replace(place)
+            finally:
+                part.unlink(missing_ok=True)
+        for other in place.parent.glob("*.pyz"):
+            if other != place:
+                other.unlink(missing_ok=True)
+
+
+def _packed(found: Iterable[tuple[str, bytes]]) -> bytes:
+    """The members as one file. Raises BadInput for code that the oldest Python cannot read."""
     buffer = io.BytesIO(_SHEBANG)
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "a", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, text in sorted(members()):
+        for name, text in found:
+            if name.endswith(".py"):
+                _require_grammar(text, name)
             info = zipfile.ZipInfo(name, _TIME)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
@@ -106,7 +171,7 @@ def content() -> bytes:
 
 
 def members() -> Iterator[tuple[str, bytes]]:
-    """(name in the file, content) of everything; all code is checked for the grammar of the oldest Python."""
+    """(name in the file, content) of everything."""
     yield "__main__.py", _MAIN.encode()
     yield "npuenv_start.py", _START.encode()
     root = Path(__file__).parent.parent
@@ -126,10 +191,7 @@ def _files(root: Path, place: Path, left_out: frozenset[str] = frozenset()) -> I
     for file in [place] if place.is_file() else sorted(place.rglob("*")):
         name = file.relative_to(root).as_posix()
         if file.suffix in _SUFFIXES and name not in left_out:
-            text = file.read_bytes()
-            if file.suffix == ".py":
-                _require_grammar(text, f"{root.name}/{name}")
-            yield f"{root.name}/{name}", text
+            yield f"{root.name}/{name}", file.read_bytes()
 
 
 def _require_grammar(text: bytes, name: str) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
 from npuenv.host.hashing import sha256_of
-from npuenv.lock.refuse import fill_command
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -98,6 +97,8 @@ def _require_hashes(lock: Lock) -> None:
     bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
     bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
     if bare:
+        from npuenv.lock.refuse import fill_command  # with the resolver, which no export asks
+
         raise BadInput(
             Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),
             Message("lock.fill-it", {"command": fill_command(lock)}),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # 2: each table is sealed. A reader of schema 1 would take an edited file for a sound one.
 SCHEMA = 2
 COMPLETE, PARTIAL, IMPOSSIBLE = STATUSES = ("complete", "partial", "impossible")
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 STACK = "stack"  # in `why`: the stack itself asks for the package
 
 
@@ -249,4 +250,4 @@ def _value(value: str | bool | Iterable[str]) -> str:
 
 def _quoted(text: str) -> str:
     # TOML forbids the one control character that JSON leaves as it is.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return _ENCODER.encode(text).replace("\x7f", "\\u007f")

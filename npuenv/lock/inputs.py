@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import Version
-
 from npuenv._toml import load_file
 from npuenv.errors import BadInput
 from npuenv.lock.file import Proof
+from npuenv.lock.requirement import asked_by
 from npuenv.messages import Message
-from npuenv.versions import accepts
+from npuenv.versions import accepts, normalised, python_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +40,7 @@ class Line:
     @property
     def name(self) -> str:
         """The normalised name of the package it speaks of; "" for the day."""
-        return "" if self.kind == NEWEST else canonicalize_name(Requirement(self.text).name)
+        return "" if self.kind == NEWEST else asked_by(self.text).name
 
     @property
     def proof(self) -> Proof:
@@ -104,10 +101,10 @@ def inputs_of(stack: Stack) -> Inputs:
     As a replacement `numpy<2` would silently keep packages that need numpy 2 beside numpy 1.
     """
     for override in stack.overrides:
-        if override.does == REPLACE and _name(override.requirement) == "numpy":
+        if override.does == REPLACE and asked_by(override.requirement).name == "numpy":
             args = {"stack": stack.name, "requirement": override.requirement}
             raise BadInput(Message("locking.numpy-replaced", args), Message("locking.numpy-constrain"))
-    built: set[str] = {canonicalize_name(source.name) for source in stack.git_sources}
+    built: set[str] = {normalised(source.name) for source in stack.git_sources}
     pins = [pin for pin in stack.pins if pin.is_python and pin.name not in built]
     lines = (*_required(stack, pins, built), *_limits(stack, pins), *_overrides(stack, pins))
     day = (Line(NEWEST, stack.date, stack.name),) if stack.date else ()
@@ -124,7 +121,7 @@ def stand_in_requires(name: str, version: str) -> tuple[str, ...] | None:
     public = version.partition("+")[0]
     for row in _table("stand_ins.toml")["stand_in"]:
         if row["name"] == name and public and accepts(row["versions"], public):
-            return tuple(text.replace("{release}", Version(public).base_version) for text in row["requires"])
+            return tuple(text.replace("{release}", python_version(public).base_version) for text in row["requires"])
     return None
 
 
@@ -135,20 +132,20 @@ def _required(stack: Stack, pins: list[Pin], built: set[str]) -> Iterator[Line]:
     for text in stack.requirements:
         yield Line(REQUIRE, text, recipe)
     pinned = {pin.name for pin in stack.pins if pin.is_python}
-    excluded = {_name(override.requirement) for override in stack.overrides if override.does == EXCLUDE}
+    excluded = {asked_by(override.requirement).name for override in stack.overrides if override.does == EXCLUDE}
     for source in stack.git_sources:
         for text in source.requires:
-            name = _name(text)
+            name = asked_by(text).name
             if name not in excluded | built:
                 yield _asked_by(source, text, is_pinned=name in pinned)
 
 
 def _asked_by(source: GitSource, text: str, *, is_pinned: bool) -> Line:
     """A built component's own requirement; the stack's pin stands for its bound, extras still count."""
-    requirement = Requirement(text)
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    asked = asked_by(text)
+    extras = f"[{','.join(asked.extras)}]" if asked.extras else ""
     version = source.ref.removeprefix("v")
-    said = f"{requirement.name}{extras}" if is_pinned else text
+    said = f"{asked.written}{extras}" if is_pinned else text
     return Line(REQUIRE, said, f"{source.name} {version} (Requires-Dist)", is_dependency=True)
 
 
@@ -157,7 +154,7 @@ def _limits(stack: Stack, pins: list[Pin]) -> Iterator[Line]:
     pinned = {pin.name for pin in pins}
     # Floors are for sets without a day: with one, no such release is reached (measured on every published stack).
     for row in () if stack.date else _table("floors.toml")["floor"]:
-        if _name(row["requirement"]) not in pinned:
+        if asked_by(row["requirement"]).name not in pinned:
             yield Line(CONSTRAIN, row["requirement"], row["source"])
     for override in stack.overrides:
         if override.does == CONSTRAIN:
@@ -178,12 +175,7 @@ def _chosen(stack: Stack, pins: list[Pin]) -> Iterator[str]:
     """Names whose exact version the stack itself states: age is no question for those."""
     yield from (pin.name for pin in pins)
     stated = [*stack.requirements, *(each.requirement for each in stack.overrides if each.does == REPLACE)]
-    yield from (_name(text) for text in stated if _is_exact(text))
-
-
-def _is_exact(text: str) -> bool:
-    specifiers = list(Requirement(text).specifier)
-    return any(each.operator in ("==", "===") and not each.version.endswith(".*") for each in specifiers)
+    yield from (asked_by(text).name for text in stated if asked_by(text).is_exact)
 
 
 def _origin(reason: Reason, stack: Stack) -> str:
@@ -192,13 +184,6 @@ def _origin(reason: Reason, stack: Stack) -> str:
 
 def _override_origin(override: Override, stack: Stack) -> str:
     return f"{override.does} {override.package} ({_origin(override.because, stack)})"
-
-
-def _name(text: str) -> str:
-    try:
-        return canonicalize_name(Requirement(text).name)
-    except InvalidRequirement as error:
-        raise BadInput(Message("locking.no-requirement", {"text": text, "why": str(error)})) from error
 
 
 @functools.cache

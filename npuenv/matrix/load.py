@@ -25,7 +25,7 @@ def load_table(path: Path, row_type: type[R]) -> tuple[R, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _bad("unreadable", file=path.name, row="-", what=str(error)) from error
+        raise unreadable(path, error) from error
     return parse_table(text, row_type, path.name)
 
 
@@ -62,7 +62,13 @@ def _build(kind: type[Any], raw: Any, file: str, row: str) -> Any:
     missing = sorted(required - set(raw))
     if missing:
         raise _bad("missing-key", file=file, row=row, what=missing[0])
-    return kind(**{key: _value(hints[key], value, file, row, key) for key, value in raw.items()})
+    return kind(
+        **{
+            # Most values are plain texts, and a table has thousands.
+            key: value if type(value) is hints[key] else _value(hints[key], value, file, row, key)
+            for key, value in raw.items()
+        }
+    )
 
 
 @functools.cache
@@ -75,7 +81,7 @@ def _shape(kind: Hashable) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _value(kind: Any, value: Any, file: str, row: str, key: str) -> Any:
-    if type(value) is kind:  # most values are plain texts: a table has thousands
+    if type(value) is kind:
         return value
     origin = get_origin(kind)
     if origin is Literal:
@@ -106,6 +112,11 @@ def _name(raw: Any, at: int) -> str:
 
 def _bad(key: str, **args: str) -> BadInput:
     return BadInput(Message(f"matrix.{key}", args), Message("matrix.hint", {"file": args["file"]}))
+
+
+def unreadable(path: Path, error: Exception) -> BadInput:
+    """The error for a table file that cannot be read."""
+    return _bad("unreadable", file=path.name, row="-", what=str(error))
 
 
 def dangling(file: str, row: str, what: str) -> BadInput:

@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=4096)
+def overlap(one: str, other: str) -> bool:
+    """Whether two specifiers have a version in common. Mostly the bounds alone tell, and nothing is searched.
+
+    Raises: BadInput.
+    """
+    bounds = [bound for each in (one, other) for bound in versions.plain_bounds(each) or () if bound[1][-1] != "*"]
+    named = ("0", *(text for _, text in bounds))
+    if any(versions.accepts(one, each) and versions.accepts(other, each) for each in named):
+        return True
+    lows = [versions.python_version(text) for sign, text in bounds if sign in (">=", ">", "==")]
+    highs = [versions.python_version(text) for sign, text in bounds if sign in ("<=", "<", "==")]
+    if lows and highs and max(lows) > min(highs):
+        return False
+    return common_version(one, other) is not None
+
+
+@functools.lru_cache(maxsize=4096)
 def common_version(one: str, other: str) -> str | None:
     """A version that both specifiers take, pre-releases included; None where there is none.
 

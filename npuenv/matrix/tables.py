@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from npuenv import versions
 from npuenv.matrix import rows
-from npuenv.matrix.load import load_table, parse_table
+from npuenv.matrix.load import load_table, parse_table, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 R = TypeVar("R", bound="rows.Row")
@@ -173,6 +173,17 @@ class Matrix:
         """The published stacks of one file of the folder `frameworks`."""
         return self._table(f"frameworks/{file}", rows.Recipe)
 
+    @functools.cache  # noqa: B019 - as above
+    def recipe_row(self, name: str) -> rows.Recipe | None:
+        """The published stack of exactly that name, read without the others."""
+        if "recipes" in vars(self):
+            return next((row for row in self.recipes if row.id == name), None)
+        for file in FRAMEWORK_FILES:
+            for row in _rows_with(f'id = "{name}"', self.folder / "frameworks" / f"{file}.toml", rows.Recipe):
+                if row.id == name:
+                    return row
+        return None
+
     def dnf_names(self, packages: Iterable[str]) -> tuple[str, ...]:
         """System packages, named as on Debian, under their names where dnf or yum installs them, each once."""
         named = {row.id: row.dnf for row in self.system_names}
@@ -208,11 +219,8 @@ class Matrix:
         path = self.folder / f"{file}.toml"
         if not path.is_file():
             return None
-        # The lists are long and one is wanted: only its row is read.
-        _, *texts = path.read_text(encoding="utf-8").split("[[row]]\n")
-        found = [text for text in texts if f'\nversion = "{version}"\n' in text]
-        built = parse_table("[[row]]\n" + found[0], rows.Built, path.name) if found else ()
-        return built[0] if built else None
+        # The lists are long and one is wanted.
+        return next(_rows_with(f'version = "{version}"', path, rows.Built), None)
 
     def index_row(self, label: str) -> rows.Index | None:
         return next((row for row in self.indexes if row.label == label), None)
@@ -231,3 +239,14 @@ class Matrix:
             if wanted in {each.casefold() for each in (*row.names, *row.socs)}:
                 return row
         return None
+
+
+def _rows_with(line: str, path: Path, kind: type[R]) -> Iterator[R]:
+    """The rows of a table that hold a line, read without the others. One that is written otherwise is not found."""
+    try:
+        texts = path.read_text(encoding="utf-8").split("[[row]]\n")[1:]
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
+    for text in texts:
+        if f"\n{line}\n" in f"\n{text}":
+            yield from parse_table(f"[[row]]\n{text}", kind, path.name)

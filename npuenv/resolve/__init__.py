@@ -10,20 +10,19 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.resolve.candidate import by_preference
-from npuenv.resolve.conflict import explain
-from npuenv.resolve.derived import all_recipes
-from npuenv.resolve.many_pins import MOST, few_that_clash, most_that_fit
+from npuenv.resolve.candidate import by_preference, is_asked_for
+from npuenv.resolve.derived import all_recipes, recipe_named
 from npuenv.resolve.names import checked, stack_names
 from npuenv.resolve.search import fitting, judged
 from npuenv.resolve.stack import build
 from npuenv.resolve.types import Request
-from npuenv.resolve.ways_out import without_pins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.matrix import Matrix
+    from npuenv.matrix.rows import Recipe
+    from npuenv.resolve.candidate import Candidate
     from npuenv.resolve.types import Conflict, Stack
 
 __all__ = ["published", "resolve", "stack_names"]
@@ -36,10 +35,28 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
     Raises: BadInput for a name that does not exist, and for a request that says nothing to go by.
     """
     wanted = checked(request, matrix)
+    candidate = _of_named(wanted, matrix)
+    if candidate is not None:
+        return build(candidate, wanted, matrix)
     asked, others = by_preference(wanted, matrix)
     candidate = fitting(asked, wanted, matrix)
     if candidate is not None:
         return build(candidate, wanted, matrix)
+    return _why_not(wanted, asked, others, matrix)
+
+
+def _of_named(wanted: Request, matrix: Matrix) -> Candidate | None:
+    """The fitting candidate of the stack that a request names: the other stacks need not be put together then."""
+    recipe = recipe_named(wanted.stack, matrix) if wanted.stack else None
+    return fitting((recipe,), wanted, matrix) if recipe and is_asked_for(recipe, wanted) else None
+
+
+def _why_not(wanted: Request, asked: list[Recipe], others: list[Recipe], matrix: Matrix) -> Conflict:
+    """Why nothing that was asked for fits."""
+    from npuenv.resolve.conflict import explain
+    from npuenv.resolve.many_pins import MOST, few_that_clash, most_that_fit
+    from npuenv.resolve.ways_out import without_pins
+
     few = few_that_clash(asked, wanted, matrix) if len(wanted.pins) > MOST else wanted
     conflict = explain(list(judged(asked, few, matrix)), others, few, matrix, resolve)
     if few is wanted:

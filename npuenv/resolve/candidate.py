@@ -57,7 +57,7 @@ def by_preference(request: Request, matrix: Matrix) -> tuple[list[Recipe], list[
     others: list[Recipe] = []
     for recipe in recipes:
         if not recipe.lacks or _is_meant(recipe, request, recipes):
-            (asked if _is_asked_for(recipe, request) else others).append(recipe)
+            (asked if is_asked_for(recipe, request) else others).append(recipe)
     order = [versions.cann(row.version) for row in matrix.cann]
     asked.sort(key=lambda each: _preference(each, request, order))
     others.sort(key=lambda each: (_distance(each, request, wanted), _preference(each, request, order)))
@@ -87,7 +87,7 @@ def _distance(recipe: Recipe, request: Request, wanted: Recipe | None) -> tuple[
     return misses, is_other, late
 
 
-def _is_asked_for(recipe: Recipe, request: Request) -> bool:
+def is_asked_for(recipe: Recipe, request: Request) -> bool:
     """Whether a recipe is of the stack, framework, release and time that a request names."""
     wanted = {"stack": recipe.id, "framework": recipe.framework, "release": recipe.release}
     is_named = all(getattr(request, name) in (None, value) for name, value in wanted.items())

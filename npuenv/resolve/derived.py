@@ -12,7 +12,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.matrix.ranges import common_version
+from npuenv.matrix.ranges import overlap
 from npuenv.matrix.rows import (
     Dispute,
     Recipe,
@@ -50,6 +50,17 @@ def all_recipes(matrix: Matrix) -> tuple[Recipe, ...]:
     """The recipes of the tables, then those of the vllm-ascend releases, then those of torch_npu alone."""
     releases = [recipe for row in reversed(matrix.vllm_ascend) for recipe in of_release(row, matrix)]
     return (*matrix.recipes, *releases, *of_torch_npu(matrix))
+
+
+@functools.lru_cache(maxsize=256)
+def recipe_named(name: str, matrix: Matrix) -> Recipe | None:
+    """The recipe of exactly that name, put together without the others; None where there is none."""
+    row = matrix.recipe_row(name)
+    if row is not None or not name.startswith("vllm-ascend-"):
+        return row or next((recipe for recipe in all_recipes(matrix) if recipe.id == name), None)
+    releases = (release for release in matrix.vllm_ascend if name.startswith(f"vllm-ascend-{release.version}"))
+    found = (recipe for release in releases for recipe in of_release(release, matrix))
+    return next((recipe for recipe in found if recipe.id == name), None)
 
 
 def of_release(row: VllmAscend, matrix: Matrix) -> Iterator[Recipe]:
@@ -184,6 +195,11 @@ def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> 
         yield RecipeOverride(name, "exclude", name, why, f"vllm {row.vllm} metadata")
 
 
+# vllm serves with these; other packages that it asks for go with the release that it names (from 0.24.0 on starlette 1
+# and prometheus-fastapi-instrumentator 8), beside which vllm-ascend's older bound leaves only releases of 2019.
+_VLLM_CHOOSES = frozenset({"fastapi"})
+
+
 def partner_overrides(recipe: Recipe, matrix: Matrix) -> tuple[RecipeOverride, ...]:
     """vllm's requirements that vllm-ascend's own cannot live with, for a stack that follows from a release.
 
@@ -206,13 +222,16 @@ def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[Recipe
     for text in partner.requires if partner else ():
         name = versions.requirement_name(text)
         if name in wanted and not _can_both_hold(text, wanted[name]):
+            if name in _VLLM_CHOOSES:
+                found.append(RecipeOverride("vllm-ascend", "replace", text, "resolve.derived-vllm-chooses", source))
+                continue
             requirement = versions.with_extras_of(wanted[name], text)
             found.append(RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", source))
     return tuple(found)
 
 
 def _can_both_hold(one: str, other: str) -> bool:
-    return common_version(versions.requirement_spec(one), versions.requirement_spec(other)) is not None
+    return overlap(versions.requirement_spec(one), versions.requirement_spec(other))
 
 
 def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:

@@ -11,7 +11,7 @@ from npuenv import versions
 from npuenv.errors import BadInput
 from npuenv.messages import Message
 from npuenv.resolve.candidate import packages
-from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.derived import all_recipes, recipe_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,7 +109,9 @@ def stack_names(matrix: Matrix) -> tuple[str, ...]:
 
 def _stack(name: str | None, matrix: Matrix) -> str | None:
     """The stack of that name. Raises: BadInput with what is named most like it, of every use where nothing is near."""
-    if name is None or name.strip().casefold() in {each.casefold() for each in stack_names(matrix)}:
+    if name is None or recipe_named(name, matrix) is not None:  # mostly so: the names of all are not asked for
+        return name
+    if name.strip().casefold() in {each.casefold() for each in stack_names(matrix)}:
         return _one_of(name, stack_names(matrix), "stack")
     error = _unknown(name, stack_names(matrix), "stack")
     use = difflib.get_close_matches(name.casefold(), FRAMEWORKS, n=1, cutoff=_MISSPELT)

@@ -7,9 +7,8 @@ what the stack may be called, see `stack.verified_by`).
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING
-
-from packaging.requirements import Requirement
 
 from npuenv import versions
 from npuenv.messages import Message
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Built, Cann, VllmAscend
 
+_PYTHON_MARKER = re.compile(r' python_version (>=|<=|==|!=|<|>) "([0-9.]+)"')
 OPTIONS = {
     "framework": "--for",
     "release": "--for",
@@ -352,7 +352,14 @@ def _bounds(row: Built) -> Mapping[str, list[str]]:
 @functools.lru_cache(maxsize=1024)
 def _holds_on(text: str, python: str) -> bool:
     """Whether a requirement's marker holds on a Python."""
-    marker = Requirement(text).marker if ";" in text else None
+    if ";" not in text:
+        return True
+    plain = _PYTHON_MARKER.fullmatch(text.partition(";")[2])
+    if plain:
+        return versions.accepts(f"{plain[1]}{plain[2]}", python)
+    from packaging.requirements import Requirement  # ten milliseconds that few candidates need
+
+    marker = Requirement(text).marker
     return marker is None or marker.evaluate({"python_version": python, "extra": ""})
 
 

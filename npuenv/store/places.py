@@ -33,11 +33,21 @@ class Target:
 
 
 def data_folder(environ: Mapping[str, str]) -> str:
-    """Where environments live unless the user says otherwise. XDG asks to pass over a folder that is not absolute."""
-    base = environ.get("XDG_DATA_HOME", "")
+    """Where environments live unless the user says otherwise."""
+    return _own_folder(environ, "XDG_DATA_HOME", ".local/share")
+
+
+def cache_folder(environ: Mapping[str, str]) -> str:
+    """Where things lie that can be made again."""
+    return _own_folder(environ, "XDG_CACHE_HOME", ".cache")
+
+
+def _own_folder(environ: Mapping[str, str], variable: str, usual: str) -> str:
+    """Our folder in one of the user's. XDG asks to pass over one that is not absolute."""
+    base = environ.get(variable, "")
     if not posixpath.isabs(base):
         home = environ.get("HOME", "")
-        base = posixpath.join(home if posixpath.isabs(home) else os.path.expanduser("~"), ".local/share")
+        base = posixpath.join(home if posixpath.isabs(home) else os.path.expanduser("~"), usual)
     return posixpath.join(base, "npuenv")
 
 

@@ -114,10 +114,12 @@ def test_what_a_kill_inside_an_installation_leaves_is_taken_out_and_installed_ag
     (world.site / "numbers-2.4.dist-info/RECORD").unlink()
     (world.site / "numbers_b/__init__.py").unlink()
     (world.site / "numbers_b/.tmptkOJDv").write_text("half a fi")
+    (world.root / ".tmpLeBmn1").write_text("half a fi")
+    (world.root / "bin/.tmpqR7_x2").mkdir()
     (world.root / ".npuenv/verified.json").unlink()
     outcome = world.install(plan)
     assert outcome.done == ("mend", "torch+rest", "verify", "finish")
-    assert not list(world.site.rglob(".tmp*"))
+    assert not list(world.root.rglob(".tmp*"))
     assert imported(world.root, "numbers_a, numbers_b") == "ok"
 
 

@@ -1,7 +1,7 @@
 """Kills an installation with everything it started, at any moment, and runs it again: then every file must be there.
 
 Each result is judged by reading the wheels themselves, not by what the installation says of itself. NPUENV_KILLS sets
-the number of random points (20), NPUENV_REAL_KILLS those with real wheels (4), NPUENV_KILL_SEED where they lie.
+the number of random points (12), NPUENV_REAL_KILLS those with real wheels (2), NPUENV_KILL_SEED where they lie.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from conftest import World
 
 NUM_KILLS = int(os.environ.get("NPUENV_KILLS", "12"))
-NUM_REAL_KILLS = int(os.environ.get("NPUENV_REAL_KILLS", "4"))
+NUM_REAL_KILLS = int(os.environ.get("NPUENV_REAL_KILLS", "2"))
 SEED = int(os.environ.get("NPUENV_KILL_SEED", "1"))
 CHECKOUT = Path(__file__).parents[2]
 
@@ -245,7 +245,9 @@ def test_what_outlives_a_killed_installation_keeps_the_next_one_away_until_it_ha
     bed.start()
     bed.until("start torch+rest")
     deadline = time.monotonic() + 10
-    while not (children := psutil.Process(bed.pid).children()) and time.monotonic() < deadline:
+    # Beside it there is the shell that ends questions to the host.
+    while not (children := [each for each in psutil.Process(bed.pid).children() if each.name() == "uv"]):
+        assert time.monotonic() < deadline
         time.sleep(0.001)
     uv = children[0]
     uv.suspend()

@@ -280,7 +280,12 @@ def test_of_the_tables_that_come_with_npuenv_none_is_left_unsettled() -> None:
         ("image-cann", "vllm-ascend.0.23.0rc1", "settled", "contradiction.vllm-ascend-310p-cann"),
         ("image-cann", "vllm-ascend.0.30.0rc1", "open", "contradiction.vllm-ascend-0.30.0rc1-cann"),
         ("torch-npu-cann", "vllm-ascend.0.12.0rc1", "settled", "contradiction.vllm-ascend-on-cann-8.3.RC2"),
-        ("vllm-against-vllm-ascend", "vllm-ascend.0.26.0rc1", "open", "contradiction.vllm-fastapi-against-vllm-ascend"),
+        (
+            "vllm-against-vllm-ascend",
+            "vllm-ascend.0.26.0rc1",
+            "settled",
+            "contradiction.vllm-fastapi-against-vllm-ascend",
+        ),
         ("triton-ascend-cann", "roll-cann9.1.0", "open", "contradiction.roll-triton-ascend"),
         ("recipe-requires", "verl-cann9.1.0", "settled", "contradiction.verl-0.9-numpy"),
     ],

@@ -94,7 +94,11 @@ def test_fastapi_of_both_never_meets_from_0_24_on() -> None:
 
 
 # The facts leave these without a side; what they are for is known better from elsewhere, or each is right in its place.
-DECIDED_ELSEWHERE = {"D10": "hccl-buffsize-unit", "D8": "roll-ci-image"}
+DECIDED_ELSEWHERE = {
+    "B11": "vllm-fastapi-against-vllm-ascend",
+    "D10": "hccl-buffsize-unit",
+    "D8": "roll-ci-image",
+}
 SIDES = {"1": "one", "2": "other", "?": "open"}
 
 

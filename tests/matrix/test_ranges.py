@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from npuenv import versions
-from npuenv.matrix.ranges import common_version
+from npuenv.matrix.ranges import common_version, overlap
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property is checked with hypothesis")
 st = hypothesis.strategies
@@ -39,6 +41,18 @@ def test_a_version_of_the_pool_that_both_take_is_never_overlooked(one: str, othe
     else:
         assert versions.accepts(one, found)
         assert versions.accepts(other, found)
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(specifiers(), specifiers())
+def test_overlap_says_whether_there_is_a_common_version(one: str, other: str) -> None:
+    assert overlap(one, other) is (common_version(one, other) is not None)
+
+
+@hypothesis.settings(max_examples=600, deadline=None)
+@hypothesis.given(specifiers() | st.just(""), st.sampled_from([*POOL, "1.0+cpu", "1.0.post1+cpu"]))
+def test_a_plain_bound_takes_what_packaging_takes(spec: str, version: str) -> None:
+    assert versions.accepts(spec, version) is SpecifierSet(spec).contains(Version(version), prereleases=True)
 
 
 @hypothesis.settings(max_examples=100, deadline=None)

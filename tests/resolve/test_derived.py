@@ -11,7 +11,7 @@ from npuenv.matrix import Matrix, load_matrix
 from npuenv.matrix.rows import RecipePin
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import candidate_of, choices
-from npuenv.resolve.derived import all_recipes, of_torch_npu, partner_overrides
+from npuenv.resolve.derived import all_recipes, of_torch_npu, partner_overrides, recipe_named
 from npuenv.resolve.keys import broader
 from npuenv.resolve.pairing import pairing
 from npuenv.resolve.rules import against_rows
@@ -180,7 +180,8 @@ def test_an_image_pairs_a_torch_npu_only_where_table_and_metadata_agree() -> Non
 
 def test_what_the_stack_pins_itself_is_not_overruled_for_a_partner() -> None:
     recipe = RECIPES["vllm-ascend-0.30.0rc1"]
-    assert [each.requirement for each in partner_overrides(recipe, MATRIX)] == ["fastapi[standard]<0.124.0"]
+    found = [(each.package, each.requirement) for each in partner_overrides(recipe, MATRIX)]
+    assert found == [("vllm-ascend", "fastapi[standard]<0.137.0,>=0.133.0")]  # what vllm serves with is for vllm to say
     fastapi = RecipePin("fastapi", "0.123.0", "identity", "made up")
     assert partner_overrides(dataclasses.replace(recipe, pin=(*recipe.pin, fastapi)), MATRIX) == ()
     assert partner_overrides(dataclasses.replace(recipe, framework="verl"), MATRIX) == ()
@@ -195,3 +196,19 @@ def test_a_torch_npu_without_a_day_wheels_or_a_cann_makes_no_stack(lacking: dict
     assert [recipe.id for recipe in of_torch_npu(small)] == ["torch-npu-2.9.0.post2"]
     vars(small)["torch_npu"] = (dataclasses.replace(row, **lacking),)  # type: ignore[arg-type]
     assert list(of_torch_npu(small)) == []
+
+
+def test_a_recipe_found_by_its_name_is_the_one_among_all() -> None:
+    alone = Matrix(MATRIX.folder)
+    assert {name: recipe_named(name, alone) for name in RECIPES} == RECIPES
+
+
+@pytest.mark.parametrize("name", ["verl", "vllm-ascend-0.18", "vllm-ascend-0.18.0-a9", 'x"\nid = "y', ""])
+def test_no_recipe_is_found_by_a_name_that_no_stack_has(name: str) -> None:
+    assert recipe_named(name, MATRIX) is None
+
+
+def test_a_named_stack_is_put_together_without_the_other_frameworks() -> None:
+    alone = Matrix(MATRIX.folder)
+    assert isinstance(resolve(Request(stack="verl-cann9.1.0", hardware="a2"), alone), Stack)
+    assert "recipes" not in vars(alone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from typing import TYPE_CHECKING, Iterator  # noqa: UP035  (also runs where an old Python is the target)
 
 from npuenv.plan.inspector.files import list_folder
@@ -16,15 +17,15 @@ NOBODYS = ("_virtualenv.py", "_virtualenv.pth", "distutils-precedence.pth")  # m
 
 
 def unowned(inspection: Inspection) -> Iterator[str]:
-    """Files among the packages that no RECORD names, byte code left out; in `bin` only those that a kill left."""
+    """Files among the packages that no RECORD names, byte code left out; in `bin` and above only what a kill left."""
     for folder, _, names in os.walk(inspection.site):
         if os.path.basename(folder) != "__pycache__":
             for name in names:
                 path = folder + "/" + name
                 if path not in inspection.owners and name not in NOBODYS and not name.endswith(".pyc"):
                     yield path
-    scripts = os.path.join(inspection.root, "bin")
-    yield from (os.path.join(scripts, name) for name in list_folder(scripts) if TORN.fullmatch(name))
+    for folder in (inspection.root, os.path.join(inspection.root, "bin")):
+        yield from (os.path.join(folder, name) for name in list_folder(folder) if TORN.fullmatch(name))
 
 
 def foreign_pth(inspection: Inspection) -> list[str]:
@@ -34,9 +35,11 @@ def foreign_pth(inspection: Inspection) -> list[str]:
 
 
 def remove_if_torn(path: str) -> bool:
-    """True when the file is what a killed uv leaves of one that it was writing; it is removed then."""
+    """True when the file or folder is what a killed uv leaves of one that it was writing; it is removed then."""
     is_torn = TORN.fullmatch(os.path.basename(path)) is not None
-    if is_torn:
+    if is_torn and os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif is_torn:
         os.remove(path)
     return is_torn
 

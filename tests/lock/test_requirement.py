@@ -1,0 +1,84 @@
+"""Requirements are taken apart as packaging does it, whichever of the two ways is taken."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from packaging.requirements import InvalidRequirement, Requirement
+
+from npuenv.errors import BadInput
+from npuenv.lock.requirement import Asked, asked_by
+from npuenv.matrix import load_matrix
+
+hypothesis = pytest.importorskip("hypothesis", reason="the property is checked with hypothesis")
+st = hypothesis.strategies
+
+MATRIX = load_matrix()
+LETTERS = "ab1.-_ [],;()<>=!~*+\"'\u00e9\n"
+
+
+@functools.cache
+def texts() -> tuple[str, ...]:
+    """Every requirement of the tables."""
+    recipes = {text for recipe in MATRIX.recipes for text in recipe.requirements}
+    return tuple(sorted(recipes | {text for row in MATRIX.built for text in row.requires}))
+
+
+def by_packaging(text: str) -> Asked | None:
+    try:
+        found = Requirement(text)
+    except InvalidRequirement:
+        return None
+    exact = [each for each in found.specifier if each.operator in ("==", "===") and not each.version.endswith(".*")]
+    return Asked(found.name, tuple(sorted(found.extras)), bool(exact))
+
+
+def ours(text: str) -> Asked | None:
+    try:
+        return asked_by(text)
+    except BadInput:
+        return None
+
+
+def test_requirements_of_all_tables_are_taken_apart_as_packaging_does_it() -> None:
+    assert len(texts()) > 100
+    assert [text for text in texts() if ours(text) != by_packaging(text)] == []
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> str:
+    """A requirement of the tables with one letter put in, taken out or changed."""
+    text = draw(st.sampled_from(texts()))
+    place = draw(st.integers(0, len(text) - 1))
+    letter = draw(st.sampled_from(["", *LETTERS]))
+    return text[:place] + letter + text[place + draw(st.integers(0, 1)) :]
+
+
+@hypothesis.settings(max_examples=600, deadline=None)
+@hypothesis.given(spoilt())
+def test_a_spoilt_requirement_is_read_or_refused_as_packaging_does_it(text: str) -> None:
+    assert ours(text) == by_packaging(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("Torch_NPU==2.9.0+cpu", Asked("Torch_NPU", (), is_exact=True)),
+        ('ray[default,Tune]>=2.41; python_version > "3.11"', Asked("ray", ("Tune", "default"), is_exact=False)),
+        ("numpy == 1.*", Asked("numpy", (), is_exact=False)),
+        ("base===1.0", Asked("base", (), is_exact=True)),
+    ],
+)
+def test_name_extras_and_exactness_are_told(text: str, asked: Asked) -> None:
+    assert asked_by(text) == asked
+
+
+def test_the_name_of_a_requirement_is_normal() -> None:
+    assert asked_by("Torch_NPU==2.9.0").name == "torch-npu"
+
+
+def test_what_is_no_requirement_is_refused() -> None:
+    with pytest.raises(BadInput) as error:
+        asked_by("torch=>2")
+    assert error.value.message.args["text"] == "torch=>2"
