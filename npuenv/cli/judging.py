@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 def judge(wish: Wish, ui: Ui, host: Host) -> Judged:
     """Collects and checks. Raises BadInput for a stack that does not exist, Stop for one that fits no such machine."""
-    stack = _stack_named(wish)
+    stack = stack_named(wish)
     if stack is None:
         return look(wish, host)
     framework = wish.framework or (stack.framework if stack.framework in FRAMEWORKS else None)
     return look(wish, host, framework=framework, stack_of=lambda facts: _stack_here(ui, stack, facts))
 
 
-def _stack_named(wish: Wish) -> Stack | None:
+def stack_named(wish: Wish) -> Stack | None:
     """The stack as it is published. Raises BadInput: no such stack (with the nearest names), or one of another use."""
     if wish.stack is None:
         return None

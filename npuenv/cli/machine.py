@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from dataclasses import dataclass, replace
@@ -12,6 +13,8 @@ from npuenv.cli.common import Stop, Ui
 from npuenv.errors import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npuenv.lock import Lock
     from npuenv.lock.make import Resolver
     from npuenv.resolve.types import Request, Stack
@@ -26,9 +29,14 @@ class Machine:
     @property
     def own_locks(self) -> Path:
         """The folder of the locks that were made on this machine."""
-        from npuenv.store.places import data_folder
+        return own_locks(self.resolver.host.environ())
 
-        return Path(data_folder(self.resolver.host.environ())) / "locks"
+
+def own_locks(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of the locks that were made on this machine."""
+    from npuenv.store.places import data_folder
+
+    return Path(data_folder(environ)) / "locks"
 
 
 def this_machine(ui: Ui) -> Machine:
@@ -79,6 +87,13 @@ def for_this_machine(request: Request) -> Request:
     running = replace(request, python=f"{sys.version_info.major}.{sys.version_info.minor}")
     stack = resolve(running, load_matrix())
     return running if isinstance(stack, Stack) and stack.platform.hardware is None else request
+
+
+def lock_at_hand(ui: Ui, stack: Stack) -> Lock:
+    """As `lock_of`; pip's settings here are read only where a lock has to be made."""
+    from npuenv.lock.shelf import find_lock
+
+    return find_lock(stack, own_locks()) or lock_of(ui, stack, this_machine(ui), fill=False)
 
 
 def lock_of(ui: Ui, stack: Stack, machine: Machine, *, fill: bool) -> Lock:

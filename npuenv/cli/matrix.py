@@ -85,7 +85,7 @@ def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int
     PATH is a file or the root of a checkout. Nothing of it is run. Exit 0: no error (warnings alone included).
     1: errors. 2: no such path.
     """
-    from npuenv.lint import lint_paths
+    from npuenv.lint.paths import lint_paths
     from npuenv.matrix import load_matrix
     from npuenv.report.matrix import lint_json, show_lint
 

@@ -35,7 +35,7 @@ _FRAMEWORKS = ("verl", "roll")
 @click.option("--fix", "is_fixing", is_flag=True, help="Write a corrected copy and show what changed.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="The corrected copy.")
 @click.option("--force", "is_forced", is_flag=True, help="Overwrite the file after -o.")
-@click.option("--format", "form", type=click.Choice(("text", "json", "sarif")), help="Form of the report.")
+@click.option("--format", "form", type=click.Choice(("text", "json", "sarif", "junit")), help="Form of the report.")
 @common_options
 def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any) -> int:
     """Say what will not work in a launch of verl or ROLL before it is started, with the corrected lines.
@@ -46,25 +46,39 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
     Exit codes: 0 nothing wrong (warnings alone included), 1 errors, 2 not readable, 3 nothing wrong was found but the
     release is not known, so most rules could not judge.
     """
-    from npuenv.preflight.examine import examine
-    from npuenv.preflight.fixing import corrected, fix
-    from npuenv.report.preflight import Examined
+    from npuenv.preflight.reading import all_of
 
     form = form or ("json" if ui.is_json else "text")
     _require_sense(ui, form, options)
     asked = _asked(options)
     reading = _read(words, asked)
     to = _place_of_copy(reading, options) if options["is_fixing"] else None
-    problems = examine(reading.launch, refused=reading.refused)
-    lines = tuple(corrected(reading, asked, problem) for problem in problems)
-    found = Examined(reading.launch, reading.path, problems, lines, reading.notes)
-    fixed = fix(reading, asked) if options["is_fixing"] else None
+    found, fixed = _judged(all_of(reading, asked), asked, is_fixing=options["is_fixing"])
     if fixed is not None and to is not None and fixed.changes:
         _write(to, fixed.after, like=reading.path)
-    judged = problems if fixed is None else fixed.left
+    judged = found.problems if fixed is None else fixed.left
     code = _code(reading, any(problem.severity == "error" for problem in judged))
     _report(replace(ui, is_json=form != "text"), found, fixed, to=to, code=code, form=form)
     return int(code)
+
+
+def _judged(readings: tuple[Reading, ...], asked: Asked, *, is_fixing: bool) -> tuple[Examined, Fixed | None]:
+    """What is wrong with the launches of one text, launch by launch, and the corrected copy."""
+    from npuenv.preflight.examine import examine
+    from npuenv.preflight.fixing import corrected, fix_all
+    from npuenv.report.preflight import Examined
+
+    pairs = [(each, problem) for each in readings for problem in examine(each.launch, refused=each.refused)]
+    first, *rest = readings
+    found = Examined(
+        first.launch,
+        first.path,
+        tuple(problem for _, problem in pairs),
+        tuple(corrected(each, asked, problem) for each, problem in pairs),
+        first.notes,
+        tuple(each.launch for each in rest),
+    )
+    return found, fix_all(readings, asked) if is_fixing else None
 
 
 def _require_sense(ui: Ui, form: str, options: Mapping[str, Any]) -> None:
@@ -73,7 +87,7 @@ def _require_sense(ui: Ui, form: str, options: Mapping[str, Any]) -> None:
     if (options["out"] or options["is_forced"]) and not options["is_fixing"]:
         name = "-o" if options["out"] else "--force"
         raise BadInput(Message("preflight.only-with-fix", {"name": name}), Message("preflight.only-with-fix-hint"))
-    if options["is_fixing"] and form == "sarif":
+    if options["is_fixing"] and form in ("sarif", "junit"):
         raise BadInput(Message("preflight.fix-no-sarif"))
     given = [name for name in ("framework", "stack", "target") if options[name]]
     if "stack" in given and "target" in given:
@@ -220,7 +234,13 @@ def _report(ui: Ui, found: Examined, fixed: Fixed | None, *, to: Path | None, co
     from npuenv.report.preflight import document, sarif_document, show, show_fix
 
     written = str(to) if to is not None and fixed is not None and fixed.changes else ""
-    if form == "sarif":
+    if form == "junit":
+        from npuenv.preflight.rules import RULES
+        from npuenv.report.preflight_junit import render_junit
+
+        rules = [rule.id for rule in RULES if found.launch.framework in rule.frameworks]
+        print(render_junit(found, rules, ui.lang), end="", flush=True)
+    elif form == "sarif":
         ui.print_json(sarif_document(found, ui.lang, code=int(code)))
     elif form == "json":
         ui.print_json(document(found, ui.lang, code=int(code), fixed=fixed, to=written))

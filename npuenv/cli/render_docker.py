@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Command, Ui, common_options, request_options
-from npuenv.cli.machine import lock_of, resolve_or_stop, this_machine
+from npuenv.cli.machine import lock_at_hand, own_locks, resolve_or_stop
 from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message
+from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request, Stack
@@ -63,6 +63,12 @@ def container_options(command: Command) -> Command:
 )
 @click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image (else said to be unpinned).")
 @click.option("--image-user", metavar="NAME", default=_ROOT, show_default=True, help="Who owns and runs the image.")
+@click.option(
+    "--with-doctor/--without-doctor",
+    "with_doctor",
+    default=None,
+    help="Put the doctor in, for the image's health check to ask; else that compares versions (default: put it in).",
+)
 @click.option("--check", "is_check", is_flag=True, help="Write nothing: compare with the published Dockerfile.")
 @container_options
 @click.option("--force", is_flag=True, help="Replace run files that differ.")
@@ -75,6 +81,7 @@ def command(
     forms: tuple[str, ...],
     digest: str | None,
     image_user: str,
+    with_doctor: bool | None,
     is_check: bool,
     force: bool,
     **wish: Any,
@@ -85,7 +92,6 @@ def command(
     STACK.HARDWARE.OS.run. With --check the image is compared with the Dockerfile that is published for the stack:
     every difference in base, packages, sources, order and settings is listed.
     """
-    from npuenv.render.container.writing import write_files
     from npuenv.render.folder import write_folders
 
     if is_check:
@@ -94,13 +100,20 @@ def command(
         raise BadInput(Message("render.no-out"), Message("render.no-out-hint"))
     asked = _forms(forms)
     _refuse_unheard(asked, wish)
-    _refuse_without_image(asked, {"--base-digest": digest is not None, "--image-user": image_user != _ROOT})
+    about = {"--base-digest": digest is not None, "--image-user": image_user != _ROOT}
+    if with_doctor is not None:
+        about["--with-doctor" if with_doctor else "--without-doctor"] = True
+    _refuse_without_image(asked, about)
     wanted = (request.arch,) if request.arch else _ARCHITECTURES
     stacks = {arch: resolve_or_stop(ui, replace(request, arch=arch)) for arch in wanted}
     stacks = {stack.platform.arch: stack for stack in stacks.values()}
-    image = _image(ui, stacks, digest, image_user) if _DOCKERFILE in asked else {}
+    image = _image(ui, stacks, digest, image_user, has_doctor=with_doctor is not False) if _DOCKERFILE in asked else {}
     folder, texts = _run_files(next(iter(stacks.values())), asked, wish, ui.lang)
-    written = [*(write_folders(image, out) if image else ()), *write_files(texts, out / folder, is_forced=force)]
+    written = list(write_folders(image, out)) if image else []
+    if texts:
+        from npuenv.render.container import write_files
+
+        written += write_files(texts, out / folder, is_forced=force)
     files = [*image, *(f"{folder}/{name}" for name in texts)]
     if ui.is_json:
         document = {
@@ -125,7 +138,7 @@ def _forms(words: tuple[str, ...]) -> tuple[str, ...]:
     """The forms asked for, each once. Raises BadInput for one that does not exist, with the nearest name."""
     if not words:
         return (_DOCKERFILE,)
-    from npuenv.render.container.forms import FORMS
+    from npuenv.render.container import FORMS
 
     known = (_DOCKERFILE, *FORMS)
     asked = [word.strip() for words_of_one in words for word in words_of_one.split(",")]
@@ -143,7 +156,7 @@ def _forms(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _refuse_unheard(asked: tuple[str, ...], wish: dict[str, Any]) -> None:
     """Options about the running container, where nothing is rendered that runs it. Raises BadInput."""
-    from npuenv.render.container.description import Wish
+    from npuenv.render.container import Wish
 
     if set(asked) != {_DOCKERFILE}:
         return
@@ -182,7 +195,7 @@ def _compare(ui: Ui, request: Request) -> int:
     from npuenv.render.upstream import compare
 
     stack = resolve_or_stop(ui, replace(request, arch=request.arch or _ARCHITECTURES[0]))
-    found = compare(stack, load_matrix(), find_lock(stack, this_machine(ui).own_locks))
+    found = compare(stack, load_matrix(), find_lock(stack, own_locks()))
     if ui.is_json:
         differences = [
             {key: getattr(each, key) for key in ("kind", "name", "theirs", "ours")} for each in found.differences
@@ -198,17 +211,37 @@ def _compare(ui: Ui, request: Request) -> int:
             }
         )
         return int(ExitCode.FINE)
-    for message in found.says:
-        ui.say(message)
+    for message in () if ui.is_quiet else found.says:
+        print(_folded(say(message, ui.lang)))
     return int(ExitCode.FINE)
 
 
-def _image(ui: Ui, stacks: dict[str, Stack], digest: str | None, user: str) -> dict[str, str]:
-    """The files of the image's folder: path below the parent folder -> text."""
+def _folded(line: str) -> str:
+    """A long line as a terminal shows it best: broken between words, what follows moved in. Whole where none looks."""
+    import shutil
+    import sys
+    import textwrap
+
+    if not sys.stdout.isatty():
+        return line
+    width = max(shutil.get_terminal_size().columns, 40)
+    return textwrap.fill(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _image(
+    ui: Ui, stacks: dict[str, Stack], digest: str | None, user: str, *, has_doctor: bool
+) -> dict[str, str | bytes]:
+    """The files of the image's folder: path below the parent folder -> text, or bytes of the doctor."""
     from npuenv.matrix import load_matrix
     from npuenv.render.docker import render_docker
 
-    machine = this_machine(ui)
-    locks = {arch: lock_of(ui, stack, machine, fill=False) for arch, stack in stacks.items()}
+    locks = {arch: lock_at_hand(ui, stack) for arch, stack in stacks.items()}
     indexes = {row.label: row for row in load_matrix().indexes}
-    return render_docker(stacks, locks, indexes=indexes, lang=ui.lang, digest=digest, user=user)
+    texts = render_docker(stacks, locks, indexes=indexes, lang=ui.lang, digest=digest, user=user, has_doctor=has_doctor)
+    files: dict[str, str | bytes] = dict(texts)
+    if has_doctor:
+        from npuenv.bundle.zipapp import content
+        from npuenv.render.image_files import DOCTOR
+
+        files[f"{next(iter(texts)).partition('/')[0]}/{DOCTOR}"] = content()
+    return files

@@ -190,4 +190,5 @@ def _check_sizes(job: Job) -> None:
     wrong = next((name for name, value in numbers.items() if value <= 0), None)
     if wrong is not None or job.gpu_memory_utilization > 1:
         name = wrong or "gpu_memory_utilization"
-        raise BadInput(Message("placement.number", {"name": name, "value": f"{numbers[name]:g}"}))
+        key = "placement.share" if name == "gpu_memory_utilization" else "placement.number"
+        raise BadInput(Message(key, {"name": name, "value": f"{numbers[name]:g}"}))

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 _VERL_MODULE = re.compile(r"(?:verl|recipe)\.(?:\w+\.)*main_(?!eval|generation)\w+")
 _VERL_FILE = re.compile(r"(?:.*/)?main_(?!eval|generation)\w+\.py")
 _ROLL_FILE = re.compile(r"(?:.*/)?start_\w+_pipeline\.py")
+_UNJUDGED_MODULE = re.compile(r"verl\.(?:\w+\.)*(?:\w*sft_trainer\w*|main_eval\w*|main_generation\w*|model_merger)")
+_UNJUDGED_FILE = re.compile(r"(?:.*/)?(?:\w*sft_trainer\w*|main_eval\w*|main_generation\w*)\.py")
+_STARTER = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
+_LAUNCHER = re.compile(r"(?:.*/)?(?:torchrun|accelerate|deepspeed|mpirun|mpiexec)|torch\.distributed\.(?:run|launch)")
+_SHELLS = ("bash", "sh", "zsh", "dash")
 _VERL_KEY = re.compile(r"(?:\+\+|\+|~)?actor_rollout_ref[.@]")
 # Options of Hydra's own command line that take a value.
 _VALUED = {
@@ -73,12 +78,39 @@ def _call(framework: Literal["verl", "roll"], words: Sequence[str], program: int
     return Call(framework, tuple(overrides), words[program], options)
 
 
+def is_driver(program: str) -> bool:
+    """Whether a module or a file is a driver that starts its processes itself, through Ray."""
+    return any(known.fullmatch(program) for known in (_VERL_MODULE, _VERL_FILE, _ROLL_FILE))
+
+
+def is_launcher(word: str) -> bool:
+    """Whether a word starts a program once for each card."""
+    return bool(_LAUNCHER.fullmatch(word))
+
+
+def unjudged(words: Sequence[str]) -> str | None:
+    """The program of verl that some words start and that no rule is about: supervised training, evaluation, merging."""
+    starter = next((at for at, word in enumerate(words) if _STARTER.fullmatch(word)), len(words))
+    for at, word in enumerate(words[starter + 1 :], starter + 1):
+        if (words[at - 1] == "-m" and _UNJUDGED_MODULE.fullmatch(word)) or _UNJUDGED_FILE.fullmatch(word):
+            return word
+    return None
+
+
+def shell_text(words: Sequence[str]) -> int | None:
+    """The position of the text that a shell among some words is to run: `docker exec c bash -lc "..."` gives 5."""
+    for at, word in enumerate(words[:-2]):
+        if posixpath.basename(word) in _SHELLS and re.fullmatch(r"-[a-z]*c", words[at + 1]):
+            return at + 2
+    return None
+
+
 def script_of(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """The shell script that a command runs and its arguments: `bash -x run.sh a` gives ("run.sh", ("a",))."""
     rest = list(words)
     while rest and re.fullmatch(r"[A-Za-z_]\w*=.*|env|exec|nohup|time", rest[0], re.DOTALL):
         rest.pop(0)
-    if rest and posixpath.basename(rest[0]) in ("bash", "sh", "zsh", "source", "."):
+    if rest and posixpath.basename(rest[0]) in (*_SHELLS, "source", "."):
         rest.pop(0)
         while rest and rest[0].startswith("-") and rest[0] != "-c":
             rest.pop(0)

@@ -48,7 +48,7 @@ class Search:
         file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
         places = [type(folder)(os.path.normpath(folder / file)) for folder in self.folders]
         found = next((place for place in places if place.is_file()), None)
-        is_own = bool(_VERL_BASES.fullmatch(name))
+        is_own = bool(_VERL_BASES.fullmatch(name.removesuffix(".yaml")))
         if is_own and (found is None or not is_primary):
             return Config(_strategy_of(name, path, line), bases=("verl",))
         if found is None:
@@ -78,7 +78,8 @@ def read_config(text: str, path: str, search: Search) -> Config:
     entries = read_yaml(text, path)
     own = {leaf.dotted: _setting(leaf, path) for entry in entries for leaf in _leaves(entry)}
     defaults = next((entry for entry in entries if entry.path == ("defaults",)), None)
-    search = Search((*search.folders, *_searchpath(entries, search.base)), search.base, search.framework, search.above)
+    added = _searchpath(entries, search.base, *search.folders[:1])
+    search = Search((*search.folders, *added), search.base, search.framework, search.above)
     settings: dict[str, Setting] = {}
     missing: list[str] = []
     bases: list[str] = []
@@ -124,12 +125,16 @@ def _parents(key: str) -> Iterator[str]:
         yield key
 
 
-def _searchpath(entries: tuple[Entry, ...], base: Path) -> Iterator[Path]:
+def _searchpath(entries: tuple[Entry, ...], base: Path, *beside: Path) -> Iterator[Path]:
+    """The folders of `hydra.searchpath`. Hydra starts a relative one from where the run is started, mostly the top of
+    the framework's tree, which need not be where this runs: the folders above the file are tried behind it.
+    """
+    tops = (base, *(top for folder in beside for top in (folder, *folder.resolve().parents)))
     for entry in entries:
         for leaf in entry.leaves() if entry.path == ("hydra",) else ():
             if leaf.dotted == "hydra.searchpath" and isinstance(leaf.value, list):
                 places = [str(each) for each in leaf.value if str(each).startswith("file://")]
-                yield from (base / each.removeprefix("file://") for each in places)
+                yield from (top / each.removeprefix("file://") for each in places for top in tops)
 
 
 def _listed(defaults: Entry | None) -> Iterator[tuple[str, str, bool]]:

@@ -70,7 +70,10 @@ def _is_front(word: str) -> bool:
 
 
 def edit_script(script: Script, change: Change, known: Collection[str]) -> str | None:
-    """The script's text with one change in its launch; None where the words come from a variable or an argument."""
+    """The script's text with one change in its launch; None where the words come from a variable or an argument, and
+    where the launch stands in a text for another shell."""
+    if not script.written:
+        return None
     if change.is_variable:
         return _variable_in(script, change)
     words = [script.words[at] for at in script.call.overrides]

@@ -7,6 +7,7 @@ from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv.lint.shell import UNKNOWN
 from npuenv.preflight.edit_words import edit_command, edit_script, shown
 from npuenv.preflight.edit_yaml import edit_yaml
 from npuenv.preflight.examine import examine
@@ -63,6 +64,20 @@ def fix(reading: Reading, asked: Asked, rules: Sequence[Rule] | None = None) -> 
     return Fixed(written(reading), written(now), tuple(done), _problems(now, rules))
 
 
+def fix_all(readings: Sequence[Reading], asked: Asked) -> Fixed:
+    """The corrected copy of a script with all its launches; those of another file are judged and left as they are."""
+    first, *rest = readings
+    fixed = fix(first, asked)
+    for reading in rest:
+        if first.script is None or reading.path != first.path:
+            fixed = replace(fixed, left=(*fixed.left, *_problems(reading, None)))
+            continue
+        again = fix(read_text(fixed.after, Path(reading.path), asked, reading.arguments, reading.nth), asked)
+        changes, left = (*fixed.changes, *again.changes), (*fixed.left, *again.left)
+        fixed = Fixed(fixed.before, again.after, changes, left)
+    return fixed
+
+
 def _problems(reading: Reading, rules: Sequence[Rule] | None) -> tuple[Problem, ...]:
     return examine(reading.launch, rules, refused=reading.refused)
 
@@ -82,6 +97,8 @@ def _applied(reading: Reading, asked: Asked, change: Change) -> Reading | None:
     if reading.script is not None:
         text = edit_script(reading.script, change, known)
     elif reading.call is not None:
+        if any(UNKNOWN in word.value for word in reading.words):
+            return None  # a variable that nobody knows here: there is no line to show
         words = edit_command([word.value for word in reading.words], reading.call, change, known)
         return None if words is None else read_words(words, asked)
     elif change.is_variable and not _can_hold(reading, change):
@@ -93,7 +110,7 @@ def _applied(reading: Reading, asked: Asked, change: Change) -> Reading | None:
 
 def _read_again(text: str, reading: Reading, asked: Asked) -> Reading:
     """The launch of a changed text; variables that a script around it sets stay."""
-    again = read_text(text, Path(reading.path), asked, reading.arguments)
+    again = read_text(text, Path(reading.path), asked, reading.arguments, reading.nth)
     outside = {name: each for name, each in reading.launch.environ.items() if each.place.path != reading.path}
     return replace(again, launch=replace(again.launch, environ={**outside, **again.launch.environ}))
 

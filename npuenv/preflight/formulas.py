@@ -1,4 +1,6 @@
-"""What the shell reader does not compute itself: `$((1024 * 2))` and nested `${X:-"${Y}/z"}`. Start from `Variables`.
+"""What the shell reader does not compute itself: `$((1024 * 2))`, nested `${X:-"${Y}/z"}`, and `${1:-vllm}`.
+
+Start from `Variables`.
 
 Each is replaced in the text by a variable of the same length, so that every offset stays; its value is computed from
 the variables of the moment it is asked for.
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
 from npuenv.lint.shell import UNKNOWN, expand
 
-_START = re.compile(r"\$\(\(|\$\{([A-Za-z_]\w*):?-")
+_START = re.compile(r"\$\(\(|\$\{([A-Za-z_]\w*|[1-9]):?-")
 _NAME = "_\u00e6"  # no shell variable is called that
 _OPERATORS: dict[type[ast.operator | ast.unaryop], Callable[..., int]] = {
     ast.Add: operator.add,
@@ -26,7 +28,7 @@ _MOST = 10**15  # beyond this nobody means a number of tokens, and nothing has t
 
 
 class Variables(MutableMapping[str, str]):
-    """The variables of a script, and formulas that look like variables."""
+    """The variables of a script, and formulas that look like variables. "1" is the script's first argument."""
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self._known = dict(known)
@@ -57,7 +59,8 @@ class Variables(MutableMapping[str, str]):
                 continue
             end = _end(text, found.start())
             formula = text[found.start() : end]
-            if end and "\n" not in formula and (found[1] is None or re.search(r"[\"'$]", formula[2:])):
+            is_plain = found[1] is not None and not found[1].isdigit() and not re.search(r"[\"'$]", formula[2:])
+            if end and "\n" not in formula and not is_plain:
                 name = (_NAME + str(len(self._formulas))).ljust(len(formula) - 3, "_")
                 if len(name) == len(formula) - 3:
                     self._formulas[name] = formula

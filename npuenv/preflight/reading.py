@@ -1,6 +1,6 @@
 """A file or a command as a Launch: verl commands, shell scripts that hold one, verl and ROLL YAML.
 
-Start from `read_file` and `read_words`.
+Start from `read_file` and `read_words`; `all_of` gives the further launches of a script.
 Nothing that is read is ever run. What could not be decided is open in the launch, never guessed.
 """
 
@@ -15,22 +15,27 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.errors import BadInput
 from npuenv.lint.shell import UNKNOWN
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message
-from npuenv.preflight.calls import find_call, script_of
+from npuenv.preflight.calls import find_call, is_driver, is_launcher, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
-from npuenv.preflight.script import Script, Word, open_quote, read_script
+from npuenv.preflight.script import Script, Word, open_quote, survey
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npuenv.preflight.calls import Call
+    from npuenv.preflight.script import Survey
 
 Framework = Literal["verl", "roll"]
 Defaults = Callable[[str, str], Mapping[str, Any]]
 
 _MOST_BYTES = 5_000_000  # a configuration has some thousand; a checkpoint that was named by mistake has gigabytes
 _RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
+_DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
 _GRAMMAR = "hydra-core 1.3 hydra/grammar/OverrideParser.g4"
 
 
@@ -59,6 +64,9 @@ class Reading:
     refused: tuple[Problem, ...] = ()  # what the words alone show: Hydra's grammar, and how Ray is started
     notes: tuple[Message, ...] = ()
     arguments: tuple[str, ...] = ()  # what the script is called with
+    nth: int = 0  # which launch of the script this is
+    count: int = 1  # launches of the script
+    around: str = ""  # the script that it stands in, also where `path` is the YAML that the script names
 
 
 def read_file(path: Path, asked: Asked, arguments: Sequence[str] = ()) -> Reading:
@@ -66,11 +74,21 @@ def read_file(path: Path, asked: Asked, arguments: Sequence[str] = ()) -> Readin
     return read_text(_text_of(path), path, asked, arguments)
 
 
-def read_text(text: str, path: Path, asked: Asked, arguments: Sequence[str] = ()) -> Reading:
-    """The same for a text that stands, or is to stand, in a file of that name."""
+def read_text(text: str, path: Path, asked: Asked, arguments: Sequence[str] = (), nth: int = 0) -> Reading:
+    """The same for a text that stands, or is to stand, in a file of that name. `nth`: which launch of a script."""
     if _is_script(text, path):
-        return _read_script(text, path, asked, tuple(arguments))
+        return _read_script(text, path, asked, tuple(arguments), nth)
     return _read_yaml(text, path, asked)
+
+
+def all_of(reading: Reading, asked: Asked) -> tuple[Reading, ...]:
+    """A launch and the further ones of its script. Raises BadInput where one of those cannot be read."""
+    if reading.count == 1:
+        return (reading,)
+    path = Path(reading.around)
+    text = reading.text if reading.script is not None else _text_of(path)
+    rest = (read_text(text, path, asked, reading.arguments, nth) for nth in range(1, reading.count))
+    return (reading, *rest)
 
 
 def read_words(words: Sequence[str], asked: Asked) -> Reading:
@@ -80,15 +98,70 @@ def read_words(words: Sequence[str], asked: Asked) -> Reading:
     """
     call = find_call(words)
     if call is None:
-        named = script_of(words)
+        named, inner = script_of(words), shell_text(words)
+        if inner is not None:
+            return _read_inner(words[inner], words[inner + 2 :], asked)
         if named is None:
-            raise BadInput(Message("preflight.no-launch-words"), Message("preflight.what-is-read"))
+            raise _no_launch("command", unjudged(words))
         return read_file(asked.folder / named[0], asked, named[1])
-    placed = tuple(Word(word, word, at, 0, 0) for at, word in enumerate(words, 1))
-    environ = _leading(words)
+    return _read_placed([Word(word, word, at, 0, 0) for at, word in enumerate(words, 1)], call, asked)
+
+
+def _read_inner(text: str, arguments: Sequence[str], asked: Asked) -> Reading:
+    """The first launch of a text for a shell, as the command that it comes to: its variables in front of its words."""
+    found = survey(text, arguments, asked.environ)
+    if not found.launches:
+        raise _no_launch("command", found.unjudged[0][1] if found.unjudged else None)
+    first = found.launches[0]
+    front = [each.word for each in first.exports if each.siblings]
+    words = [Word(word.raw, word.value, at, 0, 0) for at, word in enumerate((*front, *first.words), 1)]
+    call = find_call([word.value for word in words])
+    assert call is not None  # variables in front do not change what is started
+    return _read_placed(words, call, asked)
+
+
+def _read_placed(words: Sequence[Word], call: Call, asked: Asked) -> Reading:
+    environ, refused = _leading(words), _started_often(words, call, "")
     if call.framework == "roll":
-        return _of_roll_call(call, environ, asked, asked.folder)
-    return _of_verl_call(Reading(_NO_LAUNCH, "", "", placed, call), environ, asked)
+        return replace(_of_roll_call(call, environ, asked, asked.folder), refused=refused)
+    return _of_verl_call(Reading(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, asked)
+
+
+def _no_launch(where: str, other: str | None) -> BadInput:
+    """Nothing that is judged is started; `other` is what is started instead, where it is a known program of verl."""
+    key = "no-launch-words" if where == "command" else "no-launch"
+    if other is None:
+        args = {"path": where} if key == "no-launch" else {}
+        return BadInput(Message(f"preflight.{key}", args), Message("preflight.what-is-read"))
+    return BadInput(Message("preflight.only-unjudged", {"program": other}), Message("preflight.what-is-judged"))
+
+
+def _started_often(words: Sequence[Word], call: Call, path: str) -> tuple[Problem, ...]:
+    """A driver that a launcher would start once for each card: it is one process, which starts the others by Ray."""
+    if not is_driver(call.program):
+        return ()
+    values = [word.value for word in words]
+    launcher = next((word for word in words[: values.index(call.program)] if is_launcher(word.value)), None)
+    if launcher is None:
+        return ()
+    setting = Setting("start", launcher.value, launcher.raw, Place(path, launcher.line if path else 1))
+    says = Message("preflight_rules.launcher", {"launcher": launcher.value, "program": call.program})
+    return (Problem("preflight.launcher", "error", says, (setting,), _DRIVER),)
+
+
+def _gpu_packages(found: Survey, framework: str, path: str) -> Iterator[Problem]:
+    """Packages for GPUs that a script installs before it starts the run."""
+    known = {
+        row.package: row
+        for row in load_matrix().unsupported
+        if row.kind == "package" and framework in row.frameworks and row.believe and not row.until and row.package
+    }
+    for word in found.installs:
+        name = re.split(r"[=<>!~\[;@ ]", word.value)[0].casefold().replace("_", "-")
+        if name in known:
+            setting = Setting("install", word.value, word.raw, Place(path, word.line))
+            says = Message("preflight_rules.gpu-package", {"name": name})
+            yield Problem("preflight.gpu-package", "warning", says, (setting,), known[name].source)
 
 
 def _text_of(path: Path) -> str:
@@ -151,23 +224,38 @@ def _split_environ(config: Config, framework: str) -> tuple[dict[str, Setting], 
 # --- commands and scripts
 
 
-def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]) -> Reading:
+def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...], nth: int) -> Reading:
     if line := open_quote(text):
         args = {"path": str(path), "line": line}
         raise BadInput(Message("preflight.open-quote", args), Message("preflight.open-quote-hint"))
-    script = read_script(text, arguments, asked.environ)
-    if script is None:
-        raise BadInput(Message("preflight.no-launch", {"path": str(path)}), Message("preflight.what-is-read"))
+    found = survey(text, arguments, asked.environ)
+    if nth >= len(found.launches):
+        raise _no_launch(str(path), found.unjudged[0][1] if found.unjudged else None)
+    script, count = found.launches[nth], len(found.launches)
     environ = {each.name: _variable(each.name, each.word, str(path)) for each in script.exports}
-    notes: tuple[Message, ...] = ()
-    if script.others:
-        args = {"path": str(path), "line": script.words[0].line, "others": tuple(map(str, script.others))}
-        notes = (Message("preflight.more-launches", args),)
-    gpus = tuple(_ray_gpus(word, str(path)) for word in script.gpus)
+    notes = () if nth else tuple(_notes(found, str(path)))
+    gpus = () if nth else tuple(_ray_gpus(word, str(path)) for word in found.gpus)
+    packages = () if nth else tuple(_gpu_packages(found, script.call.framework, str(path)))
+    place: dict[str, Any] = {
+        "notes": notes,
+        "refused": (*gpus, *packages, *_started_often(script.words, script.call, str(path))),
+        "arguments": arguments,
+        "nth": nth,
+        "count": count,
+        "around": str(path),
+    }
     if script.call.framework == "roll":
-        return replace(_of_roll_call(script.call, environ, asked, path.parent), notes=notes, refused=gpus)
-    reading = Reading(_NO_LAUNCH, str(path), text, script.words, script.call, script, gpus, notes, arguments)
-    return _of_verl_call(reading, environ, asked)
+        return replace(_of_roll_call(script.call, environ, asked, path.parent), **place)
+    reading = Reading(_NO_LAUNCH, str(path), text, script.words, script.call, script)
+    return _of_verl_call(replace(reading, **place), environ, asked)
+
+
+def _notes(found: Survey, path: str) -> Iterator[Message]:
+    lines = tuple(str(each.words[0].line) for each in found.launches)
+    if len(lines) > 1:
+        yield Message("preflight.more-launches", {"path": path, "count": len(lines), "lines": lines})
+    for line, program in found.unjudged:
+        yield Message("preflight.unjudged", {"path": path, "line": line, "program": program})
 
 
 def _ray_gpus(word: Word, path: str) -> Problem:
@@ -182,14 +270,14 @@ def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
     return Setting(name, text if UNKNOWN in value else value, text, Place(path, word.line, at), "", UNKNOWN in value)
 
 
-def _leading(words: Sequence[str]) -> dict[str, Setting]:
+def _leading(words: Sequence[Word]) -> dict[str, Setting]:
     """The variables in front of a command."""
     found = {}
     for at, word in enumerate(words, 1):
-        name, sign, value = word.partition("=")
+        name, sign, _ = word.value.partition("=")
         if sign and re.fullmatch(r"[A-Za-z_]\w*", name):
-            found[name] = Setting(name, value, value, Place("", 1, at))
-        elif word not in ("env", "exec", "nohup", "time"):
+            found[name] = replace(_variable(name, word, "", at), place=Place("", 1, at))
+        elif word.value not in ("env", "exec", "nohup", "time"):
             break
     return found
 
@@ -197,7 +285,9 @@ def _leading(words: Sequence[str]) -> dict[str, Setting]:
 def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -> Reading:
     """The launch of a verl command: its configuration file, where it names one, under its words."""
     assert reading.call is not None
-    base = _verl_config(reading.call.options, asked, Path(reading.path).parent if reading.path else asked.folder)
+    beside = Path(reading.path).parent if reading.path else asked.folder
+    at = reading.words[0].line if reading.path and reading.words else 1
+    base = _verl_config(reading.call.options, asked, beside, Place(reading.path, at))
     settings = dict(base.settings)
     refused: list[Problem] = []
     for at in reading.call.overrides:
@@ -215,13 +305,13 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -
     return replace(reading, launch=launch, refused=(*reading.refused, *refused))
 
 
-def _verl_config(options: Mapping[str, str], asked: Asked, beside: Path) -> Config:
+def _verl_config(options: Mapping[str, str], asked: Asked, beside: Path, place: Place) -> Config:
     name = options.get("name", "")
     if not name:
         return Config()
     named = [Path(options[key]) for key in ("dir", "path") if key in options]
     folders = tuple(base / folder for folder in named for base in (asked.folder, beside))
-    return Search(folders, asked.folder, "verl").config(name, is_primary=True)
+    return Search(folders, asked.folder, "verl").config(name, is_primary=True, line=place.line, path=place.path)
 
 
 def _settings_of(word: Word, place: Place) -> list[Setting]:
@@ -263,6 +353,7 @@ def _of_roll_call(call: Call, environ: Mapping[str, Setting], asked: Asked, besi
     folder = "" if UNKNOWN in folder else folder  # mostly `$(basename $(dirname $0))`: beside the script
     program = Path(posixpath.dirname(call.program))
     places = [base / inner / folder / file for base in (asked.folder, beside) for inner in (program, Path())]
+    places.append(beside / file)  # a script may put it into the framework's tree itself, as those of render-launch do
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         looked = tuple(dict.fromkeys(map(str, places)))

@@ -1,6 +1,6 @@
 """A shell script as the launch that it holds: its words, the variables it exports, and where each stands exactly.
 
-Nothing is run. What the text does not decide stays UNKNOWN in a word. Start from `read_script`.
+Nothing is run. What the text does not decide stays UNKNOWN in a word. Start from `survey`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.lint.shell import UNKNOWN, expand, source_of, tokens
 from npuenv.lint.shell import commands as shell_commands
-from npuenv.preflight.calls import find_call
+from npuenv.preflight.calls import find_call, shell_text, unjudged
 from npuenv.preflight.formulas import Variables
 
 if TYPE_CHECKING:
@@ -53,32 +53,42 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script with its first launch."""
+    """A script with one of its launches."""
 
     text: str
     words: tuple[Word, ...]  # of the launch: arrays spread out, the script's own arguments put in
     call: Call
-    written: tuple[Word, ...]  # the same command as it stands in the text
+    written: tuple[Word, ...]  # the same command as it stands in the text; empty: it stands in a text for another shell
     exports: tuple[Export, ...]
     start: int  # of the command in the text
-    others: tuple[int, ...]  # lines of further launches
-    gpus: tuple[Word, ...] = ()  # words of `ray start` that register GPUs
 
 
-def read_script(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> Script | None:
-    """The first launch of verl or ROLL in a script; None where there is none.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a script starts, in the order of its text."""
+
+    launches: tuple[Script, ...]
+    unjudged: tuple[tuple[int, str], ...]  # line and program of what trains in a way that no rule is about
+    gpus: tuple[Word, ...]  # words of `ray start` that register GPUs
+    installs: tuple[Word, ...]  # what `pip install` is told to install
+
+
+def survey(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> Survey:
+    """All launches of verl and ROLL in a script, those in texts for another shell (`bash -c "..."`) included.
 
     `arguments` are what the script is called with; `env` holds variables that are known from outside.
     """
-    known = Variables(env)
+    places = {str(at): word for at, word in enumerate(arguments, 1)}
+    known = Variables({**{name: value for name, value in env.items() if not name.isdigit()}, **places})
     arrays, rest = _arrays(known.take(text))
     groups: dict[int, list[Group]] = {}
     for each in _groups(rest):
         groups.setdefault(each[0][0].line, []).append(each)
     exports: dict[str, Export] = {}
-    script: Script | None = None
-    others: list[int] = []
+    launches: list[Script] = []
+    others: list[tuple[int, str]] = []
     gpus: list[Word] = []
+    installs: list[Word] = []
     for command in shell_commands(source_of(rest), known):
         group = _group_of(command, groups.get(command.line, ()))
         if group is None:
@@ -86,17 +96,35 @@ def read_script(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> 
         words = _words(group, command, text)
         spread = tuple(_spread(words, command, arrays, text, arguments))
         gpus += _gpus(spread)
-        call = find_call(tuple(word.value for word in spread))
-        if call is None:
-            _take_exports(exports, command, words)
-        elif script is None:
-            own = {each.name: each for each in _own(words)}
-            kept = {name: _as_launched(each, known) for name, each in exports.items()}
-            reach = tuple({**kept, **own}.values())
-            script = Script(text, spread, call, words, reach, _start(words, text), ())
+        installs += _installs(spread)
+        values = tuple(word.value for word in spread)
+        call, other = find_call(values), unjudged(values)
+        reach = {name: _as_launched(each, known) for name, each in exports.items()}
+        reach.update({each.name: each for each in _own(words)})
+        if call is not None:
+            launches.append(Script(text, spread, call, words, tuple(reach.values()), _start(words, text)))
+        elif other is not None:
+            others.append((command.line, other))
+        elif (at := shell_text(values)) is not None:
+            inner = survey(values[at], values[at + 2 :], known)
+            launches += [_inside(each, spread[at], reach) for each in inner.launches]
+            others += [(command.line + line - 1, name) for line, name in inner.unjudged]
+            gpus += [_moved(word, spread[at]) for word in inner.gpus]
+            installs += [_moved(word, spread[at]) for word in inner.installs]
         else:
-            others.append(command.line)
-    return None if script is None else replace(script, others=tuple(others), gpus=tuple(gpus))
+            _take_exports(exports, command, words)
+    return Survey(tuple(launches), tuple(others), tuple(gpus), tuple(installs))
+
+
+def _inside(inner: Script, outer: Word, reach: Mapping[str, Export]) -> Script:
+    """A launch of a text for another shell, in the script that holds the text: nothing in there can be exchanged."""
+    own = {each.name: Export(each.name, _moved(each.word, outer), 2) for each in inner.exports}
+    words = tuple(_moved(word, outer) for word in inner.words)
+    return Script(inner.text, words, inner.call, (), tuple({**reach, **own}.values()), outer.start)
+
+
+def _moved(word: Word, outer: Word) -> Word:
+    return Word(word.raw, word.value, outer.line + word.line - 1, outer.start, outer.end, True)
 
 
 def _gpus(words: Sequence[Word]) -> Iterator[Word]:
@@ -107,6 +135,14 @@ def _gpus(words: Sequence[Word]) -> Iterator[Word]:
         name, sign, count = values[at].partition("=")
         if name == "--num-gpus" and (count if sign else "".join(values[at + 1 : at + 2])) != "0":
             yield words[at]
+
+
+def _installs(words: Sequence[Word]) -> Iterator[Word]:
+    """The words behind `pip install` that are no options."""
+    values = [word.value for word in words]
+    at = next((at for at in range(1, len(values)) if re.fullmatch(r"(?:.*/)?pip3?", values[at - 1])), 0)
+    if at and values[at] == "install":
+        yield from (word for word in words[at + 1 :] if not word.value.startswith("-"))
 
 
 def open_quote(text: str) -> int:

@@ -36,7 +36,7 @@ from npuenv.render.dockerfile import (
     one_word,
     text,
 )
-from npuenv.render.image_files import IMAGE_FILES, image_files
+from npuenv.render.image_files import DOCTOR, IMAGE_FILES, image_files
 from npuenv.render.requirements import PackageList, package_lists
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def render_docker(
     indexes: Mapping[str, Index],
     digest: str | None = None,
     user: str = "root",
+    has_doctor: bool = False,
     version: str = npuenv.__version__,
     lang: str = "en",
 ) -> dict[str, str]:
@@ -75,7 +76,8 @@ def render_docker(
     `stacks` and `locks` are by architecture (x86_64, aarch64) and belong to one stack, hardware and operating system;
     an architecture left out is refused by the image's build. `indexes` are by label: their addresses become defaults of
     build arguments. `digest` (sha256:...) pins the base image; for both architectures it has to be that of the list of
-    images, not of one of them. `user` runs the container.
+    images, not of one of them. `user` runs the container. `has_doctor`: the health check asks the doctor, which the
+    caller puts into the folder as DOCTOR.
 
     Raises BadInput for a stack without an image, for platforms or locks that do not belong together, for a system whose
     packages cannot be installed, and for a value that could break out of its instruction.
@@ -85,7 +87,7 @@ def render_docker(
     lists = {arch: package_lists(stack, locks[arch]) for arch, stack in ordered.items()}
     _refuse_indexes(lists, indexes)
     recipe = layers.Recipe(
-        ordered, lists, indexes, lambda message: say(message, lang), base.digest(digest), base.user(user)
+        ordered, lists, indexes, lambda message: say(message, lang), base.digest(digest), base.user(user), has_doctor
     )
     name = one_word(folder_name(recipe.stack), "stack")
     files = {"Dockerfile": f"{MARK}{name}\n{text(tree(recipe, locks, version))}"}
@@ -306,7 +308,7 @@ def _preparation(recipe: layers.Recipe) -> list[Instruction]:
         Run((ByArch(dict.fromkeys(recipe.stacks, ()), refusal), Exec(("python3", "-c", wanted)))),
         *layers.system_layer(recipe),
         words("files"),
-        Copy((*files, *IMAGE_FILES), f"{layers.HOME}/"),
+        Copy((*files, *IMAGE_FILES, *((DOCTOR,) if recipe.has_doctor else ())), f"{layers.HOME}/"),
         Blank(),
     ]
 
@@ -335,11 +337,19 @@ def _end(recipe: layers.Recipe) -> list[Instruction]:
         ),
         Workdir(_WORKPLACE),
         User(user),
-        words("health"),
-        Healthcheck(healthy, interval_s=60, timeout_s=20),
+        *_health(recipe, healthy),
         Entrypoint(("/bin/bash", f"{layers.HOME}/entrypoint.sh")),
         Cmd(("/bin/bash",)),
     ]
+
+
+def _health(recipe: layers.Recipe, healthy: tuple[str, ...]) -> list[Instruction]:
+    """The doctor takes seconds and is asked more rarely; it looks as somebody would who enters, CANN's settings on."""
+    words = _say(recipe)
+    if not recipe.has_doctor:
+        return [words("health"), Healthcheck(healthy, interval_s=60, timeout_s=20)]
+    entered = ("/bin/bash", f"{layers.HOME}/entrypoint.sh", *healthy, "--doctor")
+    return [words("health-doctor"), Healthcheck(entered, interval_s=600, timeout_s=120)]
 
 
 def _healthy(stack: Stack) -> tuple[str, ...]:

@@ -14,23 +14,25 @@ from npuenv.render.docker import MARK
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_OURS = re.compile(r"Dockerfile|activate\.sh|entrypoint\.sh|healthcheck\.py|requirements\.[^/]+\.txt")
+_OURS = re.compile(
+    r"Dockerfile|activate\.sh|entrypoint\.sh|healthcheck\.py|npuenv-doctor\.pyz|requirements\.[^/]+\.txt"
+)
 _MODE = 0o644
 _FOLDER_MODE = 0o755
 
 
-def write_folders(files: Mapping[str, str], parent: Path) -> tuple[Path, ...]:
+def write_folders(files: Mapping[str, str | bytes], parent: Path) -> tuple[Path, ...]:
     """The folders that were written or replaced below `parent`; those that hold the same texts already are left alone.
 
-    `files` are as `render_docker` gives them. All folders are looked at before the first is written. A folder is made
-    beside its place and renamed, so that a reader never sees half of it.
+    `files` are as `render_docker` gives them, with bytes for what is no text. All folders are looked at before the
+    first is written. A folder is made beside its place and renamed, so that a reader never sees half of it.
 
     Raises BadInput for a folder with content that was not rendered here, and where writing is not allowed.
     """
-    folders: dict[str, dict[str, str]] = {}
+    folders: dict[str, dict[str, bytes]] = {}
     for path, content in files.items():
         folder, name = _split(path)
-        folders.setdefault(folder, {})[name] = content
+        folders.setdefault(folder, {})[name] = content.encode() if isinstance(content, str) else content
     try:
         wanted = {parent / folder: texts for folder, texts in folders.items()}
         changed = {place: texts for place, texts in wanted.items() if not _is_same(place, texts)}
@@ -52,12 +54,10 @@ def _split(path: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def _is_same(place: Path, texts: Mapping[str, str]) -> bool:
+def _is_same(place: Path, texts: Mapping[str, bytes]) -> bool:
     if not place.is_dir() or {entry.name for entry in place.iterdir()} != set(texts):
         return False
-    return all(
-        (place / name).is_file() and (place / name).read_bytes() == text.encode() for name, text in texts.items()
-    )
+    return all((place / name).is_file() and (place / name).read_bytes() == text for name, text in texts.items())
 
 
 def _refuse_foreign(place: Path) -> None:
@@ -79,13 +79,13 @@ def _is_rendered(dockerfile: Path) -> bool:
     return dockerfile.is_file() and dockerfile.read_bytes().startswith(MARK.encode())
 
 
-def _replace(place: Path, texts: Mapping[str, str]) -> None:
+def _replace(place: Path, texts: Mapping[str, bytes]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
         fresh, old = Path(scratch) / "new", Path(scratch) / "old"
         fresh.mkdir()
         for name, text in texts.items():
-            (fresh / name).write_bytes(text.encode())
+            (fresh / name).write_bytes(text)
             (fresh / name).chmod(_MODE)
         fresh.chmod(_FOLDER_MODE)
         if place.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.messages import Message
@@ -14,16 +15,19 @@ if TYPE_CHECKING:
     from npuenv.render.layers import Recipe
 
 IMAGE_FILES = ("activate.sh", "entrypoint.sh", "healthcheck.py")
+DOCTOR = "npuenv-doctor.pyz"  # the doctor as one file, where the image is to hold it
 
 
 def image_files(recipe: Recipe) -> dict[str, str]:
     """File name -> text of each of IMAGE_FILES.
 
-    The health check runs on every Python of every stack; it reads metadata only, so it needs no CANN and no card. The
+    The health check runs on every Python of every stack; it reads metadata only, so it needs no CANN and no card; with
+    `--doctor` it asks DOCTOR beside it, too, and takes what that says of the image itself. The
     activation is for `.` and sets no shell options: the shell that reads it keeps its own.
     """
     stack, say = recipe.stack, recipe.say
     trees = [layers.source_folder(source) for source in stack.git_sources if source.how == "pythonpath"]
+    on_path = [shlex.quote(plain(path, "activate.sh")) for path in trees]
     cann, nnal = (plain(path, "activate.sh") for path in cann_scripts(stack))
     args = {"stack": stack.name}
     return {
@@ -33,7 +37,9 @@ def image_files(recipe: Recipe) -> dict[str, str]:
             stack=plain(stack.name, "activate.sh"),
             cann=cann,
             nnal=nnal,
-            on_path=[plain(path, "activate.sh") for path in trees],
+            # An empty entry would put the working folder on the path: CANN's scripts leave one at the end of an empty
+            # variable, which is why the script takes a colon off before these.
+            more_path="".join(f'    export PYTHONPATH={path}"${{PYTHONPATH:+:${{PYTHONPATH}}}}"\n' for path in on_path),
         ),
         "entrypoint.sh": fill(
             "image_entrypoint.sh.j2", head=say(Message("render.entrypoint-head", args)), home=layers.HOME

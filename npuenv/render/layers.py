@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from packaging.utils import canonicalize_name
-
+from npuenv import versions
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.plan.cann import cann_scripts
@@ -56,6 +55,7 @@ class Recipe:
     say: Callable[[Message], str]
     digest: str | None = None  # of the base image, like sha256:...; None: nobody gave one
     user: str = "root"  # who runs the container
+    has_doctor: bool = False  # the doctor lies in the image, and its health check asks it
 
     @property
     def stack(self) -> Stack:
@@ -165,10 +165,10 @@ def _install(recipe: Recipe, found: PackageList) -> Exec:
 
 def _sources(recipe: Recipe, step: BuildStep) -> list[Instruction]:
     """The layers of the repositories of a step."""
-    named = {canonicalize_name(source.name): source for source in recipe.stack.git_sources}
+    named = {versions.normalised(source.name): source for source in recipe.stack.git_sources}
     found: list[Instruction] = []
     for name in step.what:
-        source = named[canonicalize_name(name)]
+        source = named[versions.normalised(name)]
         if source.is_moving:
             args = {"name": source.name, "ref": source.ref}
             found.append(Comment(recipe.say(Message("render.moving", args))))

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from packaging.utils import canonicalize_name
-
+from npuenv import versions
 from npuenv.errors import BadInput
 from npuenv.lock.export import requirement_lines
 from npuenv.messages import Message
@@ -58,7 +57,7 @@ def package_lists(stack: Stack, lock: Lock) -> tuple[PackageList, ...]:
     places = _places(stack)
     found: dict[tuple[int, str, bool], list[LockedPackage]] = {}
     for package in lock.packages:
-        name = canonicalize_name(package.name)
+        name = versions.normalised(package.name)
         place = places.get(name, places.get(REST))
         if place is None:
             raise BadInput(
@@ -93,14 +92,14 @@ def _places(stack: Stack) -> Mapping[str, int]:
     has to come after that step (triton-ascend owns files that triton owns too).
     """
     removed = {
-        canonicalize_name(name): number
+        versions.normalised(name): number
         for number, step in enumerate(stack.order)
         if step.does == "uninstall"
         for name in step.what
     }
     places: dict[str, int] = dict.fromkeys(removed, -1)
     for number, step in enumerate(stack.order):
-        for name in map(canonicalize_name, step.what) if step.does in _INSTALLS else ():
+        for name in map(versions.normalised, step.what) if step.does in _INSTALLS else ():
             is_late_enough = number > removed.get(name, -1)
             if is_late_enough and places.get(name, -1) < 0:
                 places[name] = number

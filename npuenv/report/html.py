@@ -86,10 +86,10 @@ def render_html(findings: Sequence[Finding], facts: Facts, *, lang: str = "en", 
         *_facts(to_json(facts), lang),
         *_foot(asked, lang),
     ]
-    return _page(_words("html-title", lang), "\n".join(body), lang)
+    return whole_page(_words("html-title", lang), "\n".join(body), lang)
 
 
-def _page(name: str, body: str, lang: str) -> str:
+def whole_page(name: str, body: str, lang: str) -> str:
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return (
@@ -97,7 +97,7 @@ def _page(name: str, body: str, lang: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{_text(name)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n"
+        f"<title>{as_text(name)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n"
         "</html>\n"
     )
 
@@ -105,28 +105,28 @@ def _page(name: str, body: str, lang: str) -> str:
 def _head(findings: Sequence[Finding], facts: Facts, lang: str) -> Iterator[str]:
     machine, versions = machine_lines(facts, lang)
     number = counts(findings)
-    yield f"<header>\n<h1>{_text(_words('html-title', lang))}</h1>"
+    yield f"<header>\n<h1>{as_text(_words('html-title', lang))}</h1>"
     for line in filter(None, (machine, versions, facts.machine.time.value)):
-        yield f'<p class="dim">{_text(line)}</p>'
+        yield f'<p class="dim">{as_text(line)}</p>'
     worst = next(status for status in (*PROBLEMS, Status.OK) if number[status] or status is Status.OK)
-    verdict = _text(_words(f"verdict-{worst.value}", lang))
+    verdict = as_text(_words(f"verdict-{worst.value}", lang))
     yield f'<p class="verdict {worst.value}"><span class="label">{verdict}</span></p>'
     yield '<ul class="counts">'
     for status in (*PROBLEMS, Status.OK, Status.SKIP):
         yield (
             f'<li class="{status.value}"><b class="label">{number[status]}</b>'
-            f"{_text(_words(f'count-{status.value}', lang))}</li>"
+            f"{as_text(_words(f'count-{status.value}', lang))}</li>"
         )
     yield "</ul>\n</header>"
 
 
 def _problem(group: Group, lang: str) -> Iterator[str]:
     """A problem, open, with all that is known about it; several that could not be judged for one reason, together."""
-    yield f'<section class="finding {group.first.status.value}" id="{_text(group.first.check)}">'
+    yield f'<section class="finding {group.first.status.value}" id="{as_text(group.first.check)}">'
     yield f"<h3>{_heading(group.findings, lang)}</h3>"
     if group.because is not None:
-        yield f"<p>{_text(_words('because', lang, name=title(group.because)))}</p>"
-    yield from _details(group.findings, lang)
+        yield f"<p>{as_text(_words('because', lang, name=title(group.because)))}</p>"
+    yield from details_of(group.findings, lang)
     yield "</section>"
 
 
@@ -136,77 +136,77 @@ def _others(findings: Sequence[Finding], lang: str) -> Iterator[str]:
     for finding in findings:
         areas.setdefault(finding.check.partition(".")[0], []).append(finding)
     if areas:
-        yield f"<h2>{_text(_words('html-others', lang))}</h2>"
+        yield f"<h2>{as_text(_words('html-others', lang))}</h2>"
     for area, members in areas.items():
         number = counts(members)
         parts = [(status, number[status]) for status in (Status.OK, Status.SKIP) if number[status]]
         joint = "、" if lang == "zh" else ", "
         listed = joint.join(f"{count} {_words(f'count-{status.value}', lang)}" for status, count in parts)
-        yield f'<details class="area"><summary>{_text(_words(f"area-{area}", lang))} '
-        yield f'<span class="dim brief">{_text(listed)}</span></summary>'
+        yield f'<details class="area"><summary>{as_text(_words(f"area-{area}", lang))} '
+        yield f'<span class="dim brief">{as_text(listed)}</span></summary>'
         for finding in members:
-            yield f'<details class="finding {finding.status.value}" id="{_text(finding.check)}">'
+            yield f'<details class="finding {finding.status.value}" id="{as_text(finding.check)}">'
             yield f"<summary>{_heading([finding], lang)}</summary>"
-            yield from _details([finding], lang)
+            yield from details_of([finding], lang)
             yield "</details>"
         yield "</details>"
 
 
 def _heading(findings: Sequence[Finding], lang: str) -> str:
-    label = f'<span class="label">{_text(_words(f"label-{findings[0].status.value}", lang))}</span>'
+    label = f'<span class="label">{as_text(_words(f"label-{findings[0].status.value}", lang))}</span>'
     names = ("、" if lang == "zh" else ", ").join(say(title(finding.check), lang) for finding in findings)
-    says = f'<span class="brief">{_text(say(findings[0].says, lang))}</span>'
-    return f"{label}{_text(names)}{'：' if lang == 'zh' else ': '}{says}"
+    says = f'<span class="brief">{as_text(say(findings[0].says, lang))}</span>'
+    return f"{label}{as_text(names)}{'：' if lang == 'zh' else ': '}{says}"
 
 
-def _details(findings: Sequence[Finding], lang: str) -> Iterator[str]:
+def details_of(findings: Sequence[Finding], lang: str) -> Iterator[str]:
     """What `findings` share: evidence and cure; then the id and the source of each."""
     finding = findings[0]
     if finding.evidence:
         yield '<dl class="evidence">'
         for item in finding.evidence:
-            yield f"<dt><code>{_text(item.command)}</code></dt><dd><code>{_text(item.line)}</code></dd>"
+            yield f"<dt><code>{as_text(item.command)}</code></dt><dd><code>{as_text(item.line)}</code></dd>"
         yield "</dl>"
     if finding.fix is not None:
-        yield from _cure(finding.fix, lang)
+        yield from cure_of(finding.fix, lang)
     for each in findings:
         source = say(Message("doctor.source", {"source": each.source}), lang)
-        yield f'<p class="meta"><code>{_text(each.check)}</code> · {_text(source)}</p>'
+        yield f'<p class="meta"><code>{as_text(each.check)}</code> · {as_text(source)}</p>'
 
 
-def _cure(fix: Fix, lang: str) -> Iterator[str]:
+def cure_of(fix: Fix, lang: str) -> Iterator[str]:
     kind = "fix-dangerous" if fix.is_dangerous else "fix"
     css = ' class="caution"' if fix.is_dangerous else ""
-    yield f"<p{css}>{_text(_words(kind, lang, says=fix.says))}</p>"
+    yield f"<p{css}>{as_text(_words(kind, lang, says=fix.says))}</p>"
     if fix.needs_root and fix.commands:
-        yield f'<p class="meta">{_text(_words("as-root", lang))}</p>'
+        yield f'<p class="meta">{as_text(_words("as-root", lang))}</p>'
     for argv in fix.commands:
-        yield f"<pre>{_text(shell_line(argv))}</pre>"
+        yield f"<pre>{as_text(shell_line(argv))}</pre>"
 
 
 def _facts(groups: Mapping[str, Any], lang: str) -> Iterator[str]:
     """All facts, folded, group by group; a group that is a single fact stands under its own name."""
-    yield f"<h2>{_text(_words('html-facts', lang))}</h2>"
+    yield f"<h2>{as_text(_words('html-facts', lang))}</h2>"
     for name, group in groups.items():
         members = {name: group} if "state" in group and "evidence" in group else group
         if not members:
             continue
-        yield f'<details class="area"><summary>{_text(name)} <span class="dim brief">{len(members)}</span></summary>'
+        yield f'<details class="area"><summary>{as_text(name)} <span class="dim brief">{len(members)}</span></summary>'
         yield "<table><tbody>"
         for key, fact in members.items():
-            yield f'<tr><th scope="row"><code>{_text(key)}</code></th><td>{_fact(fact, lang)}</td></tr>'
+            yield f'<tr><th scope="row"><code>{as_text(key)}</code></th><td>{_fact(fact, lang)}</td></tr>'
         yield "</tbody></table></details>"
 
 
 def _fact(fact: Mapping[str, Any], lang: str) -> str:
     if fact["state"] != "known":
         reason = next((item["line"] for item in fact["evidence"] if item["line"]), "")
-        state = _text(_words(f"state-{fact['state']}", lang))
-        return f'<span class="dim">{state}</span> <code>{_text(reason)}</code>'
+        state = as_text(_words(f"state-{fact['state']}", lang))
+        return f'<span class="dim">{state}</span> <code>{as_text(reason)}</code>'
     lines = list(_outline(fact["value"]))
-    block = f'<pre class="value">{_text(chr(10).join(lines), is_block=True)}</pre>'
+    block = f'<pre class="value">{as_text(chr(10).join(lines), is_block=True)}</pre>'
     if len(lines) > _SHORT_LIST:
-        return f"<details><summary>{_text(_words('html-lines', lang, count=len(lines)))}</summary>{block}</details>"
+        return f"<details><summary>{as_text(_words('html-lines', lang, count=len(lines)))}</summary>{block}</details>"
     return block
 
 
@@ -247,15 +247,15 @@ def _one_line(value: Any) -> str:
 def _foot(asked: str, lang: str) -> Iterator[str]:
     yield '<footer class="meta">'
     if asked:
-        yield f"<p><code>{_text(asked)}</code></p>"
-    yield f"<p>{_text(_words('html-foot', lang, version=__version__))}</p></footer>"
+        yield f"<p><code>{as_text(asked)}</code></p>"
+    yield f"<p>{as_text(_words('html-foot', lang, version=__version__))}</p></footer>"
 
 
 def _words(name: str, lang: str, /, **args: object) -> str:
     return say(Message(f"doctor.{name}", args), lang)
 
 
-def _text(text: str, *, is_block: bool = False) -> str:
+def as_text(text: str, *, is_block: bool = False) -> str:
     """The text as HTML: escaped, without control characters, safe in an attribute too."""
     lines = text.split("\n") if is_block else [text]
     return html.escape("\n".join(map(clean, lines)), quote=True)

@@ -17,7 +17,7 @@ from npuenv.report.cells import clean
 from npuenv.report.doctor import counts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from npuenv.checks import Finding
 
@@ -26,18 +26,32 @@ _ELEMENTS = {Status.FAIL: "failure", Status.UNKNOWN: "error", Status.SKIP: "skip
 _NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
+def _title(finding: Finding) -> Message:
+    return title(finding.check)
+
+
 def render_junit(findings: Sequence[Finding], *, lang: str = "en") -> str:
     """The XML document, one suite for each area."""
     areas: dict[str, list[Finding]] = {}
     for finding in findings:
         areas.setdefault(finding.check.partition(".")[0], []).append(finding)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f'<testsuites name="npuenv doctor"{_totals(findings)}>']
-    for area, members in areas.items():
-        lines.append(f'  <testsuite name="{_xml(area)}"{_totals(members)} skipped="{counts(members)[Status.SKIP]}">')
-        for finding in members:
-            lines += _case(finding, lang)
-        lines.append("  </testsuite>")
-    return "\n".join([*lines, "</testsuites>"]) + "\n"
+    return whole(findings, (line for area, members in areas.items() for line in suite(area, members, lang)))
+
+
+def whole(findings: Sequence[Finding], lines: Iterable[str]) -> str:
+    """The document around the lines of its suites, with the totals of all their findings."""
+    head = ['<?xml version="1.0" encoding="UTF-8"?>', f'<testsuites name="npuenv doctor"{_totals(findings)}>']
+    return "\n".join([*head, *lines, "</testsuites>"]) + "\n"
+
+
+def suite(
+    name: str, findings: Sequence[Finding], lang: str, name_of: Callable[[Finding], Message] = _title
+) -> Iterator[str]:
+    """The lines of one suite. `name_of`: what a finding is called."""
+    yield f'  <testsuite name="{_xml(name)}"{_totals(findings)} skipped="{counts(findings)[Status.SKIP]}">'
+    for finding in findings:
+        yield from _case(finding, lang, name_of)
+    yield "  </testsuite>"
 
 
 def _totals(findings: Sequence[Finding]) -> str:
@@ -45,7 +59,7 @@ def _totals(findings: Sequence[Finding]) -> str:
     return f' tests="{len(findings)}" failures="{number[Status.FAIL]}" errors="{number[Status.UNKNOWN]}"'
 
 
-def _case(finding: Finding, lang: str) -> Iterator[str]:
+def _case(finding: Finding, lang: str, name_of: Callable[[Finding], Message]) -> Iterator[str]:
     area = finding.check.partition(".")[0]
     head = f'<testcase classname="npuenv.{_xml(area)}" name="{_xml(finding.check)}"'
     element = _ELEMENTS.get(finding.status)
@@ -53,7 +67,7 @@ def _case(finding: Finding, lang: str) -> Iterator[str]:
         yield f"    {head}/>"
         return
     yield f"    {head}>"
-    says = f"{say(title(finding.check), lang)}: {say(finding.says, lang)}"
+    says = f"{say(name_of(finding), lang)}: {say(finding.says, lang)}"
     body = _xml("\n".join(_body(finding, lang)))
     if element == "skipped":
         yield f'      <skipped message="{_xml(says)}"/>'

@@ -41,6 +41,7 @@ class Examined:
     problems: tuple[Problem, ...]
     corrected: tuple[tuple[str, ...], ...]  # for each problem: the lines or words that mend it
     notes: tuple[Message, ...] = ()
+    others: tuple[Launch, ...] = ()  # further launches of the same script, whose problems are among these
 
     @property
     def counts(self) -> dict[str, int]:
@@ -50,8 +51,9 @@ class Examined:
 class Veil:
     """Takes secrets out of texts: what looks like one, and the values of settings that are named like one."""
 
-    def __init__(self, launch: Launch) -> None:
-        named = [each for table in (launch.settings, launch.environ) for each in table.values()]
+    def __init__(self, *launches: Launch) -> None:
+        tables = [table for launch in launches for table in (launch.settings, launch.environ)]
+        named = [each for table in tables for each in table.values()]
         words = {word for each in named if _is_secret(each.key) for word in (str(each.value), each.text)}
         self._words = sorted((word for word in words if len(word) >= _SHORTEST), key=len, reverse=True)
 
@@ -85,13 +87,13 @@ def show(found: Examined, console: Console, lang: str, *, is_quiet: bool = False
     """
     from rich.text import Text
 
-    veil = Veil(found.launch)
+    veil = Veil(found.launch, *found.others)
     for problem, corrected in zip(found.problems, found.corrected):
         if is_quiet and problem.severity != "error":
             continue
         head = f"{_where(problem, found, lang)}: {_say(problem.severity, lang)} {problem.rule}"
         console.print(Text(head, _STYLES[problem.severity]), soft_wrap=True)
-        for line in _body(problem, corrected, veil, lang):
+        for line in body_lines(problem, corrected, veil, lang):
             console.print(Text(f"    {line}"), soft_wrap=True)
         console.print(Text(f"      {_say('source', lang, source=problem.source)}", "dim"), soft_wrap=True)
     if not is_quiet:
@@ -100,7 +102,8 @@ def show(found: Examined, console: Console, lang: str, *, is_quiet: bool = False
         console.print(Text(_summary(found, lang), "bold"), soft_wrap=True)
 
 
-def _body(problem: Problem, corrected: Sequence[str], veil: Veil, lang: str) -> Iterator[str]:
+def body_lines(problem: Problem, corrected: Sequence[str], veil: Veil, lang: str) -> Iterator[str]:
+    """What is wrong, what was written, and how the lines read when they are right."""
     yield veil(say(problem.says, lang))
     for setting in problem.settings:
         yield _say("written", lang, what=_as_written(setting, veil))
@@ -136,7 +139,9 @@ def place_text(place: Place | None, path: str, lang: str) -> str:
     """`run.sh:12`, the position of a word of a command line, or the whole launch."""
     if place is None:
         return path or _say("command", lang)
-    return f"{place.path}:{place.line}" if place.path else _say("word", lang, word=place.word)
+    if place.path:
+        return f"{place.path}:{place.line}"
+    return _say("word", lang, word=place.word) if place.word else _say("command", lang)
 
 
 def _summary(found: Examined, lang: str) -> str:
@@ -150,7 +155,7 @@ def show_fix(fixed: Fixed, found: Examined, console: Console, lang: str, *, to: 
     """The diff of the corrected copy, and what is left to the user. `to` "": it was not written."""
     from rich.text import Text
 
-    veil = Veil(found.launch)
+    veil = Veil(found.launch, *found.others)
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in diff_lines(fixed, found.path, to, veil):
         console.print(Text(line, styles.get(line[:1], "")), soft_wrap=True)
@@ -183,7 +188,7 @@ def document(
     found: Examined, lang: str, *, code: int, fixed: Fixed | None = None, to: str | None = None
 ) -> dict[str, Any]:
     """The `npuenv.preflight/1` document. Keys and ids do not depend on the language, sentences do."""
-    veil = Veil(found.launch)
+    veil = Veil(found.launch, *found.others)
     launch = found.launch
     return {
         "schema": SCHEMA,
@@ -248,7 +253,7 @@ def _fix_json(fixed: Fixed, found: Examined, to: str | None, veil: Veil, lang: s
 
 def sarif_document(found: Examined, lang: str, *, code: int) -> dict[str, Any]:
     """The SARIF 2.1.0 log with one run: each rule that spoke, each problem a result at its line."""
-    veil = Veil(found.launch)
+    veil = Veil(found.launch, *found.others)
     sources: Mapping[str, str] = {problem.rule: problem.source for problem in found.problems}
     rules = [{"id": rule, "help": {"text": source}} for rule, source in sources.items()]
     results = [
@@ -269,7 +274,7 @@ def _result(problem: Problem, corrected: Sequence[str], rule: int, veil: Veil, l
         "ruleId": problem.rule,
         "ruleIndex": rule,
         "level": problem.severity,
-        "message": {"text": "\n".join(_body(problem, corrected, veil, lang))},
+        "message": {"text": "\n".join(body_lines(problem, corrected, veil, lang))},
     }
     place = problem.settings[0].place if problem.settings else None
     if place is not None and place.path:

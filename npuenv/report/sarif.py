@@ -17,9 +17,10 @@ from npuenv.report.cells import clean
 from npuenv.report.doctor import in_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from npuenv.checks import Finding
+    from npuenv.errors import ExitCode
     from npuenv.facts.base import Evidence
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -31,36 +32,52 @@ def sarif_document(
     findings: Sequence[Finding], *, lang: str = "en", framework: str | None = None, host: str = "host1"
 ) -> dict[str, Any]:
     """The SARIF log with one run. `host` names the machine in places that are no file."""
+    run = run_of(findings, lang=lang, code=exit_code(findings, framework=framework), host=host)
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _title(finding: Finding) -> Message:
+    return title(finding.check)
+
+
+def run_of(
+    findings: Sequence[Finding],
+    *,
+    lang: str,
+    code: ExitCode,
+    host: str,
+    name_of: Callable[[Finding], Message] = _title,
+) -> dict[str, Any]:
+    """One run. `name_of`: what a finding is called."""
     index = {finding.check: number for number, finding in enumerate(findings)}
     problems = [finding for finding in in_order(findings) if finding.status in _LEVELS]
     driver = {
         "name": "npuenv doctor",
         "version": __version__,
         "language": _BCP47[lang],
-        "rules": [_rule(finding, lang) for finding in findings],
+        "rules": [_rule(finding, lang, name_of) for finding in findings],
     }
-    run = {
+    return {
         "tool": {"driver": driver},
         "language": _BCP47[lang],
         "columnKind": "unicodeCodePoints",
-        "invocations": [{"executionSuccessful": True, "exitCode": int(exit_code(findings, framework=framework))}],
-        "results": [_result(finding, index[finding.check], lang, host) for finding in problems],
+        "invocations": [{"executionSuccessful": True, "exitCode": int(code)}],
+        "results": [_result(finding, index[finding.check], lang, host, name_of) for finding in problems],
     }
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _rule(finding: Finding, lang: str) -> dict[str, Any]:
+def _rule(finding: Finding, lang: str, name_of: Callable[[Finding], Message]) -> dict[str, Any]:
     source = say(Message("doctor.source", {"source": finding.source}), lang)
     return {
         "id": finding.check,
-        "shortDescription": {"text": say(title(finding.check), lang)},
+        "shortDescription": {"text": say(name_of(finding), lang)},
         "help": {"text": source},
         "properties": {"tags": [finding.check.partition(".")[0]]},
     }
 
 
-def _result(finding: Finding, rule: int, lang: str, host: str) -> dict[str, Any]:
-    lines = [f"{say(title(finding.check), lang)}: {clean(say(finding.says, lang))}"]
+def _result(finding: Finding, rule: int, lang: str, host: str, name_of: Callable[[Finding], Message]) -> dict[str, Any]:
+    lines = [f"{say(name_of(finding), lang)}: {clean(say(finding.says, lang))}"]
     lines += [f"{clean(item.command)} -> {clean(item.line)}" for item in finding.evidence]
     properties: dict[str, Any] = {"status": finding.status.value}
     fix = finding.fix

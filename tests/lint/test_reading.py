@@ -10,9 +10,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from npuenv.errors import BadInput
-from npuenv.lint import lint_paths
 from npuenv.lint.dockerfile import image_of, read_dockerfile, read_shell_script
 from npuenv.lint.gather import gather
+from npuenv.lint.paths import lint_paths
 from npuenv.lint.ranges import disjoint, takes_newest, within
 from npuenv.lint.requirement_files import ask, logical_lines
 from npuenv.lint.shell import ARCH, UNKNOWN, commands, expand, source_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npuenv._toml import load_file
-from npuenv.lint import lint_paths
+from npuenv.lint.paths import lint_paths
 from npuenv.matrix import load_matrix
 from npuenv.messages import LANGUAGES, say
 

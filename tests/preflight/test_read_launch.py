@@ -95,8 +95,8 @@ def test_a_run_is_known_by_its_module_its_file_or_its_keys(words: tuple[str, ...
 @pytest.mark.parametrize(
     "words",
     [
-        ("python", "-m", "verl.trainer.main_eval", "a=1"),
         ("ls", "-l"),
+        ("python3", "own.py", "--like", "verl.trainer.main_eval"),
         ("echo", "actor_rollout_ref.x=1"),
         ("bash", "-c", "x"),
     ],
@@ -121,7 +121,9 @@ def test_the_configuration_a_command_names_lies_under_its_words(tmp_path: Path) 
 def test_the_megatron_configuration_of_verl_sets_the_strategy() -> None:
     plain = read_words((*VERL, "--config-name=ppo_trainer", "a=5"), ASKED)
     assert values(plain) == {"a": 5}
-    megatron = read_words((*VERL, "--config-name=ppo_megatron_trainer", "a=5"), ASKED)
+    for name in ("ppo_megatron_trainer.yaml", "ppo_megatron_trainer"):
+        megatron = read_words((*VERL, f"--config-name={name}", "a=5"), ASKED)
+        assert megatron.launch.settings["actor_rollout_ref.actor.strategy"].value == "megatron"
     assert values(megatron) == {"actor_rollout_ref.actor.strategy": "megatron", "a": 5}
 
 
@@ -174,7 +176,7 @@ def test_a_script_is_read_as_the_program_would_get_it(tmp_path: Path) -> None:
     lines = {key: each.place.line for key, each in reading.launch.settings.items()}
     assert (lines["data.size"], lines["trainer.n"], lines["data.a"], lines["x.y"]) == (21, 22, 12, 23)
     assert reading.refused == ()
-    assert [note.args["others"] for note in reading.notes] == [("25",)]
+    assert [note.args["lines"] for note in reading.notes] == [("20", "25")]
 
 
 SUMS = """\

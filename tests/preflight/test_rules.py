@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from npuenv.preflight.fixing import fix
 from npuenv.preflight.rules import RULES
 from npuenv.preflight.rules.base import value
 from npuenv.preflight.rules.cards import mapping_of
-from npuenv.preflight.types import Launch, Machine, Place, Setting
+from npuenv.preflight.rules.keys import moves
+from npuenv.preflight.types import Change, Launch, Machine, Place, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +30,7 @@ case_files = importlib.util.module_from_spec(_SPEC)
 sys.modules[_SPEC.name] = case_files
 _SPEC.loader.exec_module(case_files)
 
-FAULTS = [case for name in ("faults", "held_out", "held_out_2") for case in case_files.cases_of(name)]
+FAULTS = [case for name in ("faults", "held_out", "held_out_2", "held_out_3") for case in case_files.cases_of(name)]
 RIGHT = case_files.cases_of("right")
 
 
@@ -79,6 +81,7 @@ def test_there_are_enough_faults_and_right_ones() -> None:
 
 
 def test_every_rule_has_a_case_or_a_test_with_files() -> None:
+    # What the reader finds itself is no rule of the table.
     with_files = {"preflight.path", "preflight.columns", "preflight.reward-signature"}
     as_note = {"preflight.release", "preflight.memory-unjudged", "preflight.no-reader"}
     families = {"preflight.roll-strategy": "preflight.roll-deepspeed"}
@@ -144,11 +147,27 @@ def test_the_defaults_are_those_of_the_release() -> None:
     assert "actor_rollout_ref.actor.megatron.tensor_model_parallel_size" in names_of("verl", "0.7.1")
 
 
+def test_an_old_name_is_taken_out_where_the_new_one_is_written_too() -> None:
+    old, new = "critic.model.fsdp_config.param_offload", "critic.fsdp.param_offload"
+    launch = launch_of(release="0.8.0", **{old.replace(".", "__"): True, new.replace(".", "__"): False})
+    found = [each for rule in RULES for each in rule.judge(launch) if rule.id == "preflight.key-moved"]
+    assert [each.changes for each in found] == [(Change(old, None),)]
+
+
 def test_an_unknown_release_is_said_once_and_as_a_note() -> None:
     launch = launch_of(release=None, trainer__n_gpus_per_node=8)
     found = [problem for rule in RULES if "verl" in rule.frameworks for problem in rule.judge(launch)]
     assert [problem.severity for problem in found if problem.rule == "preflight.release"] == ["note"]
     assert not {"preflight.key-unknown", "preflight.device"} & {problem.rule for problem in found}
+
+
+def test_that_megatrons_memory_is_not_judged_is_a_note() -> None:
+    launch = launch_of(actor_rollout_ref__actor__strategy="megatron")
+    known = replace(launch, machine=Machine("a2", 8, 1, 64.0))
+    found = [each for rule in RULES if "verl" in rule.frameworks for each in rule.judge(known)]
+    assert [(each.severity, each.says.key) for each in found if each.rule == "preflight.memory-unjudged"] == [
+        ("note", "preflight_rules.memory-megatron")
+    ]
 
 
 def test_an_open_value_is_not_judged() -> None:
@@ -183,3 +202,32 @@ def test_every_choice_and_bound_speaks_of_a_key_that_some_release_has() -> None:
     for row in (*load_matrix().choices, *load_matrix().bounds):
         if row.framework == "verl" and "*" not in row.key:
             assert row.key in names, row.id
+
+
+def test_a_rename_is_written_down_once_and_known_to_both_who_need_it() -> None:
+    matrix = load_matrix()
+    rendered = {name.rstrip(".") for row in matrix.launch_keys for name in (row.key, row.before) if name}
+    assert [row.old for row in matrix.moved_keys if row.old in rendered or row.new in rendered] == []
+    old = {row.old: (row.new, row.since) for row in moves()}
+    assert old["ray_init"] == ("ray_kwargs.ray_init", "0.6.0")
+    assert old["trainer.use_legacy_worker_impl"] == ("", "0.8.0")
+    assert old["actor_rollout_ref.actor.fsdp_config.grad_offload"] == ("", "0.5.0")
+    assert len(old) == len(moves())
+
+
+ROLLOUT, BUCKET = "actor_rollout_ref.rollout", "update_weights_bucket_megabytes"
+
+
+@pytest.mark.parametrize(
+    ("release", "old", "new"),
+    [
+        ("0.8.0", f"{ROLLOUT}.{BUCKET}", f"{ROLLOUT}.checkpoint_engine.{BUCKET}"),
+        ("0.6.1", f"{ROLLOUT}.checkpoint_engine.{BUCKET}", f"{ROLLOUT}.{BUCKET}"),
+        ("0.5.0", "actor_rollout_ref.actor.fsdp_config.use_torch_compile", "actor_rollout_ref.actor.use_torch_compile"),
+    ],
+)
+def test_what_launch_files_are_rendered_by_is_corrected_in_both_directions(release: str, old: str, new: str) -> None:
+    for key, expected in ((old, [(new, old)]), (new, [])):
+        launch = launch_of(release=release, **{key.replace(".", "__"): True})
+        found = [each for rule in RULES for each in rule.judge(launch) if rule.id == "preflight.key-moved"]
+        assert [(change.key, change.renames) for each in found for change in each.changes] == expected

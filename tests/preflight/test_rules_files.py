@@ -53,6 +53,11 @@ def test_the_five_columns_are_fine(tmp_path: Path) -> None:
     assert found({"data.train_files": path, "data.val_files": path}) == {}
 
 
+def test_a_long_list_of_columns_is_read_whole(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", "prompt", *(f"column_{number}" for number in range(9000)))
+    assert "preflight.columns" in found({"data.train_files": path})
+
+
 def test_a_file_that_is_no_parquet_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"x")
     assert found({"data.train_files": str(tmp_path / "a.parquet")}) == {}

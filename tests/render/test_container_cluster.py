@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,9 +39,13 @@ def test_slurm_starts_workers_on_the_other_nodes_and_the_head_decides(host: Any)
             found, rest = reading.options(call.words, {"--no-container-mount-home"})
             steps[dict(found)["--relative"]] = (dict(found)["--nodes"], rest)
     assert code == 0
-    assert steps["1"][0] == "2" and steps["1"][1][-2:] == ["follow", "node1:6379"]
+    assert steps["1"][0] == "2" and steps["1"][1][5:7] == ["follow", "node1:6379"]
+    assert [sentence.split(",")[0] for sentence in steps["1"][1][7:]] == [
+        "npuenv: Ray's head did not come up in time",
+        "npuenv: the interface that reaches the head was not found",
+    ]
     assert steps["0"][0] == "1" and steps["0"][1][5:9] == ["lead", "node1", "6379", "3"]
-    assert steps["0"][1][9].startswith("Not all 3 nodes joined") and steps["0"][1][10:] == ["python3", "train.py"]
+    assert steps["0"][1][9].startswith("Not all 3 nodes joined") and steps["0"][1][11:] == ["python3", "train.py"]
     assert 'ray start --address="$1"' in steps["1"][1][4] and "ray start --head" in steps["0"][1][4]
     directives = [line for line in render_container(container)["slurm.sh"].splitlines() if line.startswith("#SBATCH")]
     assert directives == [
@@ -51,18 +57,36 @@ def test_slurm_starts_workers_on_the_other_nodes_and_the_head_decides(host: Any)
     ]
 
 
-def program(text: str, *words: str, ray: str, folder: Path) -> tuple[int, list[str]]:
-    """Exit code of a program of a Ray cluster's side, and what it called. `ray` is the body of a stand-in for it."""
+FOUND = 'cat >/dev/null; echo "enp194s0f0 10.0.0.7"'
+
+
+def program(
+    text: str, *words: str, ray: str, folder: Path, python: str = FOUND, **environ: str
+) -> tuple[int, list[str]]:
+    """Exit code of a program of a Ray cluster's side, and what it called but for python3.
+
+    `ray` and `python` are the bodies of stand-ins for those; the clock goes on by five seconds with each sleep.
+    """
+    clock = f'echo $((5 * $(grep -c "^sleep" {folder}/calls)))'
+    (folder / "calls").write_text("")
+    for name, body in (("python3", python), ("date", clock)):
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
     for name, body in (("ray", ray), ("sleep", "")):
         (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{folder}/calls\n{body}\n')
         (folder / name).chmod(0o755)
-    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "NPUENV_WAIT_S": "20"}
-    done = subprocess.run(["sh", "-c", text, "it", *words], env=environ, timeout=60, capture_output=True, check=False)
+    base = {"PATH": f"{folder}:{os.environ['PATH']}", "NPUENV_WAIT_S": "20"}
+    done = subprocess.run(
+        ["sh", "-c", text, "it", *words], env=base | environ, timeout=60, capture_output=True, check=False
+    )
     (folder / "said").write_bytes(done.stderr)
     return done.returncode, (folder / "calls").read_text().splitlines()
 
 
-HEAD, START = ("node1", "6379", "3", "They did not come."), "ray start --head --port=6379"
+HEAD, START = ("node1", "6379", "3", "They did not come.", "No interface."), "ray start --head --port=6379"
+
+
+WORKER = ("node1:6379", "No head.", "No interface.")
 
 
 def status(folder: Path, *, full_at: int) -> str:
@@ -142,14 +166,61 @@ def test_where_ray_does_not_start_the_command_is_not_run(tmp_path: Path) -> None
 
 def test_a_worker_waits_for_the_head_and_then_stays(tmp_path: Path) -> None:
     late = f'test "$(wc -l <{tmp_path}/calls)" -gt 4'
-    code, calls = program(shell.FOLLOW, "node1:6379", ray=late, folder=tmp_path)
+    code, calls = program(shell.FOLLOW, *WORKER, ray=late, folder=tmp_path)
     join = "ray start --address=node1:6379"
     assert (code, calls) == (0, [join, "sleep 5", join, "sleep 5", join, "sleep infinity"])
 
 
-def test_a_worker_without_a_head_gives_up(tmp_path: Path) -> None:
-    code, calls = program(shell.FOLLOW, "node1:6379", ray="exit 1", folder=tmp_path)
-    assert (code, calls.count("sleep 5"), calls.count("sleep infinity")) == (1, 20, 0)
+@pytest.mark.parametrize(("seconds", "waits"), [("20", 4), ("60", 12)])
+def test_a_worker_without_a_head_gives_up_in_the_time_that_is_set(tmp_path: Path, seconds: str, waits: int) -> None:
+    code, calls = program(shell.FOLLOW, *WORKER, ray="exit 1", folder=tmp_path, NPUENV_WAIT_S=seconds)
+    assert (code, calls.count("sleep 5"), calls.count("sleep infinity")) == (1, waits, 0)
+    assert (tmp_path / "said").read_text() == "No head.\n"
+
+
+def test_ray_starts_with_the_interface_that_reaches_the_head(tmp_path: Path) -> None:
+    """Ray's processes inherit what it starts with: set later, the variables reach no worker."""
+    names = ("HCCL_SOCKET_IFNAME", "HCCL_IF_IP", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    show = " ".join(f'"{name}=${{{name}-none}}"' for name in names)
+    ray = f'test "$1" = start && printf "%s\\n" {show} >{tmp_path}/environ\n{status(tmp_path, full_at=0)}'
+    expected = ["HCCL_SOCKET_IFNAME==enp194s0f0", "HCCL_IF_IP=10.0.0.7"]
+    expected += ["GLOO_SOCKET_IFNAME=enp194s0f0", "TP_SOCKET_IFNAME=enp194s0f0"]
+    for text, words in ((shell.LEAD, (*HEAD, "true")), (shell.FOLLOW, WORKER)):
+        assert program(text, *words, ray=ray, folder=tmp_path)[0] == 0
+        assert (tmp_path / "environ").read_text().splitlines() == expected
+        program(text, *words, ray=ray, folder=tmp_path, GLOO_SOCKET_IFNAME="bond0")
+        assert (tmp_path / "environ").read_text().splitlines()[2] == "GLOO_SOCKET_IFNAME=bond0"
+
+
+def test_where_no_interface_is_found_the_job_goes_on_and_says_so(tmp_path: Path) -> None:
+    ray = (
+        f'test "$1" != start || echo "${{HCCL_SOCKET_IFNAME-none}}" >{tmp_path}/environ\n{status(tmp_path, full_at=0)}'
+    )
+    code, calls = program(shell.LEAD, *HEAD, "true", ray=ray, folder=tmp_path, python="exit 1")
+    assert (code, calls[0], (tmp_path / "said").read_text()) == (0, START, "No interface.\n")
+    assert (tmp_path / "environ").read_text() == "none\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the interfaces of Linux are asked")
+def test_the_interface_is_looked_up_by_the_address_that_reaches_the_head(tmp_path: Path) -> None:
+    """The program inside, run for real: with an address of this machine's own, and with a name that leads nowhere."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        try:
+            way.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no route to anywhere")
+        own = way.getsockname()[0]
+    real = f'exec {sys.executable} "$@"'
+    ray = f'echo "${{HCCL_SOCKET_IFNAME-none}} ${{HCCL_IF_IP-none}}" >{tmp_path}/environ'
+    program(shell.FOLLOW, f"{own}:6379", *WORKER[1:], ray=ray, folder=tmp_path, python=real)
+    by_address = (tmp_path / "environ").read_text().split()
+    program(shell.FOLLOW, "127.0.0.1:6379", *WORKER[1:], ray=ray, folder=tmp_path, python=real)
+    by_loopback = (tmp_path / "environ").read_text().split()
+    assert by_address == by_loopback
+    assert by_address[0][1:] in [name for _, name in socket.if_nameindex()] and by_address[1] == own
+    gone = {"python": real, "NPUENV_WAIT_S": "0"}
+    program(shell.FOLLOW, "nowhere.invalid:6379", *WORKER[1:], ray=ray, folder=tmp_path, **gone)
+    assert (tmp_path / "environ").read_text().split() == ["none", "none"]
 
 
 def test_volcano_waits_for_all_nodes_and_ends_with_the_heads_command() -> None:
@@ -162,7 +233,7 @@ def test_volcano_waits_for_all_nodes_and_ends_with_the_heads_command() -> None:
     assert head["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
     args = [task["template"]["spec"]["containers"][0]["args"] for task in (head, worker)]
     assert args[0][3:7] == ["lead", "grpo-head-0.grpo", "6379", "4"]
-    assert args[0][7].startswith("Not all 4 nodes joined") and args[0][8:] == ["python3", "train.py"]
-    assert args[1][-2:] == ["follow", "grpo-head-0.grpo:6379"]
+    assert args[0][7].startswith("Not all 4 nodes joined") and args[0][9:] == ["python3", "train.py"]
+    assert args[1][3:5] == ["follow", "grpo-head-0.grpo:6379"]
     apart = worker["template"]["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert apart[0]["labelSelector"]["matchLabels"].items() <= head["template"]["metadata"]["labels"].items()

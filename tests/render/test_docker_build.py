@@ -367,3 +367,28 @@ def test_the_health_check_compares_installed_versions(sample: SimpleNamespace, t
     assert check("torch==2.7.1", "torch-npu==2.7.1") == (0, "ok\n")
     assert check("torch==2.8.0", "torch-npu==2.7.1") == (1, "torch==2.8.0 != 2.7.1+cpu\n")
     assert check("triton-ascend==3.2.0") == (1, "triton-ascend==3.2.0 != \n")
+
+
+def test_the_health_check_takes_from_the_doctor_what_lies_in_the_image(sample: SimpleNamespace, tmp_path: Path) -> None:
+    home = scripts_of(sample, tmp_path)
+    doctor = home / "npuenv-doctor.pyz"
+
+    def check(*findings: tuple[str, str], text: str = "") -> tuple[int, str]:
+        """With a stand-in for the doctor that prints these findings, or another text."""
+        rows = [{"check": check, "status": status, "says": "it is so"} for check, status in findings]
+        said = text or json.dumps({"findings": rows})
+        doctor.write_text(
+            f"import sys\nassert sys.argv[1:] == ['--level', '0', '--json']\nprint({said!r})\nsys.exit(1)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, str(home / "healthcheck.py"), "--doctor"], capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    of_the_host = (("cards.present", "fail"), ("driver.loaded", "fail"), ("machine.open-files", "fail"))
+    assert check(("python.wheels", "ok"), *of_the_host, ("cann.links", "warn")) == (0, "ok\n")
+    assert check(*of_the_host, ("cann.links", "fail")) == (1, "cann.links: it is so\n")
+    assert check(text="no document") == (
+        1,
+        "npuenv-doctor.pyz: JSONDecodeError: Expecting value: line 1 column 1 (char 0)\n",
+    )

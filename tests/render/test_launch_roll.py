@@ -167,6 +167,13 @@ def test_a_colocated_run_keeps_its_state_in_the_hosts_memory() -> None:
     assert tree["actor_infer"]["device_mapping"] == "list(range(0,8))"
 
 
+def test_roles_that_share_cards_take_free_ports_of_card_and_host() -> None:
+    every, name = tuple(range(8)), "HCCL_HOST_SOCKET_PORT_RANGE"
+    together = content(render(FROZEN_LAKE, "0.3.0", placement=Placement(every, every, every)))["system_envs"]
+    assert (together[name], together["HCCL_NPU_SOCKET_PORT_RANGE"]) == ("auto", "auto")
+    assert name not in content(render(FROZEN_LAKE, "0.3.0"))["system_envs"]
+
+
 def test_other_cards_keep_the_sequences_of_an_update() -> None:
     tree = content(render(FROZEN_LAKE, "0.3.0", placement=Placement((0, 1), (2, 3), (2, 3))))
     assert tree["actor_train"]["training_args"]["gradient_accumulation_steps"] == 128

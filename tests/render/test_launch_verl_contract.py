@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RELEASES = ("0.5.0", "0.7.1", "0.8.0", "0.9.1")
 NOT_THERE = {
+    "grpo-qwen3-8b-sglang": {"0.5.0"},  # that release runs sglang on GPUs alone
     "one-step-off-qwen3-8b": {"0.5.0", "0.7.1"},  # these wheels lack its program
     "sft-lora-qwen3-8b": {"0.5.0"},  # its trainer came later
 }

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.bundle import zipapp
 from npuenv.matrix import load_matrix
 from npuenv.render.combinations import combinations
 from npuenv.render.docker import folder_name, render_docker
 from npuenv.render.folder import write_folders
+from npuenv.render.image_files import DOCTOR
 from npuenv.render.layers import git_argument
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Stack
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parent.parent.parent
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 KINDS = [("verl", "a2", "ubuntu22.04"), ("roll", "a3", "ubuntu22.04"), ("vllm-ascend", "310p", "openeuler24.03")]
+ROOT = Path(__file__).parent.parent.parent
 PROXY, LOGIN = "http://proxy.invalid:3128", "machine example.org login me password letmein\n"
-# What the doctor imports beside the standard library; the image itself holds none of it.
+# What the doctor of the checkout imports beside the standard library; the image holds none of it.
 NEEDED = (
     *("click", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "packaging", "psutil", "pyelftools", "pygments"),
     *("rich", "ruamel.yaml", "tomli"),
@@ -142,8 +144,9 @@ def built(buildah: Buildah, request: pytest.FixtureRequest, tmp_path_factory: py
     buildah.build(place / "base", stack.image or "")
     shutil.rmtree(place / "base")
     arch, indexes = stack.platform.arch, {row.label: row for row in load_matrix().indexes}
-    files = render_docker({arch: stack}, {arch: lock}, indexes=indexes, user="trainer")
+    files = render_docker({arch: stack}, {arch: lock}, indexes=indexes, user="trainer", has_doctor=True)
     write_folders(files, place)
+    (place / folder_name(stack) / DOCTOR).write_bytes(zipapp.content())
     mirror = "file:///mirror/simple"
     used = {package.index for package in lock.packages if package.index}
     arguments = dict.fromkeys(("PIP_INDEX_URL", *(indexes[label].argument for label in used)), mirror)
@@ -168,14 +171,23 @@ def test_everything_locked_is_installed_and_its_own_check_says_so(built: Built) 
         source.name.lower().replace("-", "_") for source in built.stack.git_sources if source.how != "pythonpath"
     }
     assert {f"{name}==1.0" for name in installs} - set(said.split()) == set()
-    command = inspected(built)["Healthcheck"]["Test"]
-    assert command[:2] == ["CMD", "python3"]
-    assert built.run(*command[1:]) == (0, "ok\n")
+    kind, *command, last = inspected(built)["Healthcheck"]["Test"]
+    assert (kind, last) == ("CMD", "--doctor")
+    assert built.run(*command) == (0, "ok\n")
+
+
+def test_the_health_check_asks_the_doctor_too(built: Built, tmp_path: Path) -> None:
+    _, *command = inspected(built)["Healthcheck"]["Test"]
+    assert built.run(*command) == (0, "ok\n")
+    (tmp_path / "nothing").touch(mode=0o644)
+    status, said = built.run(*command, mounts=(f"{tmp_path / 'nothing'}:/opt/npuenv/{DOCTOR}:ro",))
+    assert status == 1
+    assert said.startswith(f"{DOCTOR}: ")
 
 
 def test_the_health_check_sees_what_goes_missing(built: Built) -> None:
-    wanted = inspected(built)["Healthcheck"]["Test"][-1]
-    command = inspected(built)["Healthcheck"]["Test"][1:-1]
+    _, *command, wanted, last = inspected(built)["Healthcheck"]["Test"]
+    assert last == "--doctor"
     name, _, number = wanted.partition("==")
     status, said = built.run(*command, f"{name}=={number}.post9", "nobody-has-this==1")
     assert status == 1

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Launch, Problem, Severity
 
 _ACTOR = "actor_rollout_ref.actor"
+_TRAIN, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
+_MICRO = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
 _VALIDATE = "verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config"
 _ROLL = "alibaba/ROLL roll/configs/base_config.py"
 _AGENTIC = "alibaba/ROLL roll/pipeline/agentic/agentic_config.py"
@@ -46,20 +48,49 @@ def data_parallel(launch: Launch) -> int | None:
     return cards // group if cards and cards % group == 0 else None
 
 
+def fitting(launch: Launch) -> tuple[Change, ...]:
+    """What has to change in verl's train, mini and micro batch so that all three go together; empty where they do.
+
+    One answer for every rule about them: corrected one by one, each would undo what another asked for. A batch grows
+    to the next size that fits, a micro batch shrinks.
+    """
+    batch, mini = whole(launch, _TRAIN, 1024), whole(launch, _MINI, 256)
+    n, parts = _rollouts(launch), data_parallel(launch)
+    if not (batch and mini and n and parts):
+        return (Change(_MINI, batch),) if batch and mini and mini > batch else ()
+    is_dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
+    new_batch = batch if is_dynamic else _next(batch, batch + _least(launch, parts), n, _least(launch, parts)) or batch
+    fits = mini <= new_batch and mini * n % parts == 0
+    new_mini = mini if fits else new_batch if mini > batch else _next(mini, new_batch, n, parts, of=new_batch) or mini
+    changes = [Change(_TRAIN, new_batch)] if new_batch != batch else []
+    changes += [Change(_MINI, new_mini)] if new_mini != mini else []
+    micro, share = whole(launch, _MICRO), new_mini * n // parts
+    if micro and not is_dynamic and new_mini * n % parts == 0 and share % micro:
+        changes.append(Change(_MICRO, divisor_below(share, micro)))
+    return tuple(changes)
+
+
+def _next(least: int, most: int, n: int, parts: int, *, of: int = 0) -> int | None:
+    """The first size whose n-fold can be cut into parts, and that divides `of`."""
+    return next((size for size in range(least, most + 1) if size * n % parts == 0 and of % size == 0), None)
+
+
+def _least(launch: Launch, parts: int) -> int:
+    """What verl divides the sequences of a step by before it starts."""
+    return parts if value(launch, f"{_ACTOR}.strategy") == "megatron" else verl_cards(launch) or parts
+
+
 def _train_batch(launch: Launch) -> Iterator[Problem]:
-    cards, batch, n = data_parallel(launch), whole(launch, "data.train_batch_size", 1024), _rollouts(launch)
+    cards, batch, n = data_parallel(launch), whole(launch, _TRAIN, 1024), _rollouts(launch)
     if not (cards and batch and n) or is_true(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
-    least = verl_cards(launch) or cards
-    if value(launch, f"{_ACTOR}.strategy") == "megatron":
-        least = cards
+    least = _least(launch, cards)
     if batch * n % least:
-        up = next(size for size in range(batch, batch + least + 1) if size * n % least == 0)
         yield problem(
             launch,
             "train-batch",
-            ("data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node"),
-            changes=(Change("data.train_batch_size", up),),
+            (_TRAIN, "actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node"),
+            changes=fitting(launch),
             batch=batch,
             n=n,
             total=batch * n,
@@ -73,14 +104,13 @@ def _rollouts(launch: Launch) -> int | None:
 
 
 def _mini_batch(launch: Launch) -> Iterator[Problem]:
-    key = f"{_ACTOR}.ppo_mini_batch_size"
-    batch, mini = whole(launch, "data.train_batch_size", 1024), whole(launch, key, 256)
+    batch, mini = whole(launch, _TRAIN, 1024), whole(launch, _MINI, 256)
     if batch and mini and mini > batch:
         yield problem(
             launch,
             "mini-batch",
-            (key, "data.train_batch_size"),
-            changes=(Change(key, batch),),
+            (_MINI, _TRAIN),
+            changes=fitting(launch),
             mini=mini,
             batch=batch,
             source=_VALIDATE,
@@ -89,7 +119,7 @@ def _mini_batch(launch: Launch) -> Iterator[Problem]:
 
 def _share_of_mini(launch: Launch) -> tuple[int, int, int, int] | None:
     """(prompts of a mini batch, rollouts, parts it is cut into, what is left over)."""
-    mini, n, parts = whole(launch, f"{_ACTOR}.ppo_mini_batch_size", 256), _rollouts(launch), data_parallel(launch)
+    mini, n, parts = whole(launch, _MINI, 256), _rollouts(launch), data_parallel(launch)
     return (mini, n, parts, mini * n % parts) if mini and n and parts else None
 
 
@@ -97,15 +127,12 @@ def _mini_uneven(launch: Launch) -> Iterator[Problem]:
     share = _share_of_mini(launch)
     if share and share[3]:
         mini, n, parts, _ = share
-        batch = whole(launch, "data.train_batch_size", 1024) or mini
-        fit = next((size for size in range(mini, batch + 1) if size * n % parts == 0 and batch % size == 0), None)
-        key = f"{_ACTOR}.ppo_mini_batch_size"
-        changes = (Change(key, fit),) if fit else ()
+        changes = fitting(launch)
         yield problem(
             launch,
             "mini-batch-uneven",
-            (key, "trainer.n_gpus_per_node"),
-            changes=changes,
+            (_MINI, "trainer.n_gpus_per_node"),
+            changes=changes if any(change.key == _MINI for change in changes) else (),
             mini=mini,
             n=n,
             cards=parts,
@@ -115,8 +142,7 @@ def _mini_uneven(launch: Launch) -> Iterator[Problem]:
 
 
 def _micro_batch(launch: Launch) -> Iterator[Problem]:
-    key, share = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", _share_of_mini(launch)
-    micro = whole(launch, key)
+    micro, share = whole(launch, _MICRO), _share_of_mini(launch)
     if not share or share[3] or not micro or is_true(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
     mini, n, parts, _ = share
@@ -127,8 +153,8 @@ def _micro_batch(launch: Launch) -> Iterator[Problem]:
         yield problem(
             launch,
             "micro-batch",
-            (key, f"{_ACTOR}.ppo_mini_batch_size", "trainer.n_gpus_per_node"),
-            changes=(Change(key, divisor_below(per_card, micro)),),
+            (_MICRO, _MINI, "trainer.n_gpus_per_node"),
+            changes=fitting(launch),
             micro=micro,
             mini=mini,
             n=n,

@@ -211,6 +211,24 @@ def _cards_machine(launch: Launch) -> Iterator[Problem]:
             )
 
 
+def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
+    key, there = "num_gpus_per_node", launch.machine.cards_per_node
+    asked = whole(launch, key)
+    if any(_device_beyond(launch)):
+        return  # the mappings are for a bigger machine, and that has been said
+    if asked and there and asked > there:
+        yield problem(
+            launch,
+            "cards-machine",
+            (key,),
+            changes=(Change(key, there),),
+            key=key,
+            asked=asked,
+            most=there,
+            source="alibaba/ROLL roll/distributed/scheduler/resource_manager.py: a bundle of cards for each node",
+        )
+
+
 def _world_size(launch: Launch) -> Iterator[Problem]:
     setting, used = launch.environ.get("WORLD_SIZE"), _mappings(launch)
     if setting is None or setting.is_open or not used or not str(setting.value).isdigit():
@@ -331,6 +349,23 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
             cards=cards,
             source="verl wheels 0.7.1, 0.9.1: verl/utils/config.py, validate_config",
         )
+    experts = whole(launch, f"{base}.expert_model_parallel_size", 1) or 1
+    inside = whole(launch, f"{base}.expert_tensor_parallel_size") or whole(launch, keys[0], 1) or 1
+    pipeline = whole(launch, keys[1], 1) or 1
+    if cards % size == 0 and cards % (experts * inside * pipeline):
+        yield problem(
+            launch,
+            "megatron-parallel",
+            (f"{base}.expert_model_parallel_size", f"{base}.expert_tensor_parallel_size", *keys[:2]),
+            says="megatron-experts",
+            experts=experts,
+            inside=inside,
+            pipeline=pipeline,
+            size=experts * inside * pipeline,
+            cards=cards,
+            source="Megatron-LM megatron/core/parallel_state.py, initialize_model_parallel: without a size of their"
+            " own the experts are cut as the rest is",
+        )
 
 
 def _shard_size(launch: Launch) -> Iterator[Problem]:
@@ -375,4 +410,5 @@ RULES = (
     Rule("preflight.megatron-parallel", ("verl",), _megatron_parallel),
     Rule("preflight.shard-size", ("verl", "roll"), _shard_size),
     Rule("preflight.cards-machine", ("verl",), _cards_machine),
+    Rule("preflight.cards-machine", ("roll",), _roll_cards_machine),
 )

@@ -193,7 +193,16 @@ def _visible(launch: Launch) -> Iterator[Problem]:
     is_list = all(item.isascii() and item.isdigit() for item in items)
     cards = tuple(map(int, items)) if is_list else ()
     if not is_list or len(set(cards)) < len(cards):
-        yield problem(launch, "visible-cards", (_VISIBLE,), says="visible-list", value=text, source=_VISIBLE_SOURCE)
+        changes = _spelled_out(text)
+        yield problem(
+            launch,
+            "visible-cards",
+            (_VISIBLE,),
+            says="visible-list",
+            changes=changes,
+            value=text,
+            source=_VISIBLE_SOURCE,
+        )
         return
     beyond = tuple(card for card in cards if there is not None and card >= there)
     if beyond:
@@ -216,6 +225,30 @@ def _visible(launch: Launch) -> Iterator[Problem]:
             count=len(cards),
             asked=asked,
             source=_VISIBLE_SOURCE,
+        )
+
+
+def _spelled_out(text: str) -> tuple[Change, ...]:
+    """A range as the list that is meant: 0-7."""
+    found = re.fullmatch(r"(\d{1,3})-(\d{1,3})", text.strip())
+    if found is None or int(found[1]) >= int(found[2]):
+        return ()
+    cards = ",".join(map(str, range(int(found[1]), int(found[2]) + 1)))
+    return (Change(_VISIBLE, cards, is_variable=True),)
+
+
+def _first_engine(launch: Launch) -> Iterator[Problem]:
+    """verl's server asks for the second engine by name from 0.7.0 on; vLLM has no other from 0.11.0 on."""
+    name = "VLLM_USE_V1"
+    if _text(launch, name) == "0":
+        is_refused = is_at_least(launch, "0.7.0") if launch.framework == "verl" else None
+        yield problem(
+            launch,
+            "first-engine",
+            (name,),
+            severity="error" if is_refused else "warning",
+            changes=(Change(name, "1", is_variable=True),),
+            source="vllm v0.11.0 release notes, vllm/v1/engine/async_llm.py; vllm-ascend v0.9.0rc2 release notes",
         )
 
 
@@ -274,6 +307,7 @@ RULES = (
     Rule("preflight.expandable-segments", ("verl", "roll"), _allocator),
     Rule("preflight.task-queue", ("verl", "roll"), _task_queue),
     Rule("preflight.unread-variable", ("verl", "roll"), _unread),
+    Rule("preflight.first-engine", ("verl", "roll"), _first_engine),
     Rule("preflight.weight-format", ("verl", "roll"), _weight_format),
     Rule("preflight.launch-blocking", ("verl", "roll"), _blocking),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -72,8 +73,22 @@ def _unknown(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
             yield setting, names
 
 
+@functools.cache
+def moves() -> tuple[MovedKey, ...]:
+    """Keys with another name from a release on: those that launch files are rendered by, and those of no recipe."""
+    from npuenv.matrix.rows import MovedKey
+
+    rendered = [
+        MovedKey(row.id, row.source, row.seen, "verl", old.rstrip("."), new.rstrip("."), since)
+        for row in load_matrix().launch_keys
+        for old, new, since in ((row.before, row.key, row.since), (row.key if row.until else "", "", row.until))
+        if old
+    ]
+    return (*load_matrix().moved_keys, *rendered)
+
+
 def _moved_row(launch: Launch, key: str) -> MovedKey | None:
-    for row in load_matrix().moved_keys:
+    for row in moves():
         if row.framework == launch.framework and (key == row.old or key.startswith(f"{row.old}.")):
             return row
     return None
@@ -81,7 +96,7 @@ def _moved_row(launch: Launch, key: str) -> MovedKey | None:
 
 def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
     """What the key is called in the launch's release, where a row says that it has moved, in either direction."""
-    for row in load_matrix().moved_keys:
+    for row in moves():
         is_new = is_at_least(launch, row.since)
         old, new = (row.old, row.new) if is_new else (row.new, row.old)
         if old and new and (key == old or key.startswith(f"{old}.")):

@@ -201,11 +201,33 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud that nothing was estimated, where the cards are all that is missing."""
     machine = launch.machine
     if machine.memory_gib is not None and machine.hardware is not None:
+        key = "actor_rollout_ref.actor.strategy"
+        if launch.framework == "verl" and launch.release and value(launch, key) == "megatron":
+            yield problem(
+                launch,
+                "memory-unjudged",
+                (key,),
+                severity="note",
+                says="memory-megatron",
+                source="npuenv.placement: FSDP and DeepSpeed",
+            )
         return
     known = replace(machine, memory_gib=machine.memory_gib or 64.0, hardware=machine.hardware or "a2")
     if job_of(replace(launch, machine=known)) is not None:
         yield problem(
-            launch, "memory-unjudged", (), severity="note", source="npuenv.placement: needs the cards' memory"
+            launch,
+            "memory-unjudged",
+            (),
+            severity="note",
+            options=tuple(
+                option
+                for option, is_said in (
+                    ("--hardware a2", machine.hardware is not None),
+                    ("--card-memory 64", machine.memory_gib is not None),
+                )
+                if not is_said
+            ),
+            source="npuenv.placement: needs the cards' memory",
         )
 
 

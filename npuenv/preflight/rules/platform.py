@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from npuenv.preflight.rules.base import Rule, is_at_least, is_true, matching, problem, roles, value, written
+from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -28,6 +30,34 @@ _STRATEGIES = (
     "vllm",
     "sglang",
 )
+# Settings of Megatron in ROLL's samples: alibaba/ROLL examples, strategy_config of megatron_train and megatron_infer.
+_MEGATRON = frozenset(
+    (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "context_parallel_size",
+        "sequence_parallel",
+        "use_distributed_optimizer",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "moe_token_dispatcher_type",
+        "moe_grouped_gemm",
+        "moe_layer_recompute",
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "bias_activation_fusion",
+        "apply_rope_fusion",
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+    )
+)
+_FEW_BITS = re.compile(r"(?i)[-_.](?:awq|gptq(?:-int[48])?|gguf|bnb-[48]bit|[48]bit|int[48]|w[48]a(?:8|16)|nf4)$")
 _GPU_ENGINES = {"trtllm": "vllm"}
 _GPU_ONLY = {"automodel": "fsdp2"}  # registered for device cuda alone in verl 0.9.1
 
@@ -161,7 +191,7 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
             "roll-megatron",
             (key,),
             severity=severity,
-            changes=(Change(key, new),),
+            changes=(Change(key, new), *_without_megatron(launch, key, new)),
             name=name,
             new=new,
             source="alibaba/ROLL ascend_npu_faq.md @8eb27cc2; npuenv/matrix/unsupported.toml unsupported.roll.megatron",
@@ -176,6 +206,21 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
             name=name,
             source=f"{_SAMPLES}; alibaba/ROLL docker/Dockerfile.A2: vllm-ascend is the only engine",
         )
+
+
+def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
+    """What goes with the strategy: Megatron's own settings out, and FSDP told to spread over all cards of the role.
+
+    ROLL hands `strategy_config` on as it is. FSDP reads none of Megatron's names, and without a size each card holds
+    the whole model.
+    """
+    config = f"{key.rpartition('.')[0]}.strategy_config"
+    for setting in launch.settings.values():
+        if setting.key.rpartition(".")[0] == config and setting.key.rpartition(".")[2] in _MEGATRON:
+            yield Change(setting.key, None)
+    cards = cards_of(launch, key.partition(".strategy_args")[0])
+    if new == "fsdp2_train" and cards and f"{config}.fsdp_size" not in launch.settings:
+        yield Change(f"{config}.fsdp_size", len(cards))
 
 
 def _strategy_role(launch: Launch) -> Iterator[Problem]:
@@ -274,6 +319,20 @@ def _quantization(launch: Launch) -> Iterator[Problem]:
                 )
 
 
+def _weights(launch: Launch) -> Iterator[Problem]:
+    """Weights in few bits, by the model's name: they take no gradients, and their kernels are a GPU's."""
+    for key in ("actor_rollout_ref.model.path", "critic.model.path", "pretrain", "reward_pretrain"):
+        name = value(launch, key)
+        if isinstance(name, str) and written(launch, key) is not None and _FEW_BITS.search(name.rstrip("/")):
+            yield problem(
+                launch,
+                "weights",
+                (key,),
+                name=name,
+                source="transformers: Quantization, training; vllm-project/vllm-ascend docs: quantization by ModelSlim",
+            )
+
+
 def _liger(launch: Launch) -> Iterator[Problem]:
     key = "actor_rollout_ref.model.use_liger"
     if is_true(launch, key) and is_at_least(launch, "0.8.0") is False:
@@ -327,6 +386,7 @@ RULES = (
     Rule("preflight.attention-backend", ("verl",), _engine_attention),
     Rule("preflight.attention-variable", ("verl", "roll"), _attention_variable),
     Rule("preflight.quantization", ("verl", "roll"), _quantization),
+    Rule("preflight.weights", ("verl", "roll"), _weights),
     Rule("preflight.liger", ("verl",), _liger),
     Rule("preflight.profiler", ("verl",), _profiler),
     Rule("preflight.flash-package", ("verl", "roll"), _flash_package),

@@ -57,7 +57,7 @@ def _volcano(container: Container, say: Say) -> dict[str, Any]:
     address = f"{container.name}-head-0.{container.name}"
     waiting = container.command or ("sleep", "infinity")
     lead = ["sh", "-c", shell.LEAD, "lead", *shell.lead(container, say, address), *waiting]
-    follow = ["sh", "-c", shell.FOLLOW, "follow", f"{address}:{shell.RAY_PORT}"]
+    follow = ["sh", "-c", shell.FOLLOW, "follow", *shell.follow(say, address)]
     done = [{"event": "TaskCompleted", "action": "CompleteJob"}]
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",

@@ -28,10 +28,54 @@ done
 printf "%s%s%s\\n" "$before" "$missing" "$after" >&2
 exit 1"""
 
-# Arguments: this node's name, the port, how many nodes there are, what to say where they do not all come, then the
-# command, whose end is the end of the cluster. It waits as the scripts of render-launch do. ROLL reads the three
-# variables to learn that it is on the head; they are set after Ray's start, or every worker of Ray would have them too.
-LEAD = """\
+# Arguments of the function: the head's name, seconds to wait until it can be resolved, what to say where the interface
+# is not found. As network.sh of render-launch does, by Python alone: an image may have no program ip. A name that leads
+# to the loopback is the head's own, and the interface of the default route is taken, whose address Ray takes as well.
+_NETWORK = """\
+network() {
+    found=$(python3 - "$1" "$2" <<"END"
+import fcntl, socket, struct, sys, time
+
+def own_address(peer):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((peer, 9))  # sends nothing
+        return way.getsockname()[0]
+
+end = time.monotonic() + float(sys.argv[2])
+while True:
+    try:
+        own = own_address(sys.argv[1])
+        own = own_address("192.0.2.1") if own.startswith("127.") else own
+        break
+    except OSError:
+        if time.monotonic() > end:
+            sys.exit(1)
+        time.sleep(1)
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    for _, name in socket.if_nameindex():
+        try:
+            answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+        except OSError:
+            continue  # it has no address
+        if socket.inet_ntoa(answer[20:24]) == own and name != "lo":
+            print(name, own)
+            sys.exit()
+sys.exit(1)
+END
+    ) || { printf "%s\\n" "$3" >&2; return 0; }
+    export HCCL_SOCKET_IFNAME="${HCCL_SOCKET_IFNAME-=${found% *}}" HCCL_IF_IP="${HCCL_IF_IP-${found#* }}"
+    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-${found% *}}" TP_SOCKET_IFNAME="${TP_SOCKET_IFNAME-${found% *}}"
+}
+"""
+
+# Arguments: this node's name, the port, how many nodes there are, what to say where they do not all come, what to say
+# where the interface is not found, then the command, whose end is the end of the cluster. It waits as the scripts of
+# render-launch do. ROLL reads the three variables to learn that it is on the head; they are set after Ray's start, or
+# every worker of Ray would have them too. The interface is set before it: Ray's processes inherit what it starts with.
+LEAD = (
+    _NETWORK
+    + """\
+network "$1" 60 "$5"
 ray start --head --port="$2" || exit
 export RANK=0 WORLD_SIZE="$3" MASTER_ADDR="$1"
 waited=0
@@ -49,19 +93,30 @@ do
     sleep 5
     waited=$((waited + 5))
 done
-shift 4
+shift 5
 "$@"
 code=$?
 ray stop >/dev/null
 exit "$code\""""
+)
 
-# Argument: HOST:PORT of the head, which may come up later. Whoever started this ends it.
-FOLLOW = """\
-for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    ray start --address="$1" && exec sleep infinity
+# Arguments: HOST:PORT of the head, which may come up later, what to say where it does not, what to say where the
+# interface is not found. Whoever started this ends it.
+FOLLOW = (
+    _NETWORK
+    + """\
+wait="${NPUENV_WAIT_S:-600}"
+end=$(($(date +%s) + wait))
+network "${1%:*}" "$wait" "$3"
+until timeout "$wait" ray start --address="$1"; do
+    if [ "$(date +%s)" -ge "$end" ]; then
+        printf "%s\\n" "$2" >&2
+        exit 1
+    fi
     sleep 5
 done
-exit 1"""
+exec sleep infinity"""
+)
 
 _TESTS = {"device": "-e", "directory": "-d", "file": "-f"}
 
@@ -107,7 +162,12 @@ def open_files(container: Container, say: Say) -> list[str]:
 
 def lead(container: Container, say: Say, head: str) -> list[str]:
     """Arguments of `LEAD` before the command; `head` is the head's name."""
-    return [head, str(RAY_PORT), str(container.nodes), say("no-nodes", nodes=container.nodes)]
+    return [head, str(RAY_PORT), str(container.nodes), say("no-nodes", nodes=container.nodes), say("no-interface")]
+
+
+def follow(say: Say, head: str) -> list[str]:
+    """Arguments of `FOLLOW`."""
+    return [f"{head}:{RAY_PORT}", say("no-head"), say("no-interface")]
 
 
 def required(container: Container) -> list[Mount]:

@@ -76,13 +76,15 @@ def _nodes(container: Container, say: Say) -> list[str]:
     """Workers first, in the background: they wait for the head. The head's command decides about the job."""
     entry = shlex.join(container.entrypoint)
     _, *settings = shell.lead(container, say, "")
+    _, *sentences = shell.follow(say, "")
+    join = f'"$head:{shell.RAY_PORT}" {shlex.join(sentences)}'
     lead, follow = " ".join(_step(1)), " ".join(_step(container.nodes - 1))
     return [
         "",
         *shell.program("lead", shell.LEAD),
         *shell.program("follow", shell.FOLLOW),
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        f'{follow} --relative=1 {_CONTAINER} {entry} sh -c "$follow" follow "$head:{shell.RAY_PORT}" &',
+        f'{follow} --relative=1 {_CONTAINER} {entry} sh -c "$follow" follow {join} &',
         "workers=$!",
         "code=0",
         f'{lead} --relative=0 {_CONTAINER} {entry} sh -c "$lead" lead "$head" {shlex.join(settings)} "$@" || code=$?',

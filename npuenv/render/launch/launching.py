@@ -97,9 +97,20 @@ def launch(asked: Asked, stack: Stack, *, lang: str = "en") -> Launch:
     rows = matrix.roll_recipes if asked.framework == "roll" else matrix.launch_recipes
     if asked.recipe not in {row.id for row in rows}:
         raise unknown(asked.recipe, known, "recipe")
-    note = judged_as(asked.framework, asked.release)
+    judged = judged_as(asked.framework, asked.release)
     made = _roll(asked, stack, lang) if asked.framework == "roll" else _verl(asked, stack)
-    return replace(made, notes=(*((note,) if note else ()), *made.notes))
+    notes = (judged, _unusual(asked, made))
+    return replace(made, notes=(*(note for note in notes if note is not None), *made.notes))
+
+
+def _unusual(asked: Asked, made: Launch) -> Message | None:
+    """Says it where the recipe's number of cards was taken and the hardware's nodes mostly have another."""
+    cards = made.job.cards
+    row = next((row for row in load_matrix().container_cards if row.hardware == cards.hardware), None)
+    if asked.cards_per_node is not None or row is None or not row.usual or cards.per_node <= row.usual:
+        return None
+    args = {"cards": cards.per_node, "hardware": cards.hardware, "usual": row.usual}
+    return Message("launch_roll.unusual-cards", args)
 
 
 def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
@@ -170,10 +181,11 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
     placement = _verl_placement(asked, recipe, job)
     said = {**_VERL_FILES, **asked.overrides}
     paths = Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE])
-    files = render_verl(job, placement, recipe, stack=stack, paths=paths)
+    added = {word.lstrip("+") for word in asked.overrides if word.startswith("+")}
+    files = render_verl(job, placement, recipe, stack=stack, paths=paths, added=added)
     if recipe.entry != "sft":  # no rule judges that program
         values = overrides(job, placement, recipe, paths)
-        refuse_verl(PROGRAMS[recipe.entry][0], words_of(values, recipe), cards, job.release)
+        refuse_verl(PROGRAMS[recipe.entry][0], words_of(values, recipe, added), cards, job.release)
     return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement))
 
 

@@ -35,6 +35,9 @@ _ROLE = (
 # Before it stand the run's variables.
 _AFTER_VARIABLES = "max_steps"
 _ROLES = ("actor_train", "actor_infer", "reference")
+# For several processes on a card HCCL wants free ports of the host beside those of the card.
+# Source: hicann/hccl docs/zh/user_guide/hccl_env/HCCL_HOST_SOCKET_PORT_RANGE.md
+_TOGETHER = {"HCCL_HOST_SOCKET_PORT_RANGE": "auto"}
 
 
 def tree_of(
@@ -46,7 +49,8 @@ def tree_of(
     """
     values = dict(_written(job, placement, recipe, paths))
     nested = _nested(values)
-    nested["system_envs"] = {**_variables(stack, "all"), **nested.get("system_envs", {})}
+    together = _TOGETHER if placement.layout == "colocated" else {}
+    nested["system_envs"] = {**_variables(stack, "all"), **together, **nested.get("system_envs", {})}
     for role, cards in zip(_ROLES, (placement.train, placement.infer, placement.reference), strict=True):
         nested[role]["device_mapping"] = mapping_text(cards)
     for role, setting in (("actor_train", "train"), ("actor_infer", "rollout")):

@@ -18,7 +18,7 @@ from npuenv.render.launch.verl_values import safe, word, yaml
 from npuenv.render.template import fill
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.placement.types import Job, Placement
@@ -43,17 +43,25 @@ _SECTIONS = (
 
 
 def render_verl(
-    job: Job, placement: Placement, recipe: LaunchRecipe, *, stack: Stack | None, paths: Paths
+    job: Job,
+    placement: Placement,
+    recipe: LaunchRecipe,
+    *,
+    stack: Stack | None,
+    paths: Paths,
+    added: Collection[str] = (),
 ) -> dict[str, str]:
     """The files by name: `run.sh` for a POSIX shell, and `config.yaml` for verl's `--config-dir`.
 
-    Both say the same. Raises: BadInput for what verl cannot run, and for values that could break out of the files.
+    Both say the same. `added` are keys that the user insists on, whether the release lists them or not.
+
+    Raises: BadInput for what verl cannot run, and for values that could break out of the files.
     """
     values = overrides(job, placement, recipe, paths)
     nodes = on_nodes(job.cards, placement)
     head = _head(job, recipe, stack)
     return {
-        "run.sh": _script(values, nodes, recipe, stack=stack, head=head),
+        "run.sh": _script(words_of(values, recipe, added), nodes, recipe, stack=stack, head=head),
         "config.yaml": _yaml(values, recipe, head),
     }
 
@@ -70,9 +78,9 @@ def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths
     return dict(sorted(verl_keys.for_release(values, job.release).items(), key=lambda item: _section(item[0])))
 
 
-def words_of(values: Mapping[str, Value], recipe: LaunchRecipe) -> list[str]:
-    """The overrides as words of a shell command, as `run.sh` has them."""
-    words = [word(key, value, is_added=verl_keys.is_added(key)) for key, value in values.items()]
+def words_of(values: Mapping[str, Value], recipe: LaunchRecipe, added: Collection[str] = ()) -> list[str]:
+    """The overrides as words of a shell command, as `run.sh` has them; `added` as for `render_verl`."""
+    words = [word(key, value, is_added=key in added or verl_keys.is_added(key)) for key, value in values.items()]
     return [word("hydra.searchpath", [_SEARCH_PATH]), *words] if recipe.entry == "one-step-off" else words
 
 
@@ -93,10 +101,9 @@ def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None) -> tuple[str, ...
 
 
 def _script(
-    values: Mapping[str, Value], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack | None, head: tuple[str, ...]
+    words: Sequence[str], nodes: OnNodes, recipe: LaunchRecipe, *, stack: Stack | None, head: tuple[str, ...]
 ) -> str:
     program, _ = PROGRAMS[recipe.entry]
-    words = words_of(values, recipe)
     is_torchrun = recipe.entry == "sft"
     return fill(
         "verl_run.sh.j2",

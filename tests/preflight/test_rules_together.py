@@ -1,0 +1,120 @@
+"""Corrections that have to go together: what is said for one problem is what --fix writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.preflight.examine import examine
+from npuenv.preflight.fixing import corrected, fix
+from npuenv.preflight.reading import Asked, read_file, read_words
+from npuenv.preflight.rules.keys import defaults_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ACTOR = "actor_rollout_ref.actor"
+TRAIN, MINI, MICRO = (
+    "data.train_batch_size",
+    f"{ACTOR}.ppo_mini_batch_size",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+)
+BATCHES = {"preflight.train-batch", "preflight.mini-batch", "preflight.mini-batch-uneven", "preflight.micro-batch"}
+ASKED = Asked(defaults_of, "verl", "0.7.1")
+
+
+def command(train: int, mini: int, micro: int, n: int, *more: str) -> list[str]:
+    sizes = (f"{TRAIN}={train}", f"{MINI}={mini}", f"{MICRO}={micro}", f"actor_rollout_ref.rollout.n={n}")
+    fixed = ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1")
+    cards = ("trainer.n_gpus_per_node=8", "trainer.nnodes=1", "algorithm.adv_estimator=grpo")
+    return ["python3", "-m", "verl.trainer.main_ppo", *sizes, *fixed, *cards, *more]
+
+
+@pytest.mark.parametrize(
+    ("written", "right"),
+    [
+        ((100, 100, 2, 1), (104, 104, 1)),  # the mini batch grows with the batch, and 13 a card take only 1
+        ((100, 50, 4, 1), (104, 104, 1)),  # between 50 and 104 nothing divides 104 and can be dealt out to 8 cards
+        ((64, 128, 3, 5), (64, 64, 2)),
+        ((100, 128, 2, 1), (104, 104, 1)),
+        ((64, 60, 5, 1), (64, 64, 4)),
+        ((64, 64, 3, 1), (64, 64, 2)),
+        ((64, 12, 2, 1), (64, 16, 2)),
+    ],
+)
+def test_the_three_batches_are_corrected_as_one_whole(
+    written: tuple[int, int, int, int], right: tuple[int, int, int]
+) -> None:
+    reading = read_words(command(*written), ASKED)
+    problems = [each for each in examine(reading.launch) if each.rule in BATCHES]
+    first = {change.key: change.value for change in problems[0].changes}
+    assert problems and all(each.changes == problems[0].changes for each in problems)
+    fixed = fix(reading, ASKED)
+    after = [word.value for word in read_words(fixed.after.split(), ASKED).words]
+    found = tuple(int(word.partition("=")[2]) for key in (TRAIN, MINI, MICRO) for word in after if f"{key}=" in word)
+    assert found == right
+    assert {**dict(zip((TRAIN, MINI, MICRO), written)), **first} == dict(zip((TRAIN, MINI, MICRO), right))
+    assert not [each for each in fixed.left if each.rule in BATCHES]
+    said = {word for each in problems for word in corrected(reading, ASKED, each)}
+    assert said == {word for word in after if word not in command(*written)}
+
+
+@pytest.mark.parametrize("train", [100, 128])
+def test_dynamic_batches_leave_the_other_sizes_alone(train: int) -> None:
+    reading = read_words(command(train, 256, 7, 1, f"{ACTOR}.use_dynamic_bsz=True"), ASKED)
+    problems = [each for each in examine(reading.launch) if each.rule in BATCHES]
+    assert {each.rule: [(c.key, c.value) for c in each.changes] for each in problems} == {
+        "preflight.mini-batch": [(MINI, train)]
+    }
+
+
+ROLL = """\
+pretrain: Qwen/Qwen2.5-7B-Instruct
+actor_train:
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config:   # as on the GPUs
+      tensor_model_parallel_size: 2
+      pipeline_model_parallel_size: 2
+      use_distributed_optimizer: true
+      recompute_granularity: full
+{extra}  device_mapping: list(range(0,8))
+reference:
+  strategy_args:
+    strategy_name: megatron_infer
+    strategy_config:
+      tensor_model_parallel_size: 2
+  device_mapping: list(range(0,8))
+"""
+
+
+@pytest.mark.parametrize("extra", ["", "      param_dtype: bf16\n"])
+def test_megatrons_settings_go_with_megatron(tmp_path: Path, extra: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(ROLL.replace("{extra}", extra), encoding="utf-8")
+    asked = Asked(defaults_of, "roll", "0.3.0")
+    fixed = fix(read_file(path, asked), asked)
+    path.write_text(fixed.after, encoding="utf-8")
+    settings = read_file(path, asked).launch.settings
+    base = "actor_train.strategy_args"
+    kept = {key: each.value for key, each in settings.items() if ".strategy_args." in key}
+    dtype = {f"{base}.strategy_config.param_dtype": "bf16"} if extra else {}
+    assert kept == {
+        f"{base}.strategy_name": "fsdp2_train",
+        f"{base}.strategy_config.fsdp_size": 8,
+        **dtype,
+        "reference.strategy_args.strategy_name": "hf_infer",
+    }
+    assert not [each for each in fixed.left if each.rule == "preflight.roll-megatron"]
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [("0-3", "0,1,2,3"), ("4-5", "4,5"), ("3-0", None), ("2-2", None), ("0..3", None), ("0-3,6", None)],
+)
+def test_a_range_of_visible_cards_is_spelled_out(text: str, right: str | None) -> None:
+    name = "ASCEND_RT_VISIBLE_DEVICES"
+    reading = read_words([f"{name}={text}", *command(64, 64, 1, 1, "trainer.n_gpus_per_node=2")], ASKED)
+    (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.visible-cards"]
+    assert [(change.key, change.value) for change in found.changes] == ([(name, right)] if right else [])
