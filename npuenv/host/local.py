@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import signal
 import stat
 import time
 from typing import IO, TYPE_CHECKING
 
 from npuenv.host import builtin
 from npuenv.host.base import Looked, PathState, Ran
+from npuenv.host.children import Guard, end_group, undisturbed
 
 if TYPE_CHECKING:
     import selectors
@@ -23,7 +22,7 @@ _GRACE_S = 0.2  # how long to wait for the last output of a program that has end
 
 
 class LocalHost:
-    """This machine. Programs run without a shell or input, in a group of their own that never outlives them.
+    """This machine. Programs run without a shell or input, in a group of their own that outlives neither them nor us.
 
     `own` are questions that this process answers itself, by the first word of their argv: they print what a program of
     that name would, so that a capture can replay them.
@@ -31,6 +30,7 @@ class LocalHost:
 
     def __init__(self, own: Mapping[str, Callable[[Sequence[str]], str]] | None = None) -> None:
         self._own = own or {}
+        self._guard = Guard()
 
     @property
     def name(self) -> str:
@@ -49,21 +49,34 @@ class LocalHost:
             return Ran(tuple(argv), None, "", why)
         import subprocess  # level 0 runs no program and is spared its 4 ms
 
+        process: subprocess.Popen[bytes] | None = None
         try:
-            process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environ,
-                start_new_session=True,
-            )
-        except (FileNotFoundError, NotADirectoryError) as error:  # what its first line names is not there
-            return Ran(tuple(argv), None, "", error.strerror or "")
-        except OSError as error:  # there, but not executable: the shell's 126
-            return Ran(tuple(argv), 126, "", f"{argv[0]}: {error.strerror}")
-        with process:
+            try:
+                with undisturbed():
+                    self._guard.begin()
+                    process = subprocess.Popen(
+                        list(argv),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        env=environ,
+                        start_new_session=True,
+                    )
+                    self._guard.hold(process.pid)
+            except OSError as error:
+                return _refused(tuple(argv), error)
             return _finish(process, tuple(argv), timeout_s)
+        finally:
+            if process is not None:
+                self._end(process)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None and process.stderr is not None
+        with undisturbed():
+            end_group(process)
+            self._guard.release(process.pid)
+            process.stdout.close()
+            process.stderr.close()
 
     def look(self, path: str) -> Looked:
         """The state of a path, links followed. A device is not opened: its permissions are asked."""
@@ -111,6 +124,13 @@ def _why_absent(program: str, folders: Sequence[str]) -> str | None:
     return None
 
 
+def _refused(argv: tuple[str, ...], error: OSError) -> Ran:
+    """What did not start: absent where what its first line names is, else the shell's 126."""
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return Ran(argv, None, "", error.strerror or "")
+    return Ran(argv, 126, "", f"{argv[0]}: {error.strerror}")
+
+
 def _look_at_file(path: str, is_writable: bool) -> Looked:
     try:
         with open(path, "rb") as file:
@@ -141,14 +161,9 @@ def _words(error: OSError | ValueError) -> str:
 def _finish(process: subprocess.Popen[bytes], argv: tuple[str, ...], timeout_s: float) -> Ran:
     assert process.stdout is not None and process.stderr is not None
     streams: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
-    deadline = time.monotonic() + timeout_s
-    try:
-        timed_out = not _drain(process, streams, deadline)
-    finally:
-        _kill_group(process)
-    code = process.wait()
+    timed_out = not _drain(process, streams, time.monotonic() + timeout_s)
     out, err = (_trimmed(kept).decode("utf-8", "replace") for kept in streams.values())
-    return Ran(argv, None if timed_out else code, out, err, timed_out)
+    return Ran(argv, None if timed_out else process.returncode, out, err, timed_out)
 
 
 def _trimmed(kept: bytearray) -> bytes:
@@ -191,10 +206,3 @@ def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytear
         kept.extend(chunk)
         if len(kept) > 2 * MAX_BYTES:
             del kept[MAX_BYTES // 2 : -MAX_BYTES]
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # The group is gone when the program and its children ended by themselves; a group id is not reused while the
-    # leader is unreaped or members live.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

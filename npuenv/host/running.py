@@ -10,14 +10,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import psutil
 
+from npuenv.host.children import undisturbed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -41,7 +42,7 @@ class Running:
         keep: Sequence[int] = (),
     ) -> None:
         environ = {name: value for name, value in os.environ.items() if name not in unset} | dict(env)
-        with log.open("ab") as sink, _undisturbed():
+        with log.open("ab") as sink, undisturbed():
             self._process = subprocess.Popen(
                 list(argv),
                 cwd=cwd,
@@ -58,7 +59,7 @@ class Running:
 
         `Popen` asks for the code under a lock, which an interrupt at the wrong moment would leave locked for ever.
         """
-        with _undisturbed():
+        with undisturbed():
             return self._process.poll()
 
     def wait(self, timeout_s: float) -> int | None:
@@ -79,7 +80,7 @@ class Running:
 
         Harmless when all have ended. A signal that comes meanwhile has its effect afterwards.
         """
-        with _undisturbed():
+        with undisturbed():
             self._stop()
 
     def _stop(self) -> None:
@@ -93,6 +94,7 @@ class Running:
         for stray in strays:
             with contextlib.suppress(psutil.NoSuchProcess):
                 stray.kill()  # psutil compares the start time first: a number in use again is left alone
+        psutil.wait_procs(strays, timeout=2.0)
 
     def __enter__(self) -> Running:
         return self
@@ -109,7 +111,20 @@ class Running:
             self.stop()
 
     def _strays(self) -> list[psutil.Process]:
-        """Descendants that left the process group: they made a session of their own, as daemons do."""
+        """What left the process group: descendants, and what stayed in the session after its parent ended.
+
+        A daemon that Ray starts makes a group of its own and outlives its parent; the session still tells whose it is.
+        """
+        strays = {each.pid: each for each in self._descendants()}
+        for pid in psutil.pids():
+            # The first process of the session is known; where that number lives on after its end, it is another's.
+            if pid in strays or pid == self._process.pid or not self._is_of_session(pid):
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                strays[pid] = psutil.Process(pid)
+        return list(strays.values())
+
+    def _descendants(self) -> list[psutil.Process]:
         try:
             descendants = psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -121,31 +136,18 @@ class Running:
                     strays.append(process)
         return strays
 
+    def _is_of_session(self, pid: int) -> bool:
+        """Whether a process is of the session that was made for the program, and no longer of its group."""
+        own = self._process.pid
+        if self._process.returncode is not None and psutil.pid_exists(own):
+            return False  # the number is in use again: the kernel gives it out once the whole session has ended
+        try:
+            return os.getsid(pid) == own and os.getpgid(pid) != own
+        except (ProcessLookupError, PermissionError):
+            return False
+
     def _signal(self, number: int) -> None:
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             return  # the whole group has ended already
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Holds back the signals that end this process while the block runs, and delivers them after it.
-
-    Handlers and not a mask, which the started program would inherit. Only the main thread is ever interrupted.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    late: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    held = {number: handler for number, handler in before.items() if callable(handler)}
-    try:
-        for number in held:
-            signal.signal(number, lambda number, _: late.append(number))
-        yield
-    finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)
-        for arrived in late[:1]:
-            signal.raise_signal(arrived)
