@@ -27,6 +27,7 @@ _COMMANDS = {
     "resolve": "resolve",
     "lock": "lock",
     "matrix": "matrix",
+    "cluster": "cluster",
     "pack-doctor": "pack_doctor",
 }
 

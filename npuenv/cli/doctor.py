@@ -34,6 +34,26 @@ if TYPE_CHECKING:
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help=HELP["save"])
 @click.option("--from", "capture", type=click.Path(path_type=Path), metavar="FILE", help=HELP["from"])
 @click.option("--from-report", "report", metavar="FILE|-", help=HELP["from-report"])
+@click.option("--hosts", metavar="FILE|-", help="Look at all nodes of an inventory, over ssh.")
+@click.option("--ssh-config", metavar="FILE", help="With --hosts: an ssh configuration in place of your own.")
+@click.option(
+    "--limit",
+    "limit_s",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="With --hosts: how long a node may take (default: 60, 120, 600 or 1800, by level).",
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 512),
+    metavar="N",
+    help="With --hosts: how many nodes are asked at once (default: 32).",
+)
+@click.option(
+    "--shared",
+    metavar="DIR",
+    help="With --hosts: try whether DIR is the same folder on all nodes (a small file is written there and removed).",
+)
 @click.option("--fix", "is_fixing", is_flag=True, help="Show what can be mended, ask, do it, and look again.")
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="With --fix: show the plan only.")
 @click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
@@ -50,12 +70,24 @@ def command(ui: Ui, *, form: str | None, **options: Any) -> int:
 
     Nothing on the machine is changed, except with --fix, which asks first. The report is complete even where torch
     cannot be imported. What could not be looked at is "unknown", never "fine".
+
+    With --hosts it looks at every node of an inventory over the system's ssh, and at what must agree between them. A
+    line of the file is like `node[01-64] user=root port=22 jump=bastion cards=8`; --save and --from then take a folder.
     """
     is_json = ui.is_json
+    asking = {name: options.pop(name) for name in ("hosts", "ssh_config", "limit_s", "parallel", "shared")}
     wish = Wish(format=form or ("json" if is_json else form_of(options["out"])), **options)
     ui = replace(ui, is_json=wish.format == "json" and wish.out is None)
     if is_json and wish.format != "json":
         raise BadInput(Message("doctor.two-formats", {"format": wish.format}), Message("doctor.two-formats-hint"))
+    if asking["hosts"] is not None or (wish.capture is not None and wish.capture.is_dir()):
+        from npuenv.cli.cluster_doctor import Asking, run
+
+        return int(run(ui, wish, Asking(**asking)))
+    alone = next((name for name, value in asking.items() if value is not None), None)
+    if alone is not None:
+        args = {"option": f"--{alone.removesuffix('_s').replace('_', '-')}"}
+        raise BadInput(Message("cluster.only-with-hosts", args), Message("cluster.only-with-hosts-hint", args))
     if wish.is_fixing:
         from npuenv.cli.fix import run_fix
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, absolute, common_options
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message
+from npuenv.errors import BadInput, ExitCode, StepFailed
+from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,21 @@ if TYPE_CHECKING:
 @click.option(
     "--target", type=click.Path(path_type=Path), help="The environment to test (default: the current one of --stack)."
 )
+@click.option(
+    "--backend",
+    type=click.Choice(("builtin", "verl", "roll")),
+    default="builtin",
+    show_default=True,
+    help="What trains: the packaged trainer, or a framework that is installed in the environment.",
+)
+@click.option("--model", metavar="PATH|NAME", help="The model of a framework's run (default: Qwen2.5-0.5B-Instruct).")
+@click.option("--train-cards", metavar="LIST", help="Cards that learn, a rank each: 0-3. Ray starts the processes.")
+@click.option("--infer-cards", metavar="LIST", help="Cards that generate: 4-7 (default: those that learn, by turns).")
+@click.option("--nodes", type=click.IntRange(1), help="Nodes over which the numbers of the cards run on.")
+@click.option("--ray", metavar="auto|local|HOST:PORT", help="The Ray to join; local: one of its own.")
+@click.option(
+    "--off-policy", type=click.IntRange(0, 1), help="1: the next batch is generated while this one is learnt."
+)
 @click.option("--stack", default="cpu", show_default=True, help="The installed stack to test.")
 @click.option(
     "-o",
@@ -30,7 +45,17 @@ if TYPE_CHECKING:
 )
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @common_options
-def command(ui: Ui, *, target: Path | None, stack: str, out: Path | None, settings: tuple[str, ...]) -> int:
+def command(
+    ui: Ui,
+    *,
+    target: Path | None,
+    backend: str,
+    model: str | None,
+    stack: str,
+    out: Path | None,
+    settings: tuple[str, ...],
+    **options: str | int | None,
+) -> int:
     """Train a tiny model with GRPO in the target environment and say whether training works there.
 
     The run makes its own small decoder and task, needs no download, and takes seconds on a CPU. Stage by stage it asks:
@@ -45,12 +70,29 @@ def command(ui: Ui, *, target: Path | None, stack: str, out: Path | None, settin
     are left out, and the verdict says so. The first use of a card compiles operators for minutes: that is announced,
     counted apart, and no hang.
 
+    With --train-cards the run is many processes that Ray starts, on this node or on those of a cluster; cards are
+    counted over the nodes. Where there are no cards the numbers count processes on the CPU, and the records say so. A
+    process or a node that is lost is replaced, and the run goes on from its last checkpoint. Started on several nodes
+    with RANK, WORLD_SIZE (nodes) and MASTER_ADDR set, the first leads and says the verdict; the others end as it does.
+
     With fault=NAME the run is broken on purpose, to see that the verdict names it: lr-zero, shuffled-reward,
     constant-reward, reward-raises, reward-hangs, zero-advantage, mask-off-by-one, stale-sampler, nan-gradient,
     wrong-arithmetic, no-end-token, no-signal, skipped-validation, corrupt-checkpoint, full-disk, and with
     ranks=2 rank-dies, rank-differs.
+
+    With --backend verl or roll the framework's own smallest GRPO runs, as render-launch writes it for the installed
+    release: on at most two cards, in a Ray of its own, with a few made-up questions. Its numbers are judged in the same
+    words; what it does not print is said not to be looked at. Settings are then steps=N (3), cards=N,
+    silence_limit_s=N (900), pending_limit_s=N (60) and keys of the framework. Not installed: exit 2; no card: exit 3.
     """
-    return int(run_smoke(ui, target=target or default_target(stack), out=out, settings=parse_settings(settings)))
+    place, given = target or default_target(stack), with_options(parse_settings(settings), options)
+    if backend != "builtin":
+        from npuenv.cli.smoke_backend import run_backend
+
+        return int(run_backend(ui, backend, target=place, out=out, model=model, settings=given))
+    if model is not None:
+        raise BadInput(Message("smoke.backend-model-alone"))
+    return int(run_smoke(ui, target=place, out=out, settings=given))
 
 
 def parse_settings(words: tuple[str, ...]) -> dict[str, str]:
@@ -62,6 +104,15 @@ def parse_settings(words: tuple[str, ...]) -> dict[str, str]:
             raise BadInput(Message("smoke.bad-setting", {"word": word}), Message("smoke.bad-setting-hint"))
         parsed[key] = value
     return parsed
+
+
+def with_options(settings: dict[str, str], options: Mapping[str, str | int | None]) -> dict[str, str]:
+    """The settings with those that options stand for. Raises BadInput where both name one and differ."""
+    for name, value in options.items():
+        if value is not None and settings.setdefault(name, str(value)) != str(value):
+            args = {"option": f"--{name.replace('_', '-')} {value}", "word": f"{name}={settings[name]}"}
+            raise BadInput(Message("smoke.two-values", args), Message("smoke.refused-hint"))
+    return settings
 
 
 def default_target(stack: str) -> Path:
@@ -76,9 +127,41 @@ def run_smoke(ui: Ui, *, target: Path, out: Path | None, settings: Mapping[str, 
     from npuenv import smoke
 
     # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
-    place = smoke.Target(absolute(target) / "bin" / "python", absolute(out or smoke.default_out()))
+    python = absolute(target) / "bin" / "python"
+    if (head := smoke.head_elsewhere(settings)) is not None:
+        return _work_for(ui, head, python, settings)
+    place = smoke.Target(python, absolute(out or smoke.default_out()))
     with smoke.sole_use(place.out):
         return _run_and_judge(ui, place, settings)
+
+
+def _work_for(ui: Ui, head: str, python: Path, settings: Mapping[str, str]) -> ExitCode:
+    """Lends this node to the run that another one leads; the exit code of that run's trainer.
+
+    Raises StepFailed where it broke, with what is known here of the cause.
+    """
+    from npuenv import smoke
+
+    with smoke.lent(python, settings) as (running, folder):
+        ui.say(Message("smoke.lent", {"head": head}))
+        try:
+            while (code := running.wait(1.0)) is None:
+                pass
+        except KeyboardInterrupt:
+            running.interrupt()
+            raise
+        log_tail = smoke.tail_of_log(folder)
+    if code == ExitCode.INPUT:
+        raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
+    if code == ExitCode.INTERRUPTED:
+        return ExitCode.INTERRUPTED
+    if code != ExitCode.FINE:
+        raise StepFailed(Message("smoke.lent-broke", {"head": head, "reason": log_tail}), Message("smoke.lent-hint"))
+    said = Message("smoke.lent-over", {"head": head})
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.smoke-node/1", "exit": 0, "head": head, "says": say(said, ui.lang)})
+    ui.say(said)
+    return ExitCode.FINE
 
 
 def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCode:
@@ -97,6 +180,7 @@ def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCo
             running.interrupt()
             raise
         code = running.poll()
+    records = smoke.records_of(place.out)
     log_tail = smoke.tail_of_log(place.out)
     if code == ExitCode.INPUT:  # said before the first record or found when a file was opened
         raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))

@@ -137,7 +137,10 @@ def _require_text(words: list[str]) -> None:
     An empty one is mostly an unset shell variable, and as a path it would be the working folder. One that is not text
     in this locale could not be named in any file that is written.
     """
-    for word in words:
+    for at, word in enumerate(words):
+        if not word and at and words[at - 1].startswith("--") and "=" not in words[at - 1] and len(words[at - 1]) > 2:
+            args = {"option": words[at - 1]}
+            raise BadInput(Message("cli.empty-value", args), Message("cli.empty-value-hint", args))
         if not word:
             raise BadInput(Message("cli.empty-argument"), Message("cli.empty-argument-hint"))
         if any("\ud800" <= character <= "\udfff" for character in word):

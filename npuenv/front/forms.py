@@ -53,7 +53,7 @@ def _text(ui: Ui, wish: Wish, judged: Judged) -> str:
     """The report for people; plain where it is written into a file."""
     from npuenv.report.terminal import render_report
 
-    page = _page(ui, is_terminal=wish.out is None and sys.stdout.isatty())
+    page = page_of(ui, is_terminal=wish.out is None and sys.stdout.isatty())
     return render_report(judged.findings, judged.facts, page, _manner(ui, wish, judged))
 
 
@@ -93,7 +93,7 @@ def _nothing_of(judged: Judged) -> str:
     return "" if {"torch", "torch-npu", judged.framework} & set(python.distributions) else judged.framework
 
 
-def _page(ui: Ui, *, is_terminal: bool) -> Page:
+def page_of(ui: Ui, *, is_terminal: bool) -> Page:
     from npuenv.report.terminal import Page
 
     encoding = sys.stdout.encoding or "ascii"

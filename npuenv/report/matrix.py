@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from npuenv.lint import Complaint
+    from npuenv.lint.values import Complaint
     from npuenv.matrix.contradict import Found
     from npuenv.matrix.rows import Contradiction
     from npuenv.refresh import Proposal

@@ -133,7 +133,9 @@ def time_shares(steps: Sequence[Mapping[str, Any]]) -> list[tuple[float, dict[st
 
 
 def _seconds(record: Mapping[str, Any], phase: str) -> float:
-    value = _number(record.get(f"timing_s/{phase}"))
+    # Generation beside the learning takes no time of the step's but what the learner waits for it.
+    name = "timing_s/gen_wait" if phase == "gen" and "timing_s/gen_wait" in record else f"timing_s/{phase}"
+    value = _number(record.get(name))
     return value if math.isfinite(value) else 0.0
 
 

@@ -79,6 +79,8 @@ def _aside(record: Record) -> Message | None:
         if name == "logger":
             return Message("smoke.note-logger", {"name": record.get("logger"), "reason": record.get("reason")})
         return Message("smoke.note-other", {"what": name, "seconds": record.get("may_take_s", "-")})
+    if record.get("kind") == "pending":
+        return Message("smoke.backend-waits", {"demand": record.get("demand")})
     if record.get("kind") == "stage" and record.get("name") in _BEFORE and _number(record.get("seconds")) >= _LONG_S:
         return Message("smoke.stage-running", {"name": record.get("name"), "seconds": f"{record['seconds']:.1f}"})
     return None
@@ -206,7 +208,10 @@ def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
     header = next((record for record in records if record.get("kind") == "header"), {})
     end = next((record for record in records if record.get("kind") == "end"), {})
     rewards = [_number(record.get("critic/score/mean")) for record in records if record.get("kind") == "step"]
-    if header:
+    if "backend" in header:
+        yield "backend", f"{header['backend']} {header.get('release', '-')}"
+        yield "cards", str((header.get("settings") or {}).get("cards", "-"))
+    elif header:
         yield "task", str((header.get("settings") or {}).get("task", "-"))
         model = {"parameters": f"{header.get('num_parameters', 0):,}", "dtype": header.get("dtype", "-")}
         yield "model", say(Message("smoke.model-value", model), lang)
@@ -224,7 +229,7 @@ def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
     ]
     if timed:
         yield "stages", say(Message("smoke.stages-value", {"parts": ", ".join(timed)}), lang)
-    if end:
+    if end and "backend" not in header:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in (end.get("seconds") or {}).items())
         total = f"{_number(end.get('wall_s')):.1f}"
         yield "time", say(Message("smoke.time-value", {"total": total, "parts": parts}), lang)

@@ -75,7 +75,7 @@ class Manner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Branch:
+class Branch:
     """What stands below a finding. `commands` are never folded, so that they can be copied."""
 
     spans: tuple[Span, ...]
@@ -83,7 +83,7 @@ class _Branch:
     at_most: int = 0  # folded lines; 0: no limit
 
 
-class _Plain:
+class Plain:
     """The report as plain lines, nothing folded. It does without rich, whose import takes longer than a whole look."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class _Plain:
     def gap(self) -> None:
         """Plain lines need no space between them."""
 
-    def finding(self, label: Span, says: Sequence[Span], branches: Iterable[_Branch], *, is_whole: bool) -> None:
+    def finding(self, label: Span, says: Sequence[Span], branches: Iterable[Branch], *, is_whole: bool) -> None:
         """A finding with its branches."""
         self.line(label, *says)
         for branch in branches:
@@ -109,7 +109,7 @@ class _Plain:
                 self.line(("    ", ""), *command)
 
 
-class _Drawn:
+class Drawn:
     """The report drawn by rich: folded at the terminal's width, findings as trees, with colour."""
 
     def __init__(self, page: Page) -> None:
@@ -139,7 +139,7 @@ class _Drawn:
         """Space between two parts."""
         self._add("")
 
-    def finding(self, label: Span, says: Sequence[Span], branches: Iterable[_Branch], *, is_whole: bool) -> None:
+    def finding(self, label: Span, says: Sequence[Span], branches: Iterable[Branch], *, is_whole: bool) -> None:
         """A finding with its branches; `is_whole`: evidence is never cut."""
         from rich.text import Text
         from rich.tree import Tree
@@ -193,7 +193,7 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
 
     With `is_quiet` only what went wrong; with `is_verbose` every check with its id and source.
     """
-    sheet = _Drawn(page) if page.is_terminal else _Plain()
+    sheet = Drawn(page) if page.is_terminal else Plain()
     if not manner.is_quiet:
         _add_head(sheet, facts, manner)
     told: tuple[Status, ...] = PROBLEMS
@@ -203,8 +203,8 @@ def render_report(findings: Sequence[Finding], facts: Facts, page: Page, manner:
     shown = [group for group in groups if group.first.status in told or (manner.is_verbose and not manner.is_quiet)]
     own = manner.restore if page.is_terminal else str
     for group in shown:
-        says, branches = list(_says(group, manner.lang, own)), _branches(group, manner, _arrow(page), own)
-        sheet.finding(_label(group.first.status, page, manner.lang), says, branches, is_whole=manner.is_verbose)
+        says, branches = list(_says(group, manner.lang, own)), _branches(group, manner, arrow_of(page), own)
+        sheet.finding(label_of(group.first.status, page, manner.lang), says, branches, is_whole=manner.is_verbose)
     has_gap = bool(shown) and not manner.is_quiet
     if not (manner.is_verbose or manner.is_quiet):
         if has_gap:
@@ -226,7 +226,7 @@ def _stand_ins(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(sorted({name for line in lines for name in re.findall(r"\b(?:user|host)[0-9]+\b", line)}))
 
 
-def _add_head(sheet: _Plain | _Drawn, facts: Facts, manner: Manner) -> None:
+def _add_head(sheet: Plain | Drawn, facts: Facts, manner: Manner) -> None:
     """Which machine this is, in one line, and what is on it, in another; what is not known is left out."""
     machine, versions = machine_lines(facts, manner.lang)
     name = say(Message("doctor.title"), manner.lang)
@@ -247,28 +247,28 @@ def _says(group: Group, lang: str, own: Callable[[str], str]) -> Iterator[Span]:
         yield " " + say(Message("doctor.because", {"name": title(group.because)}), lang), "dim"
 
 
-def _branches(group: Group, manner: Manner, arrow: str, own: Callable[[str], str]) -> Iterator[_Branch]:
+def _branches(group: Group, manner: Manner, arrow: str, own: Callable[[str], str]) -> Iterator[Branch]:
     finding, lang = group.first, manner.lang
     if (finding.status in PROBLEMS or manner.is_verbose) and group.because is None:
         for item in dict.fromkeys(finding.evidence):
             command, line = clean(own(item.command)), clean(own(item.line))
             spans = (command, "dim"), (arrow if line else "", "dim"), (line, "cyan")
-            yield _Branch(spans, at_most=_EVIDENCE_LINES)
+            yield Branch(spans, at_most=_EVIDENCE_LINES)
     if manner.is_verbose:
         source = say(Message("doctor.source", {"source": finding.source}), lang)
-        yield _Branch(((f"[{finding.check}] {clean(source)}", "dim"),))
+        yield Branch(((f"[{finding.check}] {clean(source)}", "dim"),))
     if finding.fix is not None:
-        yield _cure(finding.fix, manner, own)
+        yield cure_of(finding.fix, manner, own)
 
 
-def _cure(fix: Fix, manner: Manner, own: Callable[[str], str]) -> _Branch:
+def cure_of(fix: Fix, manner: Manner, own: Callable[[str], str]) -> Branch:
     key = "doctor.fix-dangerous" if fix.is_dangerous else "doctor.fix"
     prompt = "# " if fix.needs_root else "$ "
     commands = tuple(((prompt, "dim"), (manner.restore(shell_line(argv)), "bold")) for argv in fix.commands)
-    return _Branch(((clean(own(say(Message(key, {"says": fix.says}), manner.lang))), ""),), commands)
+    return Branch(((clean(own(say(Message(key, {"says": fix.says}), manner.lang))), ""),), commands)
 
 
-def _add_well(sheet: _Plain | _Drawn, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
+def _add_well(sheet: Plain | Drawn, findings: Sequence[Finding], page: Page, manner: Manner) -> None:
     """What is well, one line per area, cut where the line ends; then how much does not apply."""
     room = (page.width if page.is_terminal else _PLAIN_WIDTH) - _indent(page)
     areas: dict[str, list[str]] = {}
@@ -276,9 +276,9 @@ def _add_well(sheet: _Plain | _Drawn, findings: Sequence[Finding], page: Page, m
         if finding.status is Status.OK:
             areas.setdefault(finding.check.partition(".")[0], []).append(say(title(finding.check), manner.lang))
     for area, names in areas.items():
-        sheet.line(_label(Status.OK, page, manner.lang), (_listed(area, names, room, manner.lang), ""))
+        sheet.line(label_of(Status.OK, page, manner.lang), (_listed(area, names, room, manner.lang), ""))
     for says in _skipped(findings):
-        sheet.line(_label(Status.SKIP, page, manner.lang), (_cut(say(says, manner.lang), room), "dim"))
+        sheet.line(label_of(Status.SKIP, page, manner.lang), (_cut(say(says, manner.lang), room), "dim"))
 
 
 def _skipped(findings: Sequence[Finding]) -> Iterator[Message]:
@@ -316,7 +316,7 @@ def _cut(text: str, width: int) -> str:
     return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
 
 
-def _add_end(sheet: _Plain | _Drawn, findings: Sequence[Finding], manner: Manner) -> None:
+def _add_end(sheet: Plain | Drawn, findings: Sequence[Finding], manner: Manner) -> None:
     """The counts in one line, and what to do next in another."""
     is_bad = bool(counts(findings)[Status.FAIL])
     sheet.line((say(summary(findings), manner.lang), "bold red" if is_bad else "green"))
@@ -349,7 +349,7 @@ def _next(findings: Sequence[Finding], manner: Manner) -> Message | None:
     return Message("doctor.next-deeper", {"command": manner.deeper}) if manner.deeper else None
 
 
-def _label(status: Status, page: Page, lang: str) -> Span:
+def label_of(status: Status, page: Page, lang: str) -> Span:
     """The mark and the word for a status, filled up to one width in columns."""
     from rich.cells import cell_len
 
@@ -360,7 +360,7 @@ def _label(status: Status, page: Page, lang: str) -> Span:
     return word + " " * max(1, _indent(page) - cell_len(word)), _STYLES[status]
 
 
-def _arrow(page: Page) -> str:
+def arrow_of(page: Page) -> str:
     """What stands between a command and its line."""
     return " → " if page.is_terminal and page.is_unicode else " -> "
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -142,6 +143,44 @@ def test_sarif_points_at_the_line(bad: Path, capsys: pytest.CaptureFixture[str])
     assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 2}
 
 
+def test_junit_has_a_case_for_each_problem_and_each_silent_rule(
+    bad: Path, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preflight", str(bad), *AT, "--format", "junit"]) == 1
+    (suite,) = ElementTree.fromstring(capsys.readouterr().out)
+    failed = [case for case in suite if case.find("failure") is not None]
+    assert [case.get("name") for case in failed] == [f"preflight.visibility {bad}:2"]
+    failure = failed[0].find("failure")
+    assert failure is not None and f"right:   export ASCEND_RT_VISIBLE_DEVICES={CARDS}" in (failure.text or "")
+    names = {str(case.get("name")).split()[0] for case in suite}
+    assert {"preflight.visibility", "preflight.engine"} <= names and "preflight.roll-batch" not in names
+    assert (suite.get("tests"), suite.get("failures"), suite.get("name")) == (str(len(suite)), "1", str(bad))
+    assert main(["preflight", str(good), *AT, "--format", "junit"]) == 0
+    (suite,) = ElementTree.fromstring(capsys.readouterr().out)
+    assert suite.get("failures") == "0" and not suite.findall("*/failure")
+
+
+def test_every_launch_of_a_script_is_judged_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "no-key-by-its-look"
+    second = GOOD.replace("#!/bin/bash\n", "").replace("rollout.name=vllm", f"rollout.name=vllm +x.api_key={secret}")
+    wrong = second.replace("rollout.name=vllm", "rollout.name=trtllm")
+    sft = "torchrun -m verl.trainer.fsdp_sft_trainer data.x=1\n"
+    path = tmp_path / "two.sh"
+    path.write_text(GOOD + sft + wrong, encoding="utf-8")
+    at = len((GOOD + sft).splitlines())
+    assert main(["preflight", str(path), *AT]) == 1
+    said = capsys.readouterr().out
+    line = at + 1 + next(no for no, line in enumerate(wrong.splitlines()) if "trtllm" in line)
+    assert f"{path}:{line}: error preflight.engine\n" in said
+    assert "right:   actor_rollout_ref.rollout.name=vllm +x.api_key=***\n" in said and secret not in said
+    assert f"starts 2 runs (lines 3, {at + 2}); all of them were examined" in said
+    assert f"line {at}: verl.trainer.fsdp_sft_trainer was not examined" in said
+    assert main(["preflight", str(path), *AT, "--fix", "-o", str(tmp_path / "right.sh")]) == 0
+    right = (tmp_path / "right.sh").read_text(encoding="utf-8")
+    assert right == GOOD + sft + second
+    assert main(["preflight", str(tmp_path / "right.sh"), *AT]) == 0
+
+
 def test_fix_writes_a_copy_beside_the_file_and_shows_the_diff(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preflight", str(bad), *AT, "--fix"]) == 0
     said = capsys.readouterr().out
@@ -175,7 +214,14 @@ def test_fix_of_a_command_shows_the_command(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_secrets_are_never_printed(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for more in ([], ["--json"], ["--format", "sarif"], ["--fix", "--force"], ["--fix", "--force", "--json"]):
+    for more in (
+        [],
+        ["--json"],
+        ["--format", "sarif"],
+        ["--format", "junit"],
+        ["--fix", "--force"],
+        ["--fix", "--force", "--json"],
+    ):
         main(["preflight", str(bad), *AT, *more])
         said = capsys.readouterr()
         assert KEY not in said.out + said.err
@@ -220,6 +266,8 @@ BAD_INPUT = [
     (["roll.yaml", "-o", "x"], "--fix"),
     (["roll.yaml", "--json", "--format", "sarif"], "sarif"),
     (["roll.yaml", "--fix", "--format", "sarif"], "--fix"),
+    (["roll.yaml", "--fix", "--format", "junit"], "--fix"),
+    (["--", "python", "-m", "verl.trainer.fsdp_sft_trainer", "data.x=1"], "no rule is about"),
     (["roll.yaml", "--cards-per-node", "0"], "0"),
     ([], "preflight"),
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -153,6 +155,35 @@ def test_without_a_folder_and_without_check_the_option_that_lacks_is_named(
     assert names(tmp_path) == []
 
 
+def test_the_doctor_goes_into_the_image_and_its_health_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*STACK, "-o", str(tmp_path), "--without-doctor", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)["files"]
+    assert main([*STACK, "-o", str(tmp_path), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["files"]) == {*plain, f"{FOLDER}/npuenv-doctor.pyz"}
+    lines = (tmp_path / FOLDER / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    (copied,) = [line for line in lines if line.startswith("COPY")]
+    (health,) = [line for line in lines if line.startswith("HEALTHCHECK")]
+    assert '"npuenv-doctor.pyz", "/opt/npuenv/"]' in copied
+    command = json.loads(health.partition(" CMD ")[2])
+    assert command[:4] == ["/bin/bash", "/opt/npuenv/entrypoint.sh", "python3", "/opt/npuenv/healthcheck.py"]
+    assert command[-1] == "--doctor" and "torch==2.8.0" in command
+    assert not [line for line in lines if line.startswith("RUN") and "--doctor" in line]  # a build has no session
+    words = [sys.executable, str(tmp_path / FOLDER / "npuenv-doctor.pyz"), "--version"]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    assert main([*STACK, "-o", str(tmp_path), "--without-doctor", "--json"]) == 0  # the same folder again, without it
+    assert json.loads(capsys.readouterr().out)["files"] == plain
+    assert not (tmp_path / FOLDER / "npuenv-doctor.pyz").exists()
+    assert main([*STACK, "-o", str(tmp_path), "--with-doctor", "--as", "run"]) == 2
+    assert "--with-doctor" in capsys.readouterr().err
+
+
+def test_an_option_without_its_text_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*STACK, "--as", "run", "-o", str(tmp_path), "--command", ""]) == 2
+    assert "what follows --command is empty" in capsys.readouterr().err
+
+
 def test_check_writes_nothing_and_lists_every_difference_in_text_as_in_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +202,22 @@ def test_check_writes_nothing_and_lists_every_difference_in_text_as_in_json(
     assert "source verl: upstream has release/v0.7.1, this image v0.7.1" in listed
     assert [each["name"] for each, line in zip(differences, listed, strict=True) if each["name"] not in line] == []
     assert names(tmp_path) == []
+
+
+def test_check_breaks_its_lines_where_a_terminal_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*STACK, "--check"]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main([*STACK, "--check"]) == 0
+    folded = capsys.readouterr().out
+    assert max(map(len, whole.splitlines())) > 100
+    assert [line for line in folded.splitlines() if len(line) > 60 and len(line.split()) > 1] == []
+    assert folded.replace("\n    ", " ") == whole
+    assert main([*STACK, "--check", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_check_compares_the_architecture_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

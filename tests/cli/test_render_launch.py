@@ -235,6 +235,45 @@ def test_a_list_of_quoted_names_is_taken_and_quoted_for_the_shell(render: Any, t
     assert render("--for", "verl", """trainer.logger=["console","$(id)"]""")[0] == 2
 
 
+def test_a_recipe_for_more_cards_than_most_nodes_have_says_so(render: Any) -> None:
+    words = ("--for", "verl==0.7.1", "--recipe", "grpo-qwen2.5-7b", "--hardware", "a2")
+    (note,) = render(*words)[1]["notes"]
+    assert "nodes of 16 cards" in note and "--cards-per-node 8" in note
+    assert render(*words, "--cards-per-node", "8", "--force")[1]["notes"] == []
+    assert render("--for", "verl==0.7.1", "--hardware", "a2", "--force")[1]["notes"] == []
+
+
+def test_a_key_that_the_user_insists_on_keeps_its_mark(render: Any, tmp_path: Path) -> None:
+    """Without a mark Hydra refuses a key that the release does not list; a single plus is refused where it does."""
+    own, inner = "+trainer.my_key=3", "+data.apply_chat_template_kwargs.enable_thinking=False"
+    assert render("--for", "verl==0.7.1", own, inner, "+trainer.total_epochs=2")[0] == 0
+    script = (tmp_path / "out" / "run.sh").read_text(encoding="utf-8")
+    words = {line.strip(" \\") for line in script.splitlines()}
+    assert {"++trainer.my_key=3", "++data.apply_chat_template_kwargs.enable_thinking=False"} <= words
+    assert "++trainer.total_epochs=2" in words
+    assert "trainer.nnodes=1" in words
+    assert "  my_key: 3\n" in (tmp_path / "out" / "config.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("word", "takes"),
+    [
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=1.5", "it must be above 0 and at most 1"),
+        ("actor_rollout_ref.rollout.n=0", "it must be above 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_the_range(render: Any, word: str, takes: str) -> None:
+    code, document = render("--for", "verl", word)
+    assert code == 2 and document["error"]["message"].endswith(takes)
+
+
+def test_sglang_is_rendered_for_releases_that_run_it_on_an_npu(render: Any) -> None:
+    words = ("--recipe", "grpo-qwen3-8b-sglang")
+    code, document = render("--for", "verl==0.5.0", *words)
+    assert code == 2 and "0.6.0" in document["error"]["message"] + document["error"]["hint"]
+    assert render("--for", "verl==0.6.1", *words)[0] == 0
+
+
 def test_recipes_that_are_not_rendered_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render-launch", "--for", "verl", "--list"]) == 0
     listed = {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()}

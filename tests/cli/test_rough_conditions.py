@@ -264,11 +264,18 @@ def test_a_relative_path_in_a_removed_folder_is_bad_input(
 
 
 @pytest.mark.parametrize(
-    "words", [["smoke-train", "-o", ""], ["install", "cpu", "--target", ""], ["doctor", "--save", ""]]
+    ("words", "says"),
+    [
+        (["smoke-train", "-o", ""], "an argument is empty"),
+        (["install", "cpu", "--target", ""], "what follows --target is empty"),
+        (["doctor", "--save", ""], "what follows --save is empty"),
+    ],
 )
-def test_an_empty_argument_is_never_the_working_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_argument_is_never_the_working_folder(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
-    assert capsys.readouterr().err.startswith("error: an argument is empty\n")
+    assert capsys.readouterr().err.startswith(f"error: {says}\n")
 
 
 def test_chinese_reaches_a_terminal_of_an_unknown_locale() -> None:

@@ -109,7 +109,7 @@ def test_every_diagnosis_is_valid(paste: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_the_schemas_are_valid_themselves_and_name_what_they_describe() -> None:
     names = sorted(path.name.removesuffix(".schema.json") for path in SCHEMAS.glob("*.json"))
-    assert names == ["capture-1", "diagnosis-1", "doctor-1", "error-1", "fix-1"]
+    assert names == ["capture-1", "cluster-1", "diagnosis-1", "doctor-1", "error-1", "fix-1", "mesh-1"]
     for name in names:
         schema: Any = validator(name).schema
         assert schema["properties"]["schema"]["const"] == f"npuenv.{name.replace('-', '/')}"

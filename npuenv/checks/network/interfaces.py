@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from npuenv.facts.network.interfaces import Interface, Route
 
 _IFNAME = "hicann/hccl user guide, HCCL_SOCKET_IFNAME and HCCL_IF_IP"
-# Bridges and pairs of containers and virtual machines: they reach nothing outside of this host.
-_VIRTUAL = re.compile(
-    r"docker.*|virbr.*|br-[0-9a-f]{12}|veth.*|cni.*|flannel.*|cali.*|kube-.*|nodelocaldns|podman.*|lxc.*"
+# Bridges, pairs and tunnels of containers and virtual machines, the driver's own `endvnic`, the USB of a management
+# controller: they reach nothing outside of this host.
+INNER = re.compile(
+    r"docker.*|virbr.*|br-[0-9a-f]{12}|veth.*|cni.*|flannel.*|cali.*|kube-.*|nodelocaldns|podman.*|lxc.*|tunl.*|vxlan.*"
+    r"|endvnic.*|nerdctl.*|lxdbr.*|incusbr.*|isula.*|cilium.*|antrea.*|weave.*|ovs-.*|ovn.*|usb\d+|dummy.*|vmnet.*|vboxnet.*"
 )
 
 
@@ -127,7 +129,7 @@ def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence
     if bare:
         name = bare[0].name
         return fail("network.ifname-bare", line, *_rows(context, name), fix=cure, variable=name_set, name=name)
-    inner = [item for item in chosen if item.name == "lo" or _VIRTUAL.fullmatch(item.name)]
+    inner = [item for item in chosen if item.name == "lo" or INNER.fullmatch(item.name)]
     if inner and spans_nodes(context):
         name = inner[0].name
         return fail("network.ifname-inner", line, *_rows(context, name), fix=cure, variable=name_set, name=name)
@@ -135,7 +137,7 @@ def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence
 
 
 def _is_good(item: Interface) -> bool:
-    return item.is_up and bool(item.addresses) and item.name != "lo" and not _VIRTUAL.fullmatch(item.name)
+    return item.is_up and bool(item.addresses) and item.name != "lo" and not INNER.fullmatch(item.name)
 
 
 def _rows(context: Context, *names: str) -> list[Evidence]:
@@ -184,7 +186,7 @@ def _hccl_address(context: Context) -> Verdict:
         return fail(
             "network.if-ip-down", line, *_rows(context, owner.name), fix=cure, name=owner.name, state=owner.state
         )
-    if spans_nodes(context) and (is_loopback(setting) or _VIRTUAL.fullmatch(owner.name)):
+    if spans_nodes(context) and (is_loopback(setting) or INNER.fullmatch(owner.name)):
         return fail(
             "network.if-ip-inner", line, *_rows(context, owner.name), fix=cure, setting=setting, name=owner.name
         )
@@ -227,7 +229,7 @@ def _hccl_guess(context: Context) -> Verdict:
         return warn(
             "network.guess-wrong", *_rows(context, chosen.name, *good), fix=cure, name=chosen.name, wanted=good[0]
         )
-    if not good and _VIRTUAL.fullmatch(chosen.name):
+    if not good and INNER.fullmatch(chosen.name):
         cure = fix("network.ifname-none")
         return warn("network.guess-inner", *_rows(context, chosen.name), fix=cure, name=chosen.name)
     return ok("network.guess-ok", *_rows(context, chosen.name), name=chosen.name)

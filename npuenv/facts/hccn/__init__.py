@@ -46,6 +46,7 @@ class HccnFacts:
     gateways: Fact[dict[int, Fact[Gateway]]]
     netdetects: Fact[dict[int, Fact[str]]]
     speeds: Fact[dict[int, Fact[Speed]]]
+    mtus: Fact[dict[int, Fact[int]]]  # the largest packet
     optical: Fact[dict[int, Fact[Optical]]]
     neighbours: Fact[dict[int, Fact[str]]]  # the switch port at the other end
     link_changes: Fact[dict[int, Fact[LinkChanges]]]  # how often each link came up

@@ -155,6 +155,12 @@ def speed(text: str) -> Speed | None:
     return Speed(None if found == "unknown" else int(found))
 
 
+def mtu(text: str) -> int | None:
+    """The largest packet: `mtu:1500`."""
+    found = only(match[1] for match in matches(lines_of(text), r"mtu:\s*([0-9]{2,6})"))
+    return int(found) if found else None
+
+
 def vnic(text: str) -> Vnic | None:
     """Three lines, of which none may be missing; here a blank stands after the colon."""
     lines = lines_of(text)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 10.0
 _ASKED_FOR_GRAMMAR = 2  # cards at most: each silent one may cost the whole timeout
-_FOR_INFORMATION = ("-link_stat", "-stat", "-lldp")  # asked last: a refusal there says nothing of the tool
+_FOR_INFORMATION = ("-mtu", "-link_stat", "-stat", "-lldp")  # asked last: a refusal there says nothing of the tool
 _ABOUT_THE_TOOL = (Refusal.BUSY, Refusal.PERMISSION, Refusal.NOT_INSTALLED, Refusal.NO_ANSWER)
 
 
@@ -70,6 +70,7 @@ def _survey_a2(survey: Survey, conf: Fact[HccnConf], cards: list[int], *, is_a3:
         ("speeds", "speed"),
         ("gateways", "gateway"),
         ("netdetects", "netdetect"),
+        ("mtus", "mtu"),
         ("optical", "optical"),
         ("link_changes", "link_stat"),
         ("counters", "stat"),

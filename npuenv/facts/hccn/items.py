@@ -22,6 +22,7 @@ ITEMS: dict[str, Callable[[str], Any]] = {
     "net_health": a2.net_health,
     "lldp": a2.lldp,
     "speed": a2.speed,
+    "mtu": a2.mtu,
     "tls": tls,
     "vnic": a2.vnic,
     "ping": ping,

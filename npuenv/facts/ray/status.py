@@ -108,9 +108,12 @@ _REFUSALS = (
 
 def status(host: Host, program: str, timeout_s: float) -> Fact[Status | Trouble]:
     """Asks the cluster that Ray knows. The trouble is a value too: it is what somebody running Ray would see."""
-    argv = (program, "status")
-    ran = host.run(argv, timeout_s=timeout_s)
-    command = " ".join(argv)
+    return read(host.run((program, "status"), timeout_s=timeout_s), timeout_s)
+
+
+def read(ran: Ran, timeout_s: float) -> Fact[Status | Trouble]:
+    """What the command came to that had this long."""
+    command = " ".join(ran.argv)
     if ran.is_absent:
         return absent(Evidence(command, ran.err or "no such program"))
     if ran.timed_out:

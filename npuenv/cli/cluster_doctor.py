@@ -1,0 +1,262 @@
+"""`npuenv doctor --hosts`: many nodes, or the saved captures of many. Start from `run`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput, ExitCode
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.cluster.collect import Collected
+    from npuenv.cluster.probing import Probed, Way
+    from npuenv.cluster.types import Inventory, Node
+    from npuenv.cluster.verdict import Judged, Verdict
+    from npuenv.facts.collect import Facts
+    from npuenv.front.ui import Ui
+    from npuenv.front.wish import Wish
+    from npuenv.host.base import Host
+
+
+_NETWORK_LEVEL = 2  # from which on a look may use the network
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How nodes are asked. None: as is usual."""
+
+    hosts: str | None = None  # the inventory; None: what was saved is judged again
+    ssh_config: str | None = None
+    limit_s: float | None = None
+    parallel: int | None = None
+    shared: str | None = None  # a folder that ought to be the same one on all nodes; None: nothing is written anywhere
+
+
+def run(ui: Ui, wish: Wish, asking: Asking) -> ExitCode:
+    """Looks, tells, and gives the exit code of what was found. Raises BadInput."""
+    from npuenv.checks import Status
+    from npuenv.front.forms import deliver
+    from npuenv.front.wish import require_place
+
+    _require_sense(wish, asking)
+    if wish.out is not None:
+        require_place(wish.out)
+    verdict = _look(ui, wish, asking) if asking.hosts is not None else _look_again(ui, wish)
+    is_well = verdict.code is ExitCode.FINE and not any(each.status is Status.UNKNOWN for each in verdict.agreement)
+    if wish.format != "text" or wish.out or not ui.is_quiet or not is_well:
+        deliver(ui, wish, _formed(ui, wish, verdict))
+    return verdict.code
+
+
+def _require_sense(wish: Wish, asking: Asking) -> None:
+    """Raises BadInput for options that have no meaning for many nodes, before any of them is asked."""
+    others = {"--fix": wish.is_fixing, "--from-report": wish.report is not None, "--dry-run": wish.is_dry_run}
+    for option in (name for name, is_given in others.items() if is_given):
+        args = {"option": option}
+        raise BadInput(Message("cluster.not-with-hosts", args), Message("cluster.not-with-hosts-hint", args))
+    if asking.hosts is not None and wish.capture is not None:
+        raise BadInput(Message("cluster.two-sources"), Message("cluster.two-sources-hint"))
+    if wish.hashes and wish.level == 0:
+        raise BadInput(Message("doctor.hash-level"), Message("doctor.hash-level-hint"))
+    if asking.shared is not None and not asking.shared.startswith("/"):
+        args = {"path": asking.shared}
+        raise BadInput(Message("cluster.shared-relative", args), Message("cluster.shared-relative-hint", args))
+    if asking.ssh_config is not None and not Path(asking.ssh_config).is_file():
+        args = {"path": asking.ssh_config}
+        raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
+
+
+def _look(ui: Ui, wish: Wish, asking: Asking) -> Verdict:
+    """Asks all nodes of the inventory, and judges each as its answer comes."""
+    from npuenv.cluster.collect import LIMITS_S
+    from npuenv.cluster.fanout import PARALLEL
+    from npuenv.cluster.inventory import read
+    from npuenv.cluster.probing import Way
+    from npuenv.cluster.ssh import Options
+
+    assert asking.hosts is not None
+    inventory = read(asking.hosts)
+    judge = _Judge(ui, wish, inventory.source)
+    limit_s = asking.limit_s or LIMITS_S[wish.level]
+    parallel = asking.parallel or PARALLEL
+    args = {"count": len(inventory.nodes), "parallel": parallel, "limit": f"{limit_s:g}"}
+    ui.say(Message("cluster.asking", args), err=True)
+    way = Way(options=Options(config=asking.ssh_config), parallel=parallel)
+    _collect(ui, wish, inventory, judge, way, limit_s)
+    _try_each_other(ui, wish, inventory, judge, way, asking.shared)
+    asked = {"agree.ports": wish.level >= _NETWORK_LEVEL, "agree.storage": asking.shared is not None}
+    return judge.verdict(inventory, asked=frozenset(check for check, is_asked in asked.items() if is_asked))
+
+
+def _collect(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Way, limit_s: float) -> None:
+    """A capture of each node, judged as it comes; kept where that was asked for."""
+    from npuenv.cli.meter import Meter
+    from npuenv.cluster.collect import collect
+    from npuenv.cluster.saved import Keeper
+
+    with contextlib.ExitStack() as stack:
+        keeper = stack.enter_context(Keeper(wish.save, inventory)) if wish.save else None
+        answers = collect(
+            inventory.nodes, _program(), judge.words, limit_s=limit_s, parallel=way.parallel, options=way.options
+        )
+        stack.enter_context(contextlib.closing(answers))
+        meter = stack.enter_context(Meter(ui, len(inventory.nodes)))
+        for got in answers:
+            if keeper:
+                keeper.keep(got)
+            judge.take(got)
+            meter.tick(_line(ui, got))
+    if keeper:
+        ui.say(Message("cluster.saved", {"count": keeper.count, "path": str(wish.save)}), err=True)
+
+
+def _try_each_other(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Way, shared: str | None) -> None:
+    """Lets the nodes that answered say who they are and, from the level on that uses the network, try each other.
+
+    Those whose Python is too old for the doctor take part where it can run what nodes say of each other.
+    """
+    from npuenv.cluster.probing import Probed, probe, unprobed
+    from npuenv.cluster.probing.introductions import introduce
+    from npuenv.cluster.probing.ports import ports_of
+
+    here = [node for node in inventory.nodes if judge.can_meet(node)]
+    if len(here) < 2 or (wish.level == 0 and shared is None):
+        return
+    ui.say(Message("cluster.meeting", {"count": len(here)}), err=True)
+    if wish.level >= _NETWORK_LEVEL or shared is not None:
+        judge.probed = probe(here, way, ports=ports_of(judge.sessions), shared=shared)
+    else:
+        judge.probed = Probed(introduce(here, way)[0], unprobed(), {})
+
+
+def _look_again(ui: Ui, wish: Wish) -> Verdict:
+    """Judges a folder of captures as if they had just come in."""
+    from npuenv.cluster.saved import load
+
+    assert wish.capture is not None
+    inventory, answers = load(wish.capture)
+    judge = _Judge(ui, wish, str(wish.capture))
+    for got in answers:
+        judge.take(got)
+    return judge.verdict(inventory)
+
+
+@functools.cache
+def _program() -> bytes:
+    """The doctor as one file; packing it takes a second."""
+    from npuenv.bundle.zipapp import content
+
+    return content()
+
+
+class _Judge:
+    """Judges nodes one by one as for a single machine, and then what is between them."""
+
+    def __init__(self, ui: Ui, wish: Wish, source: str) -> None:
+        from npuenv.cli.judging import stack_named
+
+        self._ui, self._wish, self._source = ui, wish, source
+        self._stack = stack_named(wish)  # an unknown name is said before any node is asked
+        self._judged: dict[str, Judged] = {}
+        self._facts: dict[str, Facts] = {}
+        self._meeting: set[str] = set()
+        self.probed: Probed | None = None  # what the nodes said of each other; None: not asked
+
+    def can_meet(self, node: Node) -> bool:
+        """Whether the node can say what there is between it and others."""
+        return node.name in self._meeting
+
+    @property
+    def sessions(self) -> list[Mapping[str, str]]:
+        """The variables of each node that was heard, and of this session where it sets the base of HCCL's ports."""
+        from npuenv.cluster.probing.ports import BASE
+
+        here = [os.environ] if os.environ.get(BASE) else []
+        return [*(facts.environment.value or {} for facts in self._facts.values()), *here]
+
+    @property
+    def words(self) -> list[str]:
+        """The options for the doctor on a node, which only looks: what it saw is judged here."""
+        wish = self._wish
+        framework = wish.framework or (self._stack.framework if self._stack else None)
+        options = {"--level": str(wish.level), "--for": framework, "--python": wish.python}
+        words = [word for name, value in options.items() if value is not None for word in (name, value)]
+        return ["--quiet", "--json", *words, *(["--hash"] if wish.hashes else [])]
+
+    def take(self, got: Collected) -> None:
+        """Judges what a node gave."""
+        from npuenv.cluster.verdict import Judged
+
+        if got.can_meet:
+            self._meeting.add(got.node.name)
+        if got.host is None:
+            self._judged[got.node.name] = Judged(got.node, trouble=got.trouble, line=got.line, seconds=got.seconds)
+        else:
+            self._judged[got.node.name] = self._judge(got.node, got.host, got.seconds)
+
+    def verdict(self, inventory: Inventory, *, asked: frozenset[str] = frozenset()) -> Verdict:
+        """What all came to, in the order of the inventory; `asked` as in `Verdict`."""
+        from npuenv.cluster.agree import agreement, encounters
+        from npuenv.cluster.verdict import Verdict
+
+        nodes = tuple(self._judged[node.name] for node in inventory.nodes)
+        facts = {node.name: self._facts[node.name] for node in inventory.nodes if node.name in self._facts}
+        met, more = (self.probed.met, self.probed.findings) if self.probed else (None, ())
+        if len(facts) < 2 and met is None:
+            return Verdict(nodes, why_no_agreement=Message("cluster.one-node"), source=self._source)
+        found = agreement(facts, met=met) or encounters(facts, met or {})
+        return Verdict(nodes, (*found, *more), source=self._source, asked=asked)
+
+    def _judge(self, node: Node, host: Host, seconds: float) -> Judged:
+        from npuenv.cli.common import Stop
+        from npuenv.cli.judging import judge
+        from npuenv.cluster.expected import cards
+        from npuenv.cluster.verdict import Judged
+
+        try:
+            # A conflict of the stack is said on stderr, never as a second document.
+            judged = judge(self._wish, replace(self._ui, is_json=False), host)
+        except Stop:
+            return Judged(node, seconds=seconds, is_unfit=True)
+        self._facts[node.name] = judged.facts
+        number = cards(node, judged.facts, self._source) if judged.framework != "cpu" else None
+        findings = (*judged.findings, *([number] if number else []))
+        return Judged(node, findings, judged.framework, seconds=seconds)
+
+
+def _line(ui: Ui, got: Collected) -> str:
+    """A node in the progress; with its trouble where it has one."""
+    if got.trouble is None:
+        return f"{got.node.name} ({got.seconds:.1f} s)"
+    says = Message(f"cluster.trouble-{got.trouble.value}", {"address": got.node.address})
+    return say(Message("cluster.silent-node", {"name": got.node.name, "says": says}), ui.lang)
+
+
+def _formed(ui: Ui, wish: Wish, verdict: Verdict) -> str:
+    """The report in the form that was asked for."""
+    import json
+    import sys
+
+    from npuenv.front.forms import page_of
+    from npuenv.report import cluster
+    from npuenv.report.doctor import Asked
+    from npuenv.report.terminal import Manner
+
+    asked = Asked(wish.level, wish.framework, wish.stack)
+    if wish.format == "text":
+        page = page_of(ui, is_terminal=wish.out is None and sys.stdout.isatty())
+        manner = Manner(lang=ui.lang, is_verbose=ui.is_verbose, is_quiet=ui.is_quiet, again=wish.again, can_fix=False)
+        return cluster.render(verdict, page, manner)
+    if wish.format == "json":
+        is_ascii = wish.out is None and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+        return json.dumps(cluster.document(verdict, asked, ui.lang), ensure_ascii=is_ascii, indent=2) + "\n"
+    from npuenv.report import cluster_forms
+
+    return cluster_forms.formed(wish.format, verdict, lang=ui.lang, again=wish.again)

@@ -1,0 +1,279 @@
+"""`npuenv cluster mesh`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from npuenv.cli.common import Ui, common_options
+from npuenv.cli.meter import Gauge
+from npuenv.errors import BadInput
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import ProgressColumn
+
+    from npuenv.cluster.mesh.asking import Surveyed
+    from npuenv.cluster.mesh.document import Finished
+    from npuenv.cluster.mesh.running import OverSsh, Run
+    from npuenv.cluster.mesh.types import Results
+    from npuenv.cluster.types import Inventory
+
+_LIMIT_S = 15.0  # of one ping
+_PARALLEL = 512  # the most nodes at once
+_FORMS = ("text", "json", "html")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for."""
+
+    hosts: str
+    mode: str | None  # full, sampled; None: by the number of devices
+    state: Path | None  # of a run to go on with
+    form: str
+    out: str | None
+    yes: bool
+    limit_s: float
+    parallel: int
+    ssh_config: str | None
+
+    def again(self, mode: str, state: Path) -> str:
+        """The command line that goes on, and gives the same report."""
+        words = ["npuenv", "cluster", "mesh", "--hosts", self.hosts, f"--{mode}", "--resume", str(state)]
+        words += ["--ssh-config", self.ssh_config] if self.ssh_config else []
+        words += ["--limit", f"{self.limit_s:g}"] if self.limit_s != _LIMIT_S else []
+        words += ["--parallel", str(self.parallel)] if self.parallel != _PARALLEL else []
+        words += ["--format", self.form] if self.form != _form_of(self.out) else []
+        words += ["-o", self.out] if self.out is not None else []
+        return shlex.join(words)
+
+
+def _form_of(out: str | None) -> str:
+    """The form of the report where only its place was said."""
+    return {".html": "html", ".json": "json"}.get(Path(out).suffix if out else "", "text")
+
+
+@click.command("mesh")
+@click.option("--hosts", metavar="FILE|-", required=True, help="The inventory: a line a node, or a range of them.")
+@click.option("--full", "is_full", is_flag=True, help="Every device to every other (default up to 64 devices).")
+@click.option("--sampled", "is_sampled", is_flag=True, help="At most 4 pings a device; finds any single dead one.")
+@click.option("--resume", "state", type=click.Path(path_type=Path), metavar="FILE", help="Go on with a broken off run.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before a full mesh of more than 64 devices.")
+@click.option(
+    "--limit", "limit_s", type=click.FloatRange(1, 600), default=_LIMIT_S, show_default=True, help="Of one ping."
+)
+@click.option(
+    "--parallel", type=click.IntRange(1, _PARALLEL), default=None, metavar="N", help="Nodes at once (default: all)."
+)
+@click.option("--ssh-config", metavar="FILE", help="An ssh configuration in place of your own.")
+@click.option("--format", "form", type=click.Choice(_FORMS), help="Form of the report.")
+@click.option("-o", "--output", "out", metavar="FILE", help="Write the report there; .html and .json say its form.")
+@common_options
+def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **options: Any) -> int:
+    """Ping between the device addresses of all cards of a cluster, and name the fewest culprits.
+
+    Every node is asked over ssh for the addresses of its cards, and then runs hccn_tool, one ping after another. The
+    time that it takes is measured on the first pings and told. What is done is kept, so that a run that was broken off
+    can go on with --resume.
+
+    Exit codes: 0 every ping came back, 1 pings failed, 2 wrong usage, 3 not everything could be tried, 130 interrupted.
+    """
+    from npuenv.cluster.mesh.types import FULL, SAMPLED
+
+    if is_full and is_sampled:
+        raise BadInput(Message("mesh.two-modes"), Message("mesh.two-modes-hint"))
+    mode = FULL if is_full else SAMPLED if is_sampled else None
+    out = options["out"]
+    if ui.is_json and form not in (None, "json"):
+        raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
+    form = form or ("json" if ui.is_json else _form_of(out))
+    options["parallel"] = options["parallel"] or _PARALLEL
+    return _run(replace(ui, is_json=form == "json" and out is None), Wish(mode=mode, form=form, **options))
+
+
+def _run(ui: Ui, wish: Wish) -> int:
+    from npuenv.cluster.inventory import read
+    from npuenv.cluster.mesh.asking import devices_of, gone
+    from npuenv.cluster.mesh.document import Finished
+    from npuenv.cluster.mesh.running import OverSsh, survey
+    from npuenv.cluster.ssh import Options
+
+    began = time.monotonic()
+    if wish.out is not None:
+        from npuenv.front.wish import require_place
+
+        require_place(wish.out)
+    inventory = read(wish.hosts)
+    nodes = {node.name: node for node in inventory.nodes}
+    runner = OverSsh(nodes, wish.parallel, options=Options(config=wish.ssh_config))
+    ui.say(Message("mesh.asking", {"count": len(nodes)}), err=True)
+    surveyed = devices_of(inventory.nodes, survey(inventory.nodes, runner))
+    run, state = _prepared(wish, inventory, surveyed, runner)
+    with _Kept(ui, wish, run, state) as kept:
+        _tell_time(ui, wish, run)
+        _go_on(ui, run, kept)
+    missing = (*surveyed.missing, *gone(run.plan.devices, surveyed))
+    finished = Finished(run.plan, run.results, missing, run.lost, time.monotonic() - began)
+    _report(ui, wish, finished)
+    return int(finished.code)
+
+
+def _prepared(wish: Wish, inventory: Inventory, surveyed: Surveyed, runner: OverSsh) -> tuple[Run, Path]:
+    """The run, from the start or from where it was broken off, and where its state is kept. Raises BadInput."""
+    from npuenv.cluster.mesh import planning, state
+    from npuenv.cluster.mesh.running import Run
+    from npuenv.cluster.mesh.types import FULL, SAMPLED, Results
+
+    if wish.state is not None:
+        results, mode = state.load(wish.state)
+        if wish.mode not in (None, mode):
+            args = {"path": str(wish.state), "mode": Message(f"mesh.mode-{mode}")}
+            raise BadInput(Message("mesh.other-mode", args), Message("mesh.other-mode-hint"))
+        state.require_same(results.devices, surveyed.devices, {node.name for node in inventory.nodes}, wish.state)
+    else:
+        results = Results.empty(surveyed.devices)
+        mode = wish.mode or (FULL if len(surveyed.devices) <= planning.MOST_FOR_FULL else SAMPLED)
+    plan = (planning.full if mode == FULL else planning.sampled)(results.devices)
+    return Run(plan, results, runner, limit_s=wish.limit_s), wish.state or _new_state(results)
+
+
+def _new_state(results: Results) -> Path:
+    import hashlib
+
+    from npuenv.store.places import data_folder
+
+    named = hashlib.sha256(repr(results.devices).encode()).hexdigest()[:8]
+    return Path(data_folder(os.environ), "mesh", f"{time.strftime('%Y%m%d-%H%M%S')}-{named}.json")
+
+
+def _tell_time(ui: Ui, wish: Wish, run: Run) -> None:
+    """Says how long it takes, measured on the first pings, and asks where that is much. Raises BadInput."""
+    from npuenv.cli.installing import confirm
+    from npuenv.cluster.mesh.document import estimate
+    from npuenv.cluster.mesh.planning import MOST_FOR_FULL
+    from npuenv.cluster.mesh.types import FULL
+
+    is_resumed = run.results.num_timed > 0
+    each_s = run.measure()
+    if each_s is None:
+        return
+    ui.say(Message("mesh.estimate", estimate(run.plan, each_s, run.expected_s(run.plan))), err=True)
+    if is_resumed:
+        left = estimate(run.left, each_s, run.expected_s(run.left))
+        args = {"left": left["pings"], "pings": run.plan.num_pings, "time": left["time"]}
+        ui.say(Message("mesh.estimate-left", args), err=True)
+    elif run.plan.mode == FULL and len(run.plan.devices) > MOST_FOR_FULL and not wish.yes:
+        ui.say(Message("mesh.large", {"most": MOST_FOR_FULL}), err=True)
+        ui.say(Message("mesh.large-hint"), err=True)
+        confirm(ui)
+
+
+class _Kept:
+    """Keeps what is done in a file while the block runs, so that the run can be gone on with whatever ends it."""
+
+    def __init__(self, ui: Ui, wish: Wish, run: Run, path: Path) -> None:
+        self._ui, self._wish, self._run, self._path = ui, wish, run, path
+
+    def save(self) -> None:
+        """Writes what is done by now. Raises BadInput."""
+        from npuenv.cluster.mesh.state import save
+
+        try:
+            save(self._path, self._run.results, self._run.plan.mode)
+        except OSError as error:
+            args = {"path": str(self._path), "reason": error.strerror or str(error)}
+            raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+
+    def __enter__(self) -> _Kept:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from npuenv.cluster.mesh.types import Outcome
+
+        if isinstance(error, KeyboardInterrupt) and self._run.results.num_timed:
+            self.save()
+            self._say_how("go-on")
+        elif error is None:
+            if any(True for _ in self._run.results.pairs(Outcome.UNTRIED, Outcome.SILENT)):
+                self.save()
+                self._say_how("retry")
+            elif self._wish.state is None:
+                self._path.unlink(missing_ok=True)
+
+    def _say_how(self, key: str) -> None:
+        again = self._wish.again(self._run.plan.mode, self._path)
+        key += "-input" if self._wish.hosts == "-" else ""
+        self._ui.say(Message(f"mesh.{key}", {"command": again}), err=True)
+
+
+class _Progress(Gauge):
+    """Counts pings: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, ui: Ui, total: int) -> None:
+        super().__init__(ui, total)
+        self._lang, self._shown_s = ui.lang, time.monotonic()
+
+    def show(self, done: int, says: Message) -> None:
+        """Shows how far it is, where it is time for that."""
+        every_s = 0.2 if self._bar else 10.0
+        if time.monotonic() - self._shown_s >= every_s:
+            self._shown_s = time.monotonic()
+            line = say(says, self._lang)
+            self._show(line, completed=done, description=line)
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        return BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+
+
+def _go_on(ui: Ui, run: Run, kept: _Kept) -> None:
+    """Makes the pings, shows how far it is, and keeps what is done after every batch."""
+    total = run.plan.num_pings
+    with _Progress(ui, total) as progress:
+        done = total - run.left.num_pings
+
+        def tell() -> None:
+            nonlocal done
+            done += 1
+            progress.show(done, Message("mesh.progress", {"done": done, "total": total}))
+
+        run.tell = tell
+        for _ in run.go_on():
+            kept.save()
+
+
+def _report(ui: Ui, wish: Wish, finished: Finished) -> None:
+    """Prints the report, or writes it where it was asked to go and says so. Raises BadInput."""
+    from npuenv.cluster.mesh.document import document
+    from npuenv.report.mesh import brief, lines, render_html
+
+    found = document(finished, ui.lang)
+    if wish.form == "json":
+        is_ascii = wish.out is None and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+        text = json.dumps(found, ensure_ascii=is_ascii, indent=2) + "\n"
+    elif wish.form == "html":
+        text = render_html(found, ui.lang, asked=shlex.join(["npuenv", "cluster", "mesh", "--hosts", wish.hosts]))
+    else:
+        text = "".join(f"{line}\n" for line in lines(found, ui.lang, is_quiet=ui.is_quiet))
+    if wish.out is None or wish.out == "-":
+        print(text, end="", flush=True)
+        return
+    from npuenv.front.forms import write
+
+    write(Path(wish.out), text)
+    for message in (*brief(found), Message("doctor.written", {"path": wish.out})):
+        ui.say(message, err=True)

@@ -1,0 +1,411 @@
+"""`npuenv cluster up|status|down`: Ray on the nodes of an inventory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from npuenv.cli.cluster_ray_telling import STATUS_S, Case, runs, tell, tell_others, tell_status
+from npuenv.cli.common import Ui, common_options
+from npuenv.errors import BadInput, ExitCode, StepFailed
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from npuenv.cluster.probing.asking import Heard, Way
+    from npuenv.cluster.ray import Clash, Here, Plan
+    from npuenv.cluster.ray_seen import Seen
+    from npuenv.cluster.ray_state import Cluster, Started
+    from npuenv.cluster.types import Inventory, Node
+    from npuenv.report.ray_cluster import Row
+    from npuenv.resolve.types import Stack
+
+_JOIN_S = 60.0  # until Ray counts who has joined
+_FRAMEWORKS = ("verl", "roll", "vllm-ascend")
+
+
+def _reaching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say which nodes, and how they are reached."""
+    for option in (
+        click.option("--ssh-config", metavar="FILE", help="An ssh configuration in place of your own."),
+        click.option("--hosts", metavar="FILE|-", help="The inventory, as for `npuenv doctor --hosts`."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("up")
+@_reaching
+@click.option("--head", metavar="NAME", help="The node that becomes the head (default: the first of the inventory).")
+@click.option(
+    "--ray",
+    metavar="PATH",
+    default="",
+    help="The program ray on the nodes, or its environment's folder (default: PATH).",
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="The head's port.")
+@click.option(
+    "--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True, help="The dashboard's port."
+)
+@click.option("--for", "framework", type=click.Choice(_FRAMEWORKS), default="verl", help="What will run there.")
+@click.option("--stack", metavar="NAME", help="With the settings of a published stack.")
+@click.option(
+    "--limit", "limit_s", type=click.FloatRange(min=5), default=120.0, metavar="SECONDS", help="For each node."
+)
+@common_options
+def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> int:
+    """Start Ray on all nodes: the head first, then the others one after another.
+
+    Versions are compared before anything is started. Cards that Ray sees are counted by Ray; where it cannot see them
+    it is told how many the inventory names (cards=). A Ray that runs already is left alone and said. Once more, it
+    starts the nodes that are missing.
+    """
+    from npuenv.cluster.inventory import read
+    from npuenv.cluster.ray_state import place_of
+
+    if hosts is None:
+        raise BadInput(Message("cluster.ray-hosts"), Message("cluster.ray-hosts-hint"))
+    inventory = read(hosts)
+    case = Case(ui, _way(ssh_config), place_of(inventory, os.environ), hosts, ssh_config, options["ray"])
+    plan = _plan(inventory, options)
+    with _alone(case.place):
+        return int(_up(case, plan))
+
+
+@click.command("status")
+@_reaching
+@common_options
+def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
+    """Say how the cluster is that `npuenv cluster up` has started: each node, and what Ray says of itself.
+
+    Where it has started none on these nodes: whether a Ray of somebody else runs there.
+    """
+    way = _way(ssh_config)
+    cluster, place, inventory = _known(hosts)
+    named = (cluster.source, cluster.ray) if cluster else ("", "")
+    case = Case(ui, way, place, hosts or named[0], ssh_config, named[1])
+    if cluster is not None:
+        return int(tell_status(case, cluster, _not_started(inventory.nodes if inventory else (), cluster)))
+    assert inventory is not None
+    return int(tell_others(case, inventory.nodes))
+
+
+@click.command("down")
+@_reaching
+@common_options
+def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
+    """End what `npuenv cluster up` has started, and nothing else."""
+    from npuenv.cluster import ray
+    from npuenv.report.ray_cluster import Picture
+
+    way = _way(ssh_config)
+    cluster, place, inventory = _known(hosts)
+    named = (cluster.source, cluster.ray) if cluster else ("", "")
+    case = Case(ui, way, place, hosts or named[0], ssh_config, named[1])
+    if cluster is None:
+        raise BadInput(Message("cluster.ray-none"), _hint_none(case, inventory.nodes if inventory else ()))
+    with _alone(place):
+        rows = {name: _down_row(each) for name, each in ray.take_down(cluster, way).items()}
+        _keep(case, cluster.without(*(name for name, row in rows.items() if row.is_well)))
+    code = ExitCode.FINE if all(row.is_well for row in rows.values()) else ExitCode.PROBLEMS
+    then = Message("cluster.ray-next-down", case.commands) if code else None
+    title = Message("cluster.ray-title", {"address": cluster.address})
+    tell(ui, Picture(title, cluster.address, rows, then=then), code)
+    return int(code)
+
+
+def _way(ssh_config: str | None) -> Way:
+    from npuenv.cluster.probing.asking import Way
+    from npuenv.cluster.ssh import Options
+
+    if ssh_config is not None and not Path(ssh_config).is_file():
+        args = {"path": ssh_config}
+        raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
+    return Way(options=Options(config=ssh_config))
+
+
+def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
+    """The cluster that was started (None: none was), where that is written down, and the inventory, which may be gone.
+
+    Without an inventory it is the only cluster that there is.
+    """
+    from npuenv.cluster import ray_state
+    from npuenv.cluster.inventory import read
+
+    if hosts is None:
+        return _only_one()
+    try:
+        inventory = read(hosts)
+    except BadInput:
+        place = ray_state.place_of(hosts, os.environ)
+        cluster = ray_state.load(place)
+        if cluster is None:
+            raise
+        return cluster, place, None
+    place = ray_state.place_of(inventory, os.environ)
+    return ray_state.load(place), place, inventory
+
+
+def _only_one() -> tuple[Cluster, Path, None]:
+    from npuenv.cluster import ray_state
+
+    places = sorted(ray_state.folder_of_states(os.environ).glob("*.json"))
+    found = [(cluster, place) for place in places if (cluster := ray_state.load(place)) is not None]
+    if not found:
+        raise BadInput(Message("cluster.ray-none-at-all"), Message("cluster.ray-none-hint"))
+    if len(found) > 1:
+        sources = tuple(cluster.source or cluster.address for cluster, _ in found)
+        args = {"count": len(found), "sources": sources}
+        raise BadInput(Message("cluster.ray-several", {"count": len(found)}), Message("cluster.ray-several-hint", args))
+    return found[0][0], found[0][1], None
+
+
+def _hint_none(case: Case, nodes: Sequence[Node]) -> Message:
+    """What to do where nothing was started for this inventory: another one may have its nodes."""
+    from npuenv.cluster.names import fold
+    from npuenv.cluster.ray_state import sharing
+
+    for cluster, names in sharing(nodes, os.environ, case.place):
+        if cluster.source:
+            return Message(
+                "cluster.ray-none-other", {"names": fold(names), "command": case.command("down", cluster.source)}
+            )
+    return Message("cluster.ray-none-hint")
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Only one command starts or ends on the same nodes at a time. Raises StepFailed where another one does."""
+    from npuenv.host.writing import claimed
+
+    with claimed(str(place.with_suffix(".lock"))) as is_mine:
+        if not is_mine:
+            raise StepFailed(Message("cluster.ray-busy"), Message("cluster.ray-busy-hint"))
+        yield
+
+
+def _plan(inventory: Inventory, options: dict[str, Any]) -> Plan:
+    from npuenv.cluster.ray import Plan
+
+    head, name = options.pop("head"), options.pop("stack")
+    names = [node.name for node in inventory.nodes]
+    if head is not None and head not in names:
+        args = {"name": head, "source": inventory.source}
+        raise BadInput(
+            Message("cluster.ray-no-head", args), Message("cluster.ray-no-head-hint", {"names": tuple(names)})
+        )
+    nodes = sorted(inventory.nodes, key=lambda node: node.name != (head or names[0]))
+    if ":" in nodes[0].address:
+        args = {"name": nodes[0].name, "address": nodes[0].address}
+        raise BadInput(Message("cluster.ray-head-six", args), Message("cluster.ray-head-six-hint"))
+    return Plan(tuple(nodes), stack=_stack(name) if name else None, **options)
+
+
+def _stack(name: str) -> Stack:
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve import resolve
+    from npuenv.resolve.types import Request, Stack
+
+    found = resolve(Request(stack=name), load_matrix())
+    assert isinstance(found, Stack), name  # a published stack resolves as it is published
+    return found
+
+
+def _up(case: Case, plan: Plan) -> ExitCode:
+    """Starts what does not run yet."""
+    from npuenv.cluster import ray, ray_state
+
+    before = ray_state.load(case.place)
+    if before is not None:
+        heard = ray.ask_alive(before, case.way)
+        running = [name for name, each in heard.items() if runs(each, is_head=name == before.head)]
+        if running:
+            return _go_on(case, plan, before, running)
+        silent = [(name, each.why) for name, each in heard.items() if each.told is None]
+        if silent:
+            says = Message("cluster.ray-left", case.commands)
+            lines = tuple(f"{name}: {why}" for name, why in silent)
+            return _refuse(case.ui, [ray.Clash(says, tuple(name for name, _ in silent), lines)])
+        stuck = _end_rest(case, before)  # where the raylets are gone
+        if stuck:
+            return _refuse(case.ui, stuck)
+        _keep(case, before.without(*heard))
+    source = os.path.realpath(case.source) if case.source != "-" else "-"
+    cluster = ray_state.Cluster(
+        f"{plan.nodes[0].address}:{plan.port}", plan.ray, head=plan.nodes[0].name, source=source
+    )
+    return _begin(case, plan, cluster, plan.nodes)
+
+
+def _go_on(case: Case, plan: Plan, before: Cluster, running: Sequence[str]) -> ExitCode:
+    """Starts the nodes that are missing from a cluster that runs."""
+    from npuenv.cluster import ray
+    from npuenv.cluster.names import fold
+
+    head = before.head_node
+    if head is None or head.name not in running:
+        args = {**case.commands, "head": before.head, "names": fold(running)}
+        return _refuse(case.ui, [ray.Clash(Message("cluster.ray-headless", args), (before.head,))])
+    case.ui.say(Message("cluster.ray-is-up", {"address": before.address}), err=True)
+    missing = [node for node in plan.nodes if node.name not in running]
+    if not missing:
+        return tell_status(case, before)
+    left = tuple(each for each in before.started if each.node.name in {node.name for node in missing})
+    stuck = _end_rest(case, replace(before, started=left)) if left else []
+    if stuck:
+        return _refuse(case.ui, stuck)
+    address, _, port = before.address.rpartition(":")
+    plan = replace(plan, nodes=(head, *missing), address=address, port=int(port), ray=plan.ray or before.ray)
+    return _begin(case, plan, before, missing)
+
+
+def _end_rest(case: Case, cluster: Cluster) -> list[Clash]:
+    """Ends what is left of an earlier start; what would not end there stays written down, and nothing is started."""
+    from npuenv.cluster.ray import Clash, take_down
+    from npuenv.report.ray_cluster import refused_line
+
+    rows = {name: _down_row(each) for name, each in take_down(cluster, case.way).items()}
+    stuck = [name for name, row in rows.items() if not row.is_well]
+    lines = tuple(refused_line(name, rows[name], case.ui.lang) for name in stuck)
+    return [Clash(Message("cluster.ray-stuck", case.commands), tuple(stuck), lines)] if stuck else []
+
+
+def _begin(case: Case, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> ExitCode:
+    """Looks at all nodes of the plan, and starts those that are named."""
+    from npuenv.cluster import ray
+    from npuenv.cluster.ray_state import sharing
+
+    case.ui.say(Message("cluster.ray-asking", {"count": len(plan.nodes)}), err=True)
+    found = ray.survey(plan.nodes, plan.ray, case.way)
+    # The head of a cluster that is gone on with runs, and ought to.
+    names = {node.name for node in nodes}
+    found = [here if here.node.name in names else replace(here, running=()) for here in found]
+    others = {
+        name: case.command("down", other.source)
+        for other, theirs in sharing(plan.nodes, os.environ, case.place)
+        for name in theirs
+    }
+    wrong = ray.clashes(found, others)
+    if wrong:
+        return _refuse(case.ui, wrong)
+    if not cluster.started:  # a name may lead to it from here alone, as one of the ssh configuration does
+        plan = replace(plan, address=next(here.login for here in found if here.node.name == cluster.head))
+        cluster = replace(cluster, address=f"{plan.address or plan.nodes[0].address}:{plan.port}")
+    return _raise(case, plan, cluster, [here for here in found if here.node.name in names])
+
+
+def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:
+    """Says why nothing is started."""
+    from npuenv.report.ray_cluster import refused_document, refused_lines
+
+    if ui.is_json:
+        ui.print_json(refused_document(wrong, int(ExitCode.PROBLEMS), ui.lang))
+    else:
+        print("\n".join(refused_lines(wrong, ui.lang)))
+    return ExitCode.PROBLEMS
+
+
+def _raise(case: Case, plan: Plan, cluster: Cluster, found: Sequence[Here]) -> ExitCode:
+    """Starts nodes; each is written down before and after, so that an interrupt leaves nothing unknown."""
+    from npuenv.cluster import ray
+    from npuenv.report.cells import clean
+    from npuenv.report.ray_cluster import Row
+
+    rows: dict[str, Row] = {}
+
+    def note(more: Started) -> None:
+        nonlocal cluster
+        cluster = cluster.with_started(more)
+        _keep(case, cluster)
+
+    try:
+        for number, result in enumerate(ray.raise_up(plan, found, case.way, note), start=1):
+            head: dict[str, object] = {"number": number, "total": len(found), "name": result.node.name}
+            if isinstance(result, ray.Failed):
+                line = result.said.splitlines()[-1] if result.said else ""
+                rows[result.node.name] = Row("not-up", line, result.said)
+                case.ui.say(Message("cluster.ray-failed", {**head, "line": clean(line)}), err=True)
+                if result.is_clean:
+                    cluster = cluster.without(result.node.name)
+                    _keep(case, cluster)
+                continue
+            note(result)
+            rows[result.node.name] = Row("up", cards=result.cards)
+            case.ui.say(Message("cluster.ray-started", {**head, "cards": result.cards}), err=True)
+        return _tell_raised(case, cluster, rows)
+    except KeyboardInterrupt:
+        _say_whatruns(case, cluster)
+        raise
+
+
+def _tell_raised(case: Case, cluster: Cluster, rows: Mapping[str, Row]) -> ExitCode:
+    """What came of a start."""
+    from npuenv.report.ray_cluster import Picture
+
+    head = next((each for each in cluster.started if each.node.name == cluster.head), None)
+    if head is not None and head.processes:
+        return tell_status(case, cluster, rows, _await_nodes(cluster, case.way))
+    title = Message("cluster.ray-title", {"address": cluster.address})
+    then = Message("cluster.ray-next-failed" if not cluster.started else "cluster.ray-next-down", case.commands)
+    tell(case.ui, Picture(title, cluster.address, rows, then=then), ExitCode.PROBLEMS)
+    return ExitCode.PROBLEMS
+
+
+def _say_whatruns(case: Case, cluster: Cluster) -> None:
+    """What an interrupt leaves on the nodes, and the command that ends it."""
+    from npuenv.cluster.names import fold
+
+    running = [each.node.name for each in cluster.started if each.processes]
+    begun = [each.node.name for each in cluster.started if not each.processes]
+    args = {**case.commands, "names": fold(running), "begun": fold(begun)}
+    if running or begun:
+        word = "begun" if not running else "running" if not begun else "both"
+        case.ui.say(Message(f"cluster.ray-broken-{word}", args), err=True)
+
+
+def _keep(case: Case, cluster: Cluster) -> None:
+    """Writes down what there is now; nothing where there is nothing."""
+    from npuenv.cluster.ray_state import save
+
+    if cluster.started:
+        save(cluster, case.place)
+    else:
+        case.place.unlink(missing_ok=True)
+
+
+def _await_nodes(cluster: Cluster, way: Way) -> Seen:
+    """What Ray says as soon as it counts all that was started, or after a while."""
+    from npuenv.cluster import ray, ray_seen
+
+    deadline = time.monotonic() + _JOIN_S
+    while True:
+        seen = ray_seen.read(ray.ask_ray(cluster, STATUS_S, way), STATUS_S)
+        if ray_seen.is_whole(seen, cluster) or time.monotonic() > deadline:
+            return seen
+        time.sleep(0.5)
+
+
+def _not_started(nodes: Sequence[Node], cluster: Cluster) -> dict[str, Row]:
+    """A row for each node of the inventory that is no part of what was started."""
+    from npuenv.report.ray_cluster import Row
+
+    started = {each.node.name for each in cluster.started}
+    line = Message("cluster.ray-not-started")
+    return {node.name: Row("not-up", line) for node in nodes if node.name not in started}
+
+
+def _down_row(heard: Heard) -> Row:
+    from npuenv.report.ray_cluster import Row
+
+    if heard.told is None:
+        return Row("not-down", heard.why)
+    left = int(heard.told["left"])
+    line = Message("cluster.ray-processes-left", {"count": left}) if left else ""
+    return Row("not-down" if left else "down", line, ended=int(heard.told["ended"]))

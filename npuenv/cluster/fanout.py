@@ -1,0 +1,340 @@
+"""One command on many nodes at once, over the system's ssh client. Start from `ask`.
+
+One thread waits for all of them. Every node gives exactly one answer, and no node takes longer than its limit. What
+happens on a node is not judged here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import resource
+import selectors
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from npuenv.cluster.ssh import argv_for, trouble_of
+from npuenv.cluster.types import Answer, Trouble
+from npuenv.host.children import end_group, undisturbed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from npuenv.cluster.ssh import Options
+    from npuenv.cluster.types import Node
+
+PARALLEL = 32  # far more than two cores can feed, and little for a file server that all of them read from
+MOST_BYTES = 64 << 20
+_CHUNK = 1 << 16
+_ERR_BYTES = 1 << 16  # the end of the client's texts that is kept
+_POLL_S = 0.02  # where the kernel cannot tell the end of a process through a descriptor
+# sshd drops connections at random while many log in at once (MaxStartups), most of all that of a jump host.
+_SHED = re.compile(r"exchange_identification|banner exchange|Not allowed at this time|Exceeded MaxStartups")
+_AGAIN_AT_MOST = 3
+_REST_S = (0.5, 2.0)  # at random, so that those that were dropped together do not come back together
+_FILES_EACH = 4  # open files of one talk: three pipes, and its process
+_FILES_BESIDE = 64
+_MORE_S = 0.05  # between two times that a caller is asked for more input
+
+
+def ask(
+    nodes: Sequence[Node],
+    command: Sequence[str] | Callable[[Node], Sequence[str]],
+    *,
+    stdin: bytes | Callable[[Node], bytes] = b"",
+    limit_s: float,
+    parallel: int = PARALLEL,
+    client: Sequence[str] = ("ssh",),
+    options: Options | None = None,
+    most_bytes: int = MOST_BYTES,
+    keeps_stdin: bool = False,
+    heard: Callable[[Node, bytes], object] | None = None,
+    more: Callable[[], Mapping[str, bytes]] | None = None,
+) -> Generator[Answer, None, None]:
+    """The answers as they come in, one for every node. Closing the iterator ends all that still runs.
+
+    `limit_s` counts from the start of a node's own connection, less what the caller does with other answers meanwhile.
+    A connection that a busy server drops at its very beginning is tried again within it.
+    `command` is a list of words, which the remote shell gets quoted. With `keeps_stdin` its input stays open after the
+    data: the command sees by the end of its input that nobody waits for it any more. More than `most_bytes` of output
+    end a command. `heard` is called with each piece of output as it comes, which an answer that never comes would lose.
+    `more` is asked again and again what further input there is, by the names of nodes: with `keeps_stdin` alone.
+    """
+    waiting = list(reversed(nodes))
+    parallel = room_for(min(parallel, len(nodes)))
+    talks: list[_Talk] = []
+    with selectors.DefaultSelector() as selector:
+        try:
+            while waiting or talks:
+                while waiting and len(talks) < parallel:
+                    node = waiting.pop()
+                    words = command(node) if callable(command) else command
+                    data = stdin(node) if callable(stdin) else stdin
+                    argv = argv_for(node, words, client, options)
+                    call = _Call(node, words, argv, data, limit_s, most_bytes, keeps_stdin, heard)
+                    talk = _Talk(selector, call)
+                    talks.append(talk)
+                    talk.start()
+                _turn(selector, talks, _MORE_S if more else None)
+                if more:
+                    further = more()
+                    for talk in talks:
+                        talk.add(further.get(talk.name, b""))
+                ended = [talk for talk in talks if talk.answer is not None]
+                talks = [talk for talk in talks if talk.answer is None]
+                began = time.monotonic()
+                yield from (talk.answer for talk in ended if talk.answer is not None)
+                held_s = time.monotonic() - began
+                for talk in talks:
+                    talk.lengthen(held_s)
+        finally:
+            with undisturbed():
+                for talk in talks:
+                    talk.end()
+
+
+def room_for(parallel: int) -> int:
+    """How many nodes of those wished for at once there are open files for, after asking the system for enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_EACH * parallel + _FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):  # then there are as many as before
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    if soft != resource.RLIM_INFINITY:
+        parallel = min(parallel, (soft - _FILES_BESIDE) // _FILES_EACH)
+    return max(1, parallel)
+
+
+def _turn(selector: selectors.BaseSelector, talks: Sequence[_Talk], most_s: float | None) -> None:
+    """Waits for the next thing to happen, no longer than `most_s`, and lets each talk have its share of it."""
+    wait_s = min(talk.wakes for talk in talks) - time.monotonic()
+    if most_s is not None:
+        wait_s = min(wait_s, most_s)
+    if any(talk.must_be_polled for talk in talks):
+        wait_s = min(wait_s, _POLL_S)
+    for key, _ in selector.select(max(0.0, wait_s)):
+        key.data()
+    now = time.monotonic()
+    for talk in talks:
+        talk.settle(now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is asked of one node; see `ask`."""
+
+    node: Node
+    words: Sequence[str]  # for the shell there
+    argv: Sequence[str]  # the client's
+    data: bytes
+    limit_s: float
+    most_bytes: int
+    keeps_stdin: bool
+    heard: Callable[[Node, bytes], object] | None
+
+
+class _Talk:
+    """One client and what it says. `answer` is set once, when it has ended and all that it said was read."""
+
+    def __init__(self, selector: selectors.BaseSelector, call: _Call) -> None:
+        self.answer: Answer | None = None
+        self._selector, self._call = selector, call
+        self._data = memoryview(call.data)
+        self._is_listening = True  # the client still takes its input
+        self._num_again = 0
+        self._rests_until = 0.0
+        self._began = time.monotonic()
+        self._deadline = self._began + call.limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._out, self._err = bytearray(), bytearray()
+        self._pidfd: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self._call.node.name
+
+    def add(self, data: bytes) -> None:
+        """Further input, which is lost where the client takes none any more."""
+        stream = self._process.stdin if self._process else None
+        if not data or stream is None or stream.closed or not self._is_listening:
+            return
+        if stream not in self._selector.get_map():
+            self._watch(stream, self._tell, selectors.EVENT_WRITE)
+        self._data = memoryview(bytes(self._data) + data)
+
+    @property
+    def must_be_polled(self) -> bool:
+        """Whether the selector does not see the end of its process."""
+        return self._process is not None and self._pidfd is None
+
+    @property
+    def wakes(self) -> float:
+        """When it has something to do, be nothing heard until then."""
+        return self._deadline if self._process is not None else min(self._rests_until, self._deadline)
+
+    def lengthen(self, seconds: float) -> None:
+        """Gives it more time: somebody else has used up some of it."""
+        self._deadline += seconds
+
+    def start(self) -> None:
+        """Starts the client, in a session of its own: it finds no terminal to ask at, and Ctrl-C reaches only us."""
+        # No language: ssh speaks English alone, and many a configuration hands LC_* on to the node.
+        environ = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
+        pipe = subprocess.PIPE
+        try:
+            with undisturbed():
+                self._process = process = subprocess.Popen(
+                    self._call.argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=environ
+                )
+        except OSError as error:
+            self._err += f"{self._call.argv[0]}: {error.strerror or error}".encode()
+            self._finish(None, Trouble.CLIENT)
+            return
+        assert process.stdin and process.stdout and process.stderr
+        self._watch(process.stdout, self._hear)
+        self._watch(process.stderr, self._hear_complaint)
+        self._watch(process.stdin, self._tell, selectors.EVENT_WRITE)
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # an old kernel: then it is polled
+                self._pidfd = os.pidfd_open(process.pid)
+                self._selector.register(self._pidfd, selectors.EVENT_READ, lambda: None)
+
+    def settle(self, now: float) -> None:
+        """Sets the answer where it has ended, said too much, or is over its time."""
+        if self.answer is not None:
+            return
+        if self._process is None:
+            if now >= self._rests_until:
+                self.start()
+            return
+        if len(self._out) > self._call.most_bytes:
+            self._finish(None, Trouble.TOO_MUCH)
+        elif (code := _exit_code(self._process.pid)) is not None:
+            # What it wrote lies in the pipes; another process may hold them open, so that their end is not waited for.
+            self._drain()
+            trouble = trouble_of(code, self._text(), self._call.words)
+            if not self._rest(now, trouble):
+                self._finish(code, trouble)
+        elif now >= self._deadline:
+            self._finish(None, Trouble.TIMED_OUT)
+
+    def _rest(self, now: float, trouble: Trouble | None) -> bool:
+        """Whether it tries again after a while: the server has dropped it before anything began, and time is left."""
+        if trouble is not Trouble.BROKEN or self._out or not _SHED.search(self._text()):
+            return False
+        until = now + random.uniform(*_REST_S)
+        if self._num_again == _AGAIN_AT_MOST or until >= self._deadline:
+            return False
+        with undisturbed():
+            self.end()
+        self._num_again += 1
+        self._rests_until = until
+        self._data, self._is_listening = memoryview(self._call.data), True
+        self._err.clear()
+        return True
+
+    def end(self) -> None:
+        """Ends the client and what it started, such as its way through a jump host; closes all pipes."""
+        process = self._process
+        if process is None:
+            return
+        for stream in (process.stdin, process.stdout, process.stderr):
+            self._unwatch(stream)
+        end_group(process)
+        if self._pidfd is not None:
+            self._selector.unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._process = None
+
+    def _finish(self, code: int | None, trouble: Trouble | None) -> None:
+        with undisturbed():
+            self.end()
+        seconds = time.monotonic() - self._began
+        is_own = trouble is None
+        self.answer = Answer(
+            self._call.node, code if is_own else None, bytes(self._out), self._text(), seconds, trouble
+        )
+
+    def _text(self) -> str:
+        return self._err.decode(errors="replace")
+
+    def _watch(self, stream: IO[bytes], step: Callable[[], object], event: int = selectors.EVENT_READ) -> None:
+        os.set_blocking(stream.fileno(), False)
+        self._selector.register(stream, event, step)
+
+    def _unwatch(self, stream: IO[bytes] | None) -> None:
+        if stream is None or stream.closed:
+            return
+        with contextlib.suppress(KeyError):  # its end was seen, or all was written
+            self._selector.unregister(stream)
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
+
+    def _tell(self) -> None:
+        """Hands over as much of the input as the pipe takes."""
+        assert self._process and self._process.stdin
+        stream = self._process.stdin
+        try:
+            if self._data:
+                self._data = self._data[os.write(stream.fileno(), self._data[:_CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it does not listen any more; what it says tells why
+            self._data = memoryview(b"")
+            self._is_listening = False
+        if not self._data:
+            if self._call.keeps_stdin and self._is_listening:
+                self._selector.unregister(stream)
+            else:
+                self._unwatch(stream)
+
+    def _hear(self) -> bool:
+        assert self._process
+        chunk = self._read(self._process.stdout)
+        self._out += chunk
+        if self._call.heard is not None and chunk:
+            self._call.heard(self._call.node, chunk)
+        return bool(chunk) and len(self._out) <= self._call.most_bytes
+
+    def _hear_complaint(self) -> bool:
+        assert self._process
+        chunk = self._read(self._process.stderr)
+        self._err += chunk
+        del self._err[:-_ERR_BYTES]
+        return bool(chunk)
+
+    def _read(self, stream: IO[bytes] | None) -> bytes:
+        """The next piece; at the end of the stream, or where nothing lies there, an empty one."""
+        if stream is None or stream.closed:
+            return b""
+        try:
+            chunk = os.read(stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return b""
+        if not chunk:
+            self._unwatch(stream)
+        return chunk
+
+    def _drain(self) -> None:
+        while self._hear():
+            pass
+        while self._hear_complaint():
+            pass
+
+
+def _exit_code(pid: int) -> int | None:
+    """The code of a child that has ended, negative for a signal; None while it runs.
+
+    It is left to be waited for, so that its number, and the one of its group, cannot be another's yet.
+    """
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

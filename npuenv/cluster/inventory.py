@@ -1,0 +1,226 @@
+"""The nodes of a cluster from a text file. Start from `read`.
+
+A line names nodes and what is special about them; `*` stands for all nodes of the file:
+
+    # the two racks
+    *             user=root cards=8
+    head          address=10.0.0.1
+    node[01-64]   jump=bastion
+    big[1,3-5]    cards=16 port=2222 jump=none
+
+The lists of DeepSpeed (`node01 slots=8`) and simple ones of Ansible (`node01 ansible_host=10.0.0.1`, headings in
+brackets, ranges like `node[01:64]`) are read as well. Whatever a line does not say is left to the user's ssh
+configuration; `jump=none` leads straight to a node, also where `*` or that configuration names a jump host.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.cluster.types import NO_JUMP, Inventory, Node
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MOST_NODES = 4096
+_KEYS = ("user", "port", "jump", "cards", "address", "python")
+_ALIASES = {
+    **{"slots": "cards", "npus": "cards", "proxyjump": "jump", "hostname": "address", "host": "address"},
+    **{"ansible_host": "address", "ansible_user": "user", "ansible_port": "port"},
+    "ansible_python_interpreter": "python",
+}
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.\\+-]*\$?"
+_HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_HOP = rf"(?:{_USER}@)?{_HOST}(?::\d+)?"
+_SHAPES = {
+    "name": re.compile(rf"{_HOST}|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+(?:%\w+)?"),  # an address of version 6 as well
+    "user": re.compile(_USER),
+    "jump": re.compile(rf"{_HOP}(?:,{_HOP})*"),
+    "python": re.compile(r"[A-Za-z0-9_/~][^\x00-\x1f]*"),
+}
+_MOST = {"port": 65535, "cards": 1024}
+_HEADING = re.compile(r"\[(?=[^\]]*[A-Za-z])[^\]:]+(?P<kind>:\w+)?\]")
+_RANGE = re.compile(r"\[([^\[\]]*)\]")
+_RUN = re.compile(r"(\d+)(?:[-:](\d+))?")
+_PORT = re.compile(rf"({_HOST}|.*\]):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line's words, and where they stand."""
+
+    source: str
+    number: int
+    text: str
+
+    def error(self, name: str, /, **args: object) -> BadInput:
+        """What is wrong with the line."""
+        where = {"source": self.source, "line": self.number, "text": self.text}
+        why = Message(f"cluster.line-{name}", args)
+        return BadInput(Message("cluster.bad-line", {**where, "why": why}), Message("cluster.bad-line-hint"))
+
+
+def read(place: str) -> Inventory:
+    """The inventory of a file, or of stdin for `-`. Raises BadInput naming the file and, where known, the line."""
+    if place == "-":
+        return parse(sys.stdin.read(), "-")
+    try:
+        text = Path(place).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        args = {"path": place, "why": why}
+        raise BadInput(Message("cluster.no-inventory", args), Message("cluster.no-inventory-hint", args)) from error
+    return parse(text, place)
+
+
+def parse(text: str, source: str) -> Inventory:
+    """The inventory of a text; `source` is named in errors. Raises BadInput, for an empty one too."""
+    common: dict[str, str] = {}
+    found: dict[str, tuple[_Line, dict[str, str]]] = {}
+    for line in _lines(text, source):
+        patterns, settings = _words(line)
+        if patterns == ["*"]:
+            if "address" in settings:  # one for all would lead every name to one machine
+                raise line.error("address-for-all", value=settings["address"])
+            common |= settings
+            continue
+        for name, own in _expanded(line, patterns, settings):
+            if name in found:
+                raise line.error("twice", name=name, first=found[name][0].number)
+            found[name] = (line, own)
+            if len(found) > MOST_NODES:
+                raise line.error("too-many", most=MOST_NODES)
+    if not found:
+        raise BadInput(Message("cluster.no-nodes", {"source": source}), Message("cluster.no-inventory-hint"))
+    return Inventory(tuple(_node(line, name, {**common, **own}) for name, (line, own) in found.items()), source)
+
+
+def _lines(text: str, source: str) -> Iterator[_Line]:
+    """What is left without comments, empty lines and headings."""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = _Line(source, number, re.sub(r"(^|\s)#.*", "", raw).strip())
+        heading = _HEADING.fullmatch(line.text)
+        if heading and heading["kind"]:
+            raise line.error("heading", heading=heading["kind"])
+        if line.text and not heading:
+            yield line
+
+
+def _words(line: _Line) -> tuple[list[str], dict[str, str]]:
+    """The patterns of a line, and its settings by key."""
+    patterns: list[str] = []
+    settings: dict[str, str] = {}
+    for word in line.text.split():
+        key, is_setting, value = word.partition("=")
+        if word.startswith("-"):  # ssh would take it for an option
+            raise line.error("name", name=word)
+        if is_setting:
+            key = _known_key(line, key)
+            if settings.setdefault(key, value) != value:
+                raise line.error("key-twice", key=key)
+        elif settings:
+            raise line.error("order", word=word)
+        else:
+            patterns += _split(word)
+    if not patterns:
+        raise line.error("no-name")
+    return patterns, {key: _checked(line, key, value) for key, value in settings.items()}
+
+
+def _known_key(line: _Line, key: str) -> str:
+    lower = key.lower()
+    known = _ALIASES.get(lower, lower)
+    if known not in _KEYS:
+        near = difflib.get_close_matches(lower, [*_KEYS, *_ALIASES], n=1, cutoff=0.5)
+        raise line.error("key-near" if near else "key", key=key, near=near[0] if near else "", known=_KEYS)
+    return known
+
+
+def _checked(line: _Line, key: str, value: str) -> str:
+    """The value, where it is one that the key can have. An address may hold ranges: it is checked without them."""
+    if key in _MOST:
+        if not value.isascii() or not value.isdigit() or not 0 < int(value) <= _MOST[key]:
+            raise line.error("number", key=key, value=value, most=_MOST[key])
+    elif key != "address" and not _SHAPES[key].fullmatch(value):
+        raise line.error("value", key=key, value=value)
+    return NO_JUMP if key == "jump" and value.lower() == NO_JUMP else value
+
+
+def _expanded(
+    line: _Line, patterns: Sequence[str], settings: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every name of the line with its settings."""
+    own: list[tuple[str, dict[str, str]]] = []
+    for pattern in patterns:
+        user, _, rest = pattern.rpartition("@")
+        port = _PORT.fullmatch(rest)
+        more = {"user": _checked(line, "user", user)} if user else {}
+        more |= {"port": _checked(line, "port", port[2])} if port else {}
+        own += [(name, {**settings, **more}) for name in _names(line, port[1] if port else rest)]
+    if "address" in settings:
+        addresses = list(_names(line, settings["address"]))
+        if len(addresses) != len(own):
+            raise line.error("addresses", names=len(own), addresses=len(addresses))
+        own = [(name, {**each, "address": address}) for (name, each), address in zip(own, addresses, strict=True)]
+    yield from own
+
+
+def _names(line: _Line, pattern: str) -> Iterator[str]:
+    """The names of a pattern, in order; several ranges are combined, the last one running fastest."""
+    parts = _RANGE.split(pattern)
+    choices = [_range(line, part) if at % 2 else [part] for at, part in enumerate(parts)]
+    size = 1
+    for choice in choices:
+        size *= len(choice)
+    if size > MOST_NODES:
+        raise line.error("too-many", most=MOST_NODES)
+    for words in itertools.product(*choices):
+        name = "".join(words)
+        if not _SHAPES["name"].fullmatch(name):
+            raise line.error("name", name=name)
+        yield name
+
+
+def _range(line: _Line, text: str) -> list[str]:
+    """The numbers of `01-03,07`; leading zeros of the first number hold for its range."""
+    numbers: list[str] = []
+    for item in text.split(","):
+        run = _RUN.fullmatch(item.strip())
+        if run is None or not item.isascii() or (run[2] and len(run[2]) > 9):
+            raise line.error("range", range=text)
+        first, last = int(run[1]), int(run[2] or run[1])
+        if last < first:
+            raise line.error("backwards", range=text)
+        if last - first >= MOST_NODES:
+            raise line.error("too-many", most=MOST_NODES)
+        numbers += [str(number).zfill(len(run[1])) for number in range(first, last + 1)]
+    return numbers
+
+
+def _split(word: str) -> Iterable[str]:
+    """A word at the commas outside of brackets."""
+    return filter(None, re.split(r",(?![^\[\]]*\])", word))
+
+
+def _node(line: _Line, name: str, own: Mapping[str, str]) -> Node:
+    """The node; whatever is handed to ssh as its address has the shape of one."""
+    address = own.get("address", name)
+    if not _SHAPES["name"].fullmatch(address):
+        raise line.error("value", key="address", value=address)
+    return Node(
+        name,
+        address,
+        user=own.get("user"),
+        port=int(own["port"]) if "port" in own else None,
+        jump=own.get("jump"),
+        cards=int(own["cards"]) if "cards" in own else None,
+        python=own.get("python"),
+    )

@@ -1,0 +1,333 @@
+"""Has the nodes of a cluster make the pings of a plan. Start from `survey` and `run`.
+
+Every node gets the pings of some rounds at once, over one connection, and makes them one after another in the order of
+the rounds: so hccn_tool never runs twice at a time on a node, and no device is the source of two pings. No node goes on
+to later rounds before all have ended these. Within them the nodes keep in step: they begin together once all are ready,
+and no round begins before its time. A node that waits for answers that never come is out of step until the next rounds
+are given out, and a device may meanwhile be the target of two pings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from npuenv.cluster.fanout import PARALLEL, ask, room_for
+from npuenv.cluster.mesh.asking import Heard, cannot, ran
+from npuenv.cluster.mesh.gate import Gate
+from npuenv.cluster.mesh.types import Outcome
+from npuenv.cluster.ssh import deciding_line
+from npuenv.cluster.there import BOOT
+from npuenv.facts.hccn.answers import Refusal, refused
+from npuenv.facts.hccn.ping import ping
+from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL
+from npuenv.facts.target import joined
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from npuenv.cluster.mesh.types import Device, Pair, Plan, Results
+    from npuenv.cluster.ssh import Options
+    from npuenv.cluster.types import Answer, Node
+    from npuenv.host.base import Ran
+
+PACKETS = 3
+LIMIT_S = 15.0  # for one ping; three packets that nobody answers take some seconds
+BATCH_S = 30.0  # of pings that a node gets at a time
+_FIRST_ROUNDS = 4  # measured before anything is said about the time; the first of them alone, with no pace yet
+_LEAST_BUDGET_S = 30.0
+_AROUND_S = 60.0  # of a connection besides the pings: reaching the node, the lock, a busy tool
+_LOCK_MORE_S = 10.0  # than one ping of somebody else
+_SMI_S = 20.0
+_KILL_S = 5.0  # until a command that was killed has ended, or is stuck
+_STEP = 1.25  # of the time that a ping takes in the mean: as long as a round lasts
+_START_S, _START_OF_A_NODE_S, _MOST_START_S = 0.3, 0.03, 10.0  # until all nodes are ready, as a rule
+_READY_S = 30.0  # until they have to be
+_LEAD_S, _LEAD_OF_A_NODE_S = 0.1, 0.004  # until all nodes know when to begin
+_MOST_VAIN = 2  # times that a node may come to nothing before it is left out
+_FINAL = ("stuck", "no-tool", "not-allowed")  # refusals after which the node is left out at once
+_AGAIN = ("is busy, please try again", "traceroute is running")
+# Answers after which no other will be different; as `Refusal` reads them.
+_STOP = (
+    *("permission denied", "command not found", "error while loading shared libraries"),
+    *("get invalid major cmd type", "please specify a valid mode", "not supported on this product"),
+)
+_PING = ("-i", "{card}", "-ping", "-g", "address", "{ip}", "pkt", str(PACKETS))
+_ADDRESS = ("-i", "{card}", "-ip", "-g")
+
+
+Line = Mapping[str, Any]
+
+
+class Runner(Protocol):
+    """Has nodes run the remote program."""
+
+    def __call__(
+        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, Heard]]:
+        """What each node answers to its question, as they end; every node of the questions exactly once.
+
+        `tell` gets every line of a node as it comes.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OverSsh:
+    """Runs the remote program over ssh, one connection a node, many nodes at once.
+
+    Nodes that ping begin together. Where there are more of them than can be asked at once, so many have ended before
+    others begin.
+    """
+
+    nodes: Mapping[str, Node]
+    parallel: int = PARALLEL
+    client: tuple[str, ...] = ("ssh",)
+    options: Options | None = None
+
+    def __call__(
+        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, Heard]]:
+        names = list(questions)
+        if not any("jobs" in question for question in questions.values()):
+            yield from self._asked(names, questions, limit_s, tell, None)
+            return
+        size = room_for(min(self.parallel, len(names)))
+        for start in range(0, len(names), size):
+            some = names[start : start + size]
+            gate = Gate(some, wait_s=_READY_S, lead_s=questions[some[0]]["lead_s"])
+            yield from self._asked(some, questions, limit_s, tell, gate)
+
+    def _asked(
+        self,
+        names: Sequence[str],
+        questions: Mapping[str, Line],
+        limit_s: float,
+        tell: Callable[[str, Line], object] | None,
+        gate: Gate | None,
+    ) -> Iterator[tuple[str, Heard]]:
+        program = joined(__name__.rpartition(".")[0], ("remote",)).encode()
+        rests: defaultdict[str, bytes] = defaultdict(bytes)
+
+        def hear(node: Node, chunk: bytes) -> None:
+            *whole, rests[node.name] = (rests[node.name] + chunk).split(b"\n")
+            for line in _lines(whole):
+                if gate:
+                    gate.hear(node.name, line)
+                if tell:
+                    tell(node.name, line)
+
+        answers = ask(
+            [self.nodes[name] for name in names],
+            lambda node: (node.python or "python3", "-c", BOOT),
+            stdin=lambda node: b"%d\n%s%s\n" % (len(program), program, json.dumps(questions[node.name]).encode()),
+            limit_s=limit_s,
+            parallel=self.parallel,
+            client=self.client,
+            options=self.options,
+            keeps_stdin=True,
+            heard=hear,
+            more=gate.words if gate else None,
+        )
+        with contextlib.closing(answers):
+            for answer in answers:
+                if gate:
+                    gate.ended(answer.node.name)
+                yield answer.node.name, _heard(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Where things are on the nodes."""
+
+    hccn: tuple[str, ...] = (DRIVER_TOOL, LINKED_TOOL, "hccn_tool")
+    smi: tuple[str, ...] = ("npu-smi", "/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi")
+    devices: str = "/dev"  # the folder of the cards' device nodes
+
+
+@dataclass(slots=True)
+class Run:
+    """A run of a plan. Mutable: results come in, and nodes drop out.
+
+    An outcome is noted as soon as it comes in. Where a run is broken off, each node has one ping under way at most: its
+    outcome is not known, and it is made again. So is a ping of which some packets came back, once: the first packet to
+    a new address is often lost while the address is resolved.
+    """
+
+    plan: Plan
+    results: Results
+    runner: Runner
+    tools: Tools = field(default_factory=Tools)
+    limit_s: float = LIMIT_S
+    tell: Callable[[], object] | None = None  # called after every ping
+    lost: dict[str, Message] = field(default_factory=dict)  # nodes that cannot ping, and why
+    _vain: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _doubted: set[Pair] = field(default_factory=set)  # pings of which packets were lost, and which are made again
+
+    def measure(self) -> float | None:
+        """Makes the pings of the first rounds, and gives the seconds of a ping; None where none could be made."""
+        if self.results.seconds_a_ping is None:
+            self._batch(self.plan.rounds[:1])
+            self._batch(self.plan.rounds[1:_FIRST_ROUNDS])
+        return self.results.seconds_a_ping
+
+    def go_on(self) -> Iterator[int]:
+        """Makes all pings that are left, and gives their number after every batch. What cannot be made is noted so."""
+        while True:
+            left = [pings for pings in self.plan.rounds if any(map(self._is_left, pings))]
+            if not left:
+                break
+            self._batch(left[: self._rounds_of_a_batch])
+            yield sum(self._is_left(pair) for pings in left for pair in pings)
+        for pings in self.plan.rounds:
+            for pair in pings:
+                if self.results.is_pending(pair):
+                    self.results.note(pair, Outcome.UNTRIED)
+
+    def expected_s(self, plan: Plan) -> float:
+        """How long a plan takes, by what was measured so far: its rounds, and the beginnings of its batches."""
+        num_nodes = len({device.node for device in plan.devices})
+        a_round_s = max(self._step_s * (num_nodes > 1), self.results.seconds_a_ping or 0)
+        num_batches = -(-len(plan.rounds) // self._rounds_of_a_batch)
+        return plan.seconds(a_round_s) + num_batches * _start_s(num_nodes)
+
+    @property
+    def _step_s(self) -> float:
+        """How long a round lasts where nothing fails; 0 before anything was measured."""
+        return _STEP * (self.results.seconds_an_answer or self.results.seconds_a_ping or 0.0)
+
+    @property
+    def _rounds_of_a_batch(self) -> int:
+        return max(_FIRST_ROUNDS, int(BATCH_S / max(self._step_s or _STEP, 0.01)))
+
+    @property
+    def left(self) -> Plan:
+        """The plan of what is not done yet."""
+        rounds = (tuple(filter(self._is_left, pings)) for pings in self.plan.rounds)
+        return replace(self.plan, rounds=tuple(filter(None, rounds)))
+
+    def _is_left(self, pair: Pair) -> bool:
+        return self.results.is_pending(pair) and self.plan.devices[pair[0]].node not in self.lost
+
+    def _batch(self, rounds: Sequence[Sequence[Pair]]) -> None:
+        jobs: defaultdict[str, list[tuple[int, Pair]]] = defaultdict(list)
+        for step, pings in enumerate(rounds):
+            for pair in filter(self._is_left, pings):
+                jobs[self.plan.devices[pair[0]].node].append((step, pair))
+        if not jobs:
+            return
+        step_s = self._step_s if len(jobs) > 1 else 0.0
+        lead_s = _LEAD_S + _LEAD_OF_A_NODE_S * len(jobs) if len(jobs) > 1 else 0.0
+        budget_s = max(_LEAST_BUDGET_S, 2 * len(rounds) * max(step_s, self.results.seconds_a_ping or 0))
+        pace = {"ready_s": 2 * _READY_S, "lead_s": lead_s, "step_s": step_s, "budget_s": budget_s}
+        questions = {node: {**pace, **self._question(steps)} for node, steps in jobs.items()}
+        num_new: Counter[str] = Counter()
+
+        def take(node: str, line: Line) -> None:
+            num_new[node] += self._take(node, jobs[node], line)
+
+        limit_s = _READY_S + lead_s + budget_s + self.limit_s + _AROUND_S
+        answers = self.runner(questions, limit_s=limit_s, tell=take)
+        for node, heard in answers:
+            self._vain[node] = 0 if num_new[node] else self._vain[node] + 1
+            if (self._vain[node] >= _MOST_VAIN or heard.refusal in _FINAL) and node not in self.lost:
+                self.lost[node] = heard.why or Message("mesh.why-nothing")
+
+    def _question(self, steps: Sequence[tuple[int, Pair]]) -> dict[str, Any]:
+        devices: Sequence[Device] = self.plan.devices
+        jobs = [[step, devices[source].card, devices[target].ip] for step, (source, target) in steps]
+        return {**_common(self.tools, self.limit_s), "words": _PING, "jobs": jobs}
+
+    def _take(self, node: str, steps: Sequence[tuple[int, Pair]], line: Line) -> bool:
+        """Notes what a line says of a node's pings; whether it says something."""
+        number = line.get("job")
+        if not isinstance(number, int) or not 0 <= number < len(steps):
+            return False
+        why = cannot(line)
+        if why is not None:
+            self.lost[node] = why
+            return False
+        pair = steps[number][1]
+        outcome, said = outcome_of(ran(line, _PING), self.plan.devices[pair[1]].ip)
+        if outcome in (Outcome.LOSSY, Outcome.WEAK) and pair not in self._doubted:
+            self._doubted.add(pair)
+            self.results.clock(float(line["s"]))
+            return True
+        self.results.note(pair, outcome, said, seconds=float(line["s"]))
+        if self.tell:
+            self.tell()
+        return True
+
+
+def survey(nodes: Sequence[Node], runner: Runner, tools: Tools | None = None) -> dict[str, Heard]:
+    """What every node says of its cards and their addresses."""
+    tools = tools or Tools()
+    common = {**_common(tools, LIMIT_S), "words": _ADDRESS, "cards_in": tools.devices, "smi_s": _SMI_S}
+    questions = {node.name: {**common, "otherwise": list(range(node.cards or 0))} for node in nodes}
+    most = max((node.cards or 16 for node in nodes), default=0)
+    return dict(runner(questions, limit_s=_AROUND_S + _SMI_S + most * LIMIT_S))
+
+
+def _start_s(num_nodes: int) -> float:
+    """How long it takes until that many nodes are ready, in the rough."""
+    return min(_MOST_START_S, _START_S + _START_OF_A_NODE_S * num_nodes)
+
+
+def outcome_of(ran: Ran, ip: str) -> tuple[Outcome, str]:
+    """What a ping of an address came to, and the line that decides where it is not well. The exit code says nothing."""
+    found = ping(ran.out) or ping(ran.err)
+    lines = [line.strip() for line in (ran.out + "\n" + ran.err).splitlines() if line.strip()]
+    if found is None or (found.target and found.target != ip):
+        failure = refused(ran)
+        if failure is not None and failure.kind in (Refusal.BUSY, Refusal.DEVICE):
+            return Outcome.UNTRIED, failure.line
+        if failure is not None and failure.kind is Refusal.NO_ANSWER and not ran.timed_out:
+            return Outcome.UNTRIED, failure.line  # the card that was to ping does not answer itself
+        return Outcome.SILENT, failure.line if failure else next(iter(lines), "")
+    last = next((line for line in reversed(lines) if "packet" in line.lower()), lines[-1])
+    if not found.received:
+        return Outcome.FAILED, f"{found.trouble}: {last}" if found.trouble else last
+    if not found.lost:
+        return Outcome.OK, ""
+    return (Outcome.LOSSY if found.received > found.lost else Outcome.WEAK), last
+
+
+def _common(tools: Tools, limit_s: float) -> dict[str, Any]:
+    return {
+        "tools": tools.hccn,
+        "smi": tools.smi,
+        "limit_s": limit_s,
+        "lock_s": limit_s + _LOCK_MORE_S,
+        "kill_s": _KILL_S,
+        "again": _AGAIN,
+        "stop": _STOP,
+    }
+
+
+def _heard(answer: Answer) -> Heard:
+    lines = tuple(_lines(answer.out.splitlines()))
+    if any("end" in line or "refused" in line for line in lines):
+        return Heard(lines)
+    if answer.trouble is not None:
+        says = Message(f"cluster.trouble-{answer.trouble.value}", {"address": answer.node.address})
+        line = deciding_line(answer.err)
+        return Heard(lines, Message("mesh.why-trouble", {"says": says, "line": line}) if line else says)
+    said = answer.err.strip().splitlines()
+    return Heard(lines, Message("mesh.why-died", {"code": answer.code or 0, "line": said[-1] if said else ""}))
+
+
+def _lines(texts: Iterable[bytes]) -> Iterator[Line]:
+    """The lines of the remote program; a login shell may say something of its own, and the last one may be cut."""
+    for text in texts:
+        if not text.startswith(b'{"'):
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        yield line

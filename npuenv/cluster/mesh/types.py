@@ -1,0 +1,148 @@
+"""What a mesh of pings is made of: devices, pings between them, and what each ping came to."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Pair = tuple[int, int]  # source and target, as places in the devices of the mesh
+FULL, SAMPLED = "full", "sampled"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The network port of a card, with the address that others reach it at."""
+
+    node: str
+    card: int  # the physical number, which hccn_tool takes
+    ip: str
+    netmask: str = ""
+    board: int | None = None  # A3: the card of which it is one of two chips, which do not reach each other
+
+    @property
+    def network(self) -> str:
+        """Its subnet, as 10.0.3.0/24; its address where the netmask does not say."""
+        import ipaddress
+
+        try:
+            return str(ipaddress.ip_network(f"{self.ip}/{self.netmask}", strict=False))
+        except ValueError:
+            return self.ip
+
+    def can_reach(self, other: Device) -> bool:
+        """Whether it is built to reach the other one over its network port; never itself."""
+        is_one_board = self.board is not None and self.board == other.board
+        return self.node != other.node or not (self.card == other.card or is_one_board)
+
+
+class Outcome(enum.Enum):
+    """What a ping came to. The value is the letter of the matrix."""
+
+    OK = "o"  # every packet came back
+    LOSSY = "l"  # more than half of them did
+    WEAK = "w"  # half of them or fewer did, which is as bad as none
+    FAILED = "f"  # none did
+    SILENT = "s"  # the tool ran and said nothing that can be read
+    UNTRIED = "u"  # it could not be run
+    PENDING = "."  # its turn has not come, or it is not of the plan
+    BARRED = "-"  # a device and itself, or the two chips of one card
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it says something of the network, so that the ping need not be made again."""
+        return self in (Outcome.OK, Outcome.LOSSY, Outcome.WEAK, Outcome.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which pings are made, in rounds: within a round no device takes part twice, and no node pings twice."""
+
+    devices: tuple[Device, ...]
+    rounds: tuple[tuple[Pair, ...], ...]
+    mode: str  # full, sampled
+
+    @property
+    def num_pings(self) -> int:
+        return sum(map(len, self.rounds))
+
+    @property
+    def most_of_a_node(self) -> int:
+        """The pings of the node that has the most: they run one after another, so they set the time."""
+        from collections import Counter
+
+        counts = Counter(self.devices[source].node for pings in self.rounds for source, _ in pings)
+        return max(counts.values(), default=0)
+
+    def seconds(self, seconds_a_ping: float) -> float:
+        """How long it takes, at that many seconds a ping."""
+        return self.most_of_a_node * seconds_a_ping
+
+
+@dataclass(slots=True)
+class Results:
+    """What came out so far. Mutable: pings are noted as they end."""
+
+    devices: tuple[Device, ...]
+    rows: list[bytearray]  # a letter of `Outcome` for each target, one row a source
+    notes: dict[Pair, str] = field(default_factory=dict)  # the line that decided, for all that are not well
+    num_timed: int = 0
+    timed_s: float = 0.0  # what these pings took together
+    num_answered: int = 0  # those of them that were answered
+    answered_s: float = 0.0
+
+    @classmethod
+    def empty(cls, devices: tuple[Device, ...]) -> Results:
+        pending, barred = (ord(each.value) for each in (Outcome.PENDING, Outcome.BARRED))
+        rows = [bytearray(pending if source.can_reach(target) else barred for target in devices) for source in devices]
+        return cls(devices, rows)
+
+    @property
+    def seconds_a_ping(self) -> float | None:
+        """The mean over what was measured; None before the first."""
+        return self.timed_s / self.num_timed if self.num_timed else None
+
+    @property
+    def seconds_an_answer(self) -> float | None:
+        """The same over those that were answered in full."""
+        return self.answered_s / self.num_answered if self.num_answered else None
+
+    def of(self, pair: Pair) -> Outcome:
+        return Outcome(chr(self.rows[pair[0]][pair[1]]))
+
+    def note(self, pair: Pair, outcome: Outcome, line: str = "", *, seconds: float | None = None) -> None:
+        """Keeps what a ping came to."""
+        self.rows[pair[0]][pair[1]] = ord(outcome.value)
+        if line:
+            self.notes[pair] = line
+        else:
+            self.notes.pop(pair, None)
+        if seconds is not None:
+            self.clock(seconds)
+            if outcome is Outcome.OK:
+                self.num_answered += 1
+                self.answered_s += seconds
+
+    def clock(self, seconds: float) -> None:
+        """Counts the time of a ping, also of one that is to be made again."""
+        self.num_timed += 1
+        self.timed_s += seconds
+
+    def pairs(self, *outcomes: Outcome) -> Iterator[Pair]:
+        """All pairs with one of these outcomes, in order."""
+        wanted = {ord(outcome.value) for outcome in outcomes}
+        for source, row in enumerate(self.rows):
+            yield from ((source, target) for target, letter in enumerate(row) if letter in wanted)
+
+    def is_pending(self, pair: Pair) -> bool:
+        return self.rows[pair[0]][pair[1]] == ord(Outcome.PENDING.value)
+
+    def counts(self, pairs: Iterable[Pair]) -> dict[Outcome, int]:
+        """How many of the pairs came to each outcome."""
+        counts = dict.fromkeys(Outcome, 0)
+        for pair in pairs:
+            counts[self.of(pair)] += 1
+        return counts

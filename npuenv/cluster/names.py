@@ -1,0 +1,68 @@
+"""Many names in few words: `node[01-03,07]`, `cards 3,5-7`. Start from `fold` and `fold_numbers`.
+
+What `fold` writes is what an inventory reads: the same names come out of it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_PARTS = re.compile(r"(\d+)")  # split by it: texts at even places, numbers at odd ones
+
+
+def fold(names: Iterable[str]) -> str:
+    """The names with their numbers as ranges, in natural order, each once; separated by a comma and a blank.
+
+    Names of one shape are folded at the number that leaves the fewest words; leading zeros are kept.
+    Example: node07, node01, node02, node03, head -> "head, node[01-03,07]"
+    """
+    shapes: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
+    for name in sorted(set(names), key=natural):
+        parts = _PARTS.split(name)
+        shapes[tuple(parts[::2])].append(parts)
+    return ", ".join(word for shape in shapes.values() for word in _fold_shape(shape))
+
+
+def fold_numbers(numbers: Iterable[int]) -> str:
+    """The numbers as ranges, in order, each once. Example: 7, 3, 5, 6 -> "3,5-7"."""
+    return ",".join(_runs([str(number) for number in sorted(set(numbers))]))
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """A key that sorts node2 before node10. Example: node2 -> ((0, "node"), (2, "2"), (0, ""))."""
+    return tuple((int(part) if at % 2 else 0, part) for at, part in enumerate(_PARTS.split(name)))
+
+
+def _fold_shape(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The words for names that differ in their numbers alone; each row is a name cut into texts and numbers."""
+    places = range(len(rows[0]) - 2, 0, -2)  # from the last number on: it counts the nodes where nothing else decides
+    folded = (_fold_at(rows, place) for place in places)
+    return min(folded, key=len, default=["".join(row) for row in rows])
+
+
+def _fold_at(rows: Sequence[Sequence[str]], place: int) -> list[str]:
+    around: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        around["".join(row[:place]), "".join(row[place + 1 :])].append(row[place])
+    return [f"{head}{_bracket(_runs(numbers))}{tail}" for (head, tail), numbers in around.items()]
+
+
+def _bracket(runs: Sequence[str]) -> str:
+    """A single number stands without brackets."""
+    return runs[0] if len(runs) == 1 and "-" not in runs[0] else f"[{','.join(runs)}]"
+
+
+def _runs(numbers: Sequence[str]) -> list[str]:
+    """Neighbours joined as FIRST-LAST; the numbers come in order and keep their leading zeros."""
+    runs: list[list[str]] = []
+    for number in numbers:
+        if runs and number == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][0])):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]

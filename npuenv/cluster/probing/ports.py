@@ -1,0 +1,265 @@
+"""Whether every node reaches the ports of every other one. Start from `reach`; `judge` is pure.
+
+All nodes listen and knock at the same time, for a few seconds; a port at which something listens already is left to it.
+Up to `ALL_AT_MOST` nodes each one knocks at all others; of more, at a few of them, so that each port is tried from
+several sides, and single broken ways are not excluded.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import secrets
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from npuenv.checks.base import Finding, Status
+from npuenv.cluster.agree.sentences import alone, finding, message
+from npuenv.cluster.names import fold, fold_numbers
+from npuenv.cluster.probing.asking import run
+from npuenv.cluster.probing.culprits import Culprit, Knock, blocks, culprits, groups_apart, open_ways
+from npuenv.facts.base import Evidence
+from npuenv.matrix import load_matrix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from npuenv.cluster.agree.meeting import Met
+    from npuenv.cluster.probing.asking import Way
+    from npuenv.cluster.types import Node
+    from npuenv.messages import Message
+
+ALL_AT_MOST = 32
+RAY = (6379, 8265, 10001)  # GCS, dashboard, client
+HCCL_BASE, HCCL_COUNT = 60000, 16  # what HCCL listens on at the host when nothing else is set
+HCCL_BASES = range(1024, 65521)  # what it takes for a base
+BASE = "HCCL_IF_BASE_PORT"
+KNOCK_S = 8.0
+_NODES_PER_S = 8.0  # how many connections a small machine opens in a second, with room to spare
+_ENOUGH_S = 4.0  # for two nodes to find each other: an attempt, and another one
+_START_S = 25.0  # to connect, and to say what came of it
+_LINES_OF_A_PLACE = 6
+_NO_ADDRESS = "ip -o addr: -"
+_SOURCE = "Ray, ports configuration; hicann/hccl user guide, HCCL_IF_BASE_PORT"
+
+
+def usual_ports() -> tuple[int, ...]:
+    """The ports of Ray's head, and those of HCCL from its own base on and from the one that launch files set."""
+    return ports_of([{}])
+
+
+def ports_of(sessions: Iterable[Mapping[str, str]]) -> tuple[int, ...]:
+    """The ports of Ray's head, and those of HCCL in these sessions, by their variables.
+
+    Where one sets no base, or none that HCCL would take: from HCCL's own on, and from the one that launch files set.
+    """
+    bases: set[int] = set()
+    for session in sessions:
+        text = session.get(BASE, "")
+        is_base = bool(re.fullmatch(r"[0-9]{1,5}", text)) and int(text) in HCCL_BASES
+        bases |= {int(text)} if is_base else _usual_bases()
+    return (*RAY, *sorted({port for base in bases for port in range(base, base + HCCL_COUNT)} - set(RAY)))
+
+
+def _usual_bases() -> set[int]:
+    rows = load_matrix().settings
+    return {HCCL_BASE, *(int(row.value) for row in rows if row.name == BASE and row.value.isdecimal())}
+
+
+def reach(
+    nodes: Sequence[Node],
+    met: Mapping[str, Met],
+    way: Way,
+    ports: Sequence[int] = (),
+    *,
+    absent: Mapping[str, str] | None = None,
+) -> Finding:
+    """One finding about the ports between the nodes that were met; `absent` says why others were not."""
+    here = [node for node in nodes if address_of(met, node.name)]
+    away = {**(absent or {}), **{node.name: _NO_ADDRESS for node in nodes if node not in here}}
+    asked_ports = tuple(ports) or usual_ports()
+    if len(here) < 2:
+        return alone("ports", away, _SOURCE)
+    plan = schedule([node.name for node in here])
+    callers = {name: sum(name in targets for targets in plan.values()) for name in plan}
+    knock_s = KNOCK_S + len(here) / _NODES_PER_S
+    word = secrets.token_hex(8)
+
+    def asked(node: Node) -> dict[str, Any]:
+        targets = {name: address_of(met, name) for name in plan[node.name]}
+        said = {"me": node.name, "word": word, "ports": asked_ports, "targets": targets}
+        return {**said, "callers": callers[node.name], "limit_s": knock_s}
+
+    # All at once: whoever waits for a place would not be there when the others knock.
+    rounds = run(here, "knock", asked, limit_s=knock_s + _START_S, way=way, parallel=len(here))
+    answers = {heard.node.name: heard for heard in rounds}
+    told = {name: {**heard.told, "ended": heard.ended} for name, heard in answers.items() if heard.told is not None}
+    silent = {name: heard.why for name, heard in answers.items() if heard.told is None}
+    return judge(told, plan, asked_ports, {**away, **silent})
+
+
+def address_of(met: Mapping[str, Met], name: str) -> str:
+    """Where the others reach a node: the address by which we did, where that is its own; else its first one."""
+    if name not in met:
+        return ""
+    each = met[name]
+    return each.login if each.login in each.addresses else next(iter(each.addresses), each.login)
+
+
+def schedule(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Whom each node knocks at: all others, or of many the ones 1, 2, 4 ... places further on in the circle."""
+    count = len(names)
+    steps = range(1, count)
+    if count > ALL_AT_MOST:
+        steps = [1 << power for power in range((count - 1).bit_length())]  # type: ignore[assignment]
+    return {name: tuple(names[(at + step) % count] for step in steps) for at, name in enumerate(names)}
+
+
+def judge(
+    told: Mapping[str, Mapping[str, Any]],
+    plan: Mapping[str, Sequence[str]],
+    ports: Sequence[int],
+    silent: Mapping[str, str],
+) -> Finding:
+    """The finding, from what each node says of its own listening and knocking."""
+    unopened = _unopened(told)
+    untried = _untried(told, plan, ports)
+    tried, why = _tried(told, unopened)
+    withdrawn = {knock for knock, outcome in why.items() if _is_withdrawn(told, knock, outcome)}
+    tried = {knock: arrived for knock, arrived in tried.items() if knock not in withdrawn}
+    # A node that began late, or was held up, has missed the others: neither of them is to blame.
+    missed = {knock for knock, arrived in tried.items() if not arrived and not _has_met(told, knock)}
+    tried = {knock: arrived for knock, arrived in tried.items() if knock not in missed}
+    if not all(tried.values()):
+        places = _places(tried)
+        lines = [(knock.source, _line(knock, why[knock])) for _, failed in places for knock in failed]
+        says = message("ports-closed", places=tuple(says for says, _ in places))
+        late = {*untried, *(name for knock in missed for name in (knock.source, knock.target))}
+        if silent or late:
+            says = message("and-blind", says=says, who=fold({*silent, *late}))
+        return finding("ports", Status.FAIL, says, lines, source=_SOURCE, fix="ports", is_dangerous=True)
+    open_ports = [port for port in ports if port not in {knock.port for knock in withdrawn}]
+    if silent or unopened or missed or untried or not open_ports:
+        lines = [(name, Evidence("python3 (knock)", line)) for name, line in silent.items()]
+        lines += [(name, Evidence(f"listen {port}", said)) for (name, port), said in unopened.items()]
+        lines += [(knock.source, Evidence(f"connect {knock.target}", "not there at the same time")) for knock in missed]
+        lines += [(name, _line(knock, "no outcome")) for name, knock in untried.items()]
+        lines += [(knock.source, _line(knock, why[knock])) for knock in withdrawn if not open_ports]
+        blind = {*silent, *untried, *(name for name, _ in unopened), *(name for knock in missed for name in knock[:2])}
+        blind |= {knock.target for knock in withdrawn if not open_ports}
+        return finding("ports", Status.UNKNOWN, message("blind", who=fold(blind)), lines, source=_SOURCE)
+    is_whole = all(len(targets) == len(plan) - 1 for targets in plan.values())
+    name = "ports-open" if is_whole else "ports-open-sampled"
+    says = message(name, count=len(plan), ports=fold_numbers(open_ports), tried=len(tried))
+    return finding("ports", Status.OK, says, source=_SOURCE)
+
+
+def _untried(
+    told: Mapping[str, Mapping[str, Any]], plan: Mapping[str, Sequence[str]], ports: Sequence[int]
+) -> dict[str, Knock]:
+    """The nodes that did not come round to all that they were to try, each with the first attempt that is missing."""
+    found = {}
+    for source, each in told.items():
+        reached = each.get("reached", {})
+        missing = (
+            Knock(source, target, port)
+            for target in plan.get(source, ())
+            for port in ports
+            if target in told and str(port) not in reached.get(target, {})
+        )
+        first = next(missing, None)
+        if first is not None:
+            found[source] = first
+    return found
+
+
+def _unopened(told: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, int], str]:
+    """The ports that a node could neither listen on nor finds taken, with the reason: nobody can judge those."""
+    return {
+        (name, int(port)): str(said)
+        for name, each in told.items()
+        for port, said in each.get("listening", {}).items()
+        if said not in ("opened", "taken")
+    }
+
+
+def _tried(
+    told: Mapping[str, Mapping[str, Any]], unopened: Mapping[tuple[str, int], str]
+) -> tuple[dict[Knock, bool], dict[Knock, str]]:
+    """Each attempt with whether it arrived, and the last reason of those that did not.
+
+    A node that said nothing may not have listened: what was tried there is left out. At a port that was opened for
+    this, only the word that comes back counts: something in between can take a connection too. Where the word came back
+    from another node, the address is not the one of the node that was meant.
+    """
+    arrived, why = {}, {}
+    for source, each in told.items():
+        for target, outcomes in each.get("reached", {}).items():
+            if target not in told:
+                continue
+            for port, outcome in outcomes.items():
+                if (target, int(port)) in unopened:
+                    continue
+                knock = Knock(source, target, int(port))
+                is_ours = told[target].get("listening", {}).get(port) == "opened"
+                arrived[knock] = outcome == "ok" or (outcome == "service" and not is_ours)
+                why[knock] = str(outcome)
+    return arrived, why
+
+
+def _is_withdrawn(told: Mapping[str, Mapping[str, Any]], knock: Knock, outcome: str) -> bool:
+    """Whether a service holds the port there and refuses: it may listen on loopback alone, which is no closed port."""
+    is_taken = told[knock.target].get("listening", {}).get(str(knock.port)) == "taken"
+    return is_taken and outcome == errno.errorcode[errno.ECONNREFUSED]
+
+
+def _has_met(told: Mapping[str, Mapping[str, Any]], knock: Knock) -> bool:
+    """Whether both were there long enough at the same time, by when each one ended and how long it had been there."""
+    ends = [told[name].get("ended", 0.0) for name in (knock.source, knock.target)]
+    begins = [end - told[name].get("lasted", _ENOUGH_S) for end, name in zip(ends, (knock.source, knock.target))]
+    return bool(min(ends) - max(begins) >= _ENOUGH_S)
+
+
+def _line(knock: Knock, why: str) -> Evidence:
+    return Evidence(f"connect {knock.target}:{knock.port}", why)
+
+
+def _places(tried: Mapping[Knock, bool]) -> list[tuple[Message, list[Knock]]]:
+    """What explains the attempts that failed, in words, each with some that show it: groups of nodes between which
+    nothing gets through, then single culprits.
+    """
+    groups = groups_apart(tried)
+    number = {name: at for at, group in enumerate(groups) for name in group}
+    torn = [knock for knock in tried if len({number.get(name, -1) for name in knock[:2]} - {-1}) > 1]
+    cut = set(torn)
+    rest = {knock: arrived for knock, arrived in tried.items() if knock not in cut}
+    says = message("place-apart", groups=" | ".join(fold(group) for group in groups))
+    apart = [(says, sorted(torn)[:_LINES_OF_A_PLACE])] if torn else []
+    return [*apart, *_single(culprits(rest), rest)]
+
+
+def _single(found: Sequence[Culprit], tried: Mapping[Knock, bool]) -> list[tuple[Message, list[Knock]]]:
+    """The culprits in words, those of one kind with the same ports together; each with attempts that show it."""
+    groups: defaultdict[tuple[str, tuple[int, ...] | None], list[Culprit]] = defaultdict(list)
+    for item in found:
+        kinds = {(True, True): "way", (False, True): "target", (True, False): "source"}
+        groups[kinds.get((item.source is not None, item.target is not None), "nowhere"), item.ports].append(item)
+    places = []
+    for (kind, ports), items in groups.items():
+        if kind == "way":
+            pairs = [(item.source or "", item.target or "") for item in items]
+            broken = blocks(pairs, open_ways(tried, ports))
+        else:
+            broken = [({item.source for item in items if item.source}, {item.target for item in items if item.target})]
+        for sources, targets in broken:
+            explained = [item for item in items if kind != "way" or (item.source in sources and item.target in targets)]
+            failed = [knock for item in explained for knock in item.failed[:2]]
+            places.append((_place(kind, ports, sources, targets), failed[:_LINES_OF_A_PLACE]))
+    return places
+
+
+def _place(kind: str, ports: tuple[int, ...] | None, sources: Iterable[str], targets: Iterable[str]) -> Message:
+    names = {"source": fold(sources), "target": fold(targets)}
+    if ports is None:
+        return message(f"place-{kind}-all", **names)
+    return message(f"place-{kind}", ports=fold_numbers(ports), **names)

@@ -1,0 +1,166 @@
+"""What the doctor found on many nodes, for a browser, a CI and code scanning. Start from `formed`.
+
+Each is made of the same parts as the report on one machine: `html`, `junit` and `sarif` beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from npuenv import __version__
+from npuenv.checks import Finding, Status
+from npuenv.cluster.names import fold
+from npuenv.cluster.verdict import PROBLEMS, Judged, alike
+from npuenv.errors import ExitCode
+from npuenv.messages import Message, say
+from npuenv.report.cluster import (
+    ORDER,
+    gathered,
+    lines_of,
+    name_of,
+    names_of,
+    next_of,
+    problems,
+    says_of,
+    summary,
+)
+from npuenv.report.doctor import in_order
+from npuenv.report.html import as_text, cure_of, whole_page
+from npuenv.report.junit import suite, whole
+from npuenv.report.sarif import SCHEMA, run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from npuenv.cluster.verdict import Shared, Verdict
+
+_LINES_AT_MOST = 3  # of silent nodes, before the others are folded away
+_BETWEEN = "between-nodes"  # what stands for a node's name where it is about several
+
+
+def formed(form: str, verdict: Verdict, *, lang: str, again: str) -> str:
+    """The report as `html`, `junit` or `sarif`."""
+    if form == "html":
+        return _html(verdict, lang, again)
+    return _junit(verdict, lang) if form == "junit" else _sarif(verdict, lang)
+
+
+def _html(verdict: Verdict, lang: str, again: str) -> str:
+    body = [*_head(verdict, lang, again), *_nodes(verdict, lang)]
+    told = gathered(problems(verdict))
+    body += [f"<h2>{as_text(say(Message('cluster.html-found'), lang))}</h2>"] if told else []
+    for shared, more in told:
+        body += _finding(shared.finding, shared, lang)
+        body += _also(more, lang) if more else ()
+    body += [f"<h2>{as_text(say(Message('cluster.between'), lang))}</h2>"]
+    if verdict.why_no_agreement is not None:
+        body.append(f'<p class="dim">{as_text(say(verdict.why_no_agreement, lang))}</p>')
+    for finding in in_order(verdict.agreement):
+        body += _finding(finding, None, lang)
+    foot = say(Message("doctor.html-foot", {"version": __version__}), lang)
+    body.append(f'<footer class="meta"><p><code>{as_text(again)}</code></p><p>{as_text(foot)}</p></footer>')
+    return whole_page(say(Message("cluster.html-title"), lang), "\n".join(body), lang)
+
+
+def _head(verdict: Verdict, lang: str, again: str) -> Iterator[str]:
+    names = fold(judged.node.name for judged in verdict.nodes)
+    overview = say(Message("cluster.overview", {"count": len(verdict.nodes), "names": names}), lang)
+    tone = {ExitCode.FINE: "ok", ExitCode.UNKNOWN: "unknown"}.get(verdict.code, "fail")
+    yield f"<header>\n<h1>{as_text(say(Message('cluster.html-title'), lang))}</h1>"
+    yield f'<p class="dim">{as_text(overview)}</p>'
+    yield f'<p class="verdict {tone}"><span class="label">{as_text(say(summary(verdict), lang))}</span></p>'
+    following = next_of(verdict, again)
+    yield f"<p>{as_text(say(following, lang))}</p></header>" if following else "</header>"
+
+
+def _nodes(verdict: Verdict, lang: str) -> Iterator[str]:
+    """What came of whom, worst first; under silent nodes the lines that decide."""
+    yield f"<h2>{as_text(say(Message('cluster.html-nodes'), lang))}</h2>"
+    told = [(*says_of(group), group) for group in alike(verdict.nodes)]
+    for status, says, group in sorted(told, key=lambda each: ORDER.index(each[0])):
+        lines = lines_of(group)
+        shown = lines if len(lines) <= _LINES_AT_MOST + 1 else lines[:_LINES_AT_MOST]
+        yield f'<section class="finding {status.value}"><h3>{_label(status, lang)}'
+        yield f'<span class="brief">{as_text(say(says, lang))}</span></h3>'
+        if lines:
+            yield '<dl class="evidence">'
+            yield from (f"<dd><code>{as_text(line)}</code></dd>" for line in shown)
+            yield "</dl>"
+        if shown != lines:
+            more = say(Message("doctor.more", {"count": len(lines) - len(shown)}), lang)
+            yield f'<details><summary class="dim">{as_text(more)}</summary><dl class="evidence">'
+            yield from (f"<dd><code>{as_text(line)}</code></dd>" for line in lines[len(shown) :])
+            yield "</dl></details>"
+        yield "</section>"
+
+
+def _also(more: Sequence[Shared], lang: str) -> Iterator[str]:
+    """Who else has a finding that was told of a few, folded."""
+    names, count = names_of(more)
+    finding = more[0].finding
+    name = as_text(say(name_of(finding), lang))
+    says = as_text(say(Message("cluster.also-here", {"count": count}), lang))
+    yield f'<details class="finding {finding.status.value}"><summary>{_label(finding.status, lang)}'
+    yield f'<code>{as_text(names)}</code> {name}: <span class="brief">{says}</span></summary><dl class="evidence">'
+    for each in more:
+        told = as_text(say(each.finding.says, lang))
+        yield f"<dt><code>{as_text(fold(each.names))}</code></dt><dd>{told}</dd>"
+    yield "</dl></details>"
+
+
+def _finding(finding: Finding, shared: Shared | None, lang: str) -> Iterator[str]:
+    """A finding with its nodes: open where it is a problem, folded where it is well."""
+    name, says = as_text(say(name_of(finding), lang)), as_text(say(finding.says, lang))
+    names = f"<code>{as_text(fold(shared.names))}</code> " if shared else ""
+    is_open = finding.status in PROBLEMS
+    outer, inner = ("section", "h3") if is_open else ("details", "summary")
+    yield f'<{outer} class="finding {finding.status.value}">'
+    yield f'<{inner}>{_label(finding.status, lang)}{names}{name}: <span class="brief">{says}</span></{inner}>'
+    if finding.evidence:
+        yield '<dl class="evidence">'
+        command = None
+        for item in finding.evidence:
+            if item.command != command:  # several lines of one stand below it together
+                command = item.command
+                yield f"<dt><code>{as_text(command)}</code></dt>"
+            yield f"<dd><code>{as_text(item.line)}</code></dd>"
+        yield "</dl>"
+    if finding.fix is not None:
+        yield from cure_of(finding.fix, lang)
+    source = say(Message("doctor.source", {"source": finding.source}), lang)
+    yield f'<p class="meta"><code>{as_text(finding.check)}</code> · {as_text(source)}</p></{outer}>'
+
+
+def _label(status: Status, lang: str) -> str:
+    return f'<span class="label">{as_text(say(Message(f"doctor.label-{status.value}"), lang))}</span>'
+
+
+def _junit(verdict: Verdict, lang: str) -> str:
+    """One suite for each node, and one for what is between them. A silent node is a case that fails."""
+    named = [(judged.node.name, _with_trouble(judged)) for judged in verdict.nodes]
+    named.append((_BETWEEN, verdict.agreement))
+    lines = [line for name, findings in named for line in suite(name, findings, lang, name_of)]
+    return whole([finding for _, findings in named for finding in findings], lines)
+
+
+def _sarif(verdict: Verdict, lang: str) -> str:
+    """One run for each node, and one for what is between them."""
+    runs: list[dict[str, Any]] = [
+        run_of(_with_trouble(judged), lang=lang, code=judged.code, host=judged.node.name, name_of=name_of)
+        for judged in verdict.nodes
+    ]
+    runs.append(run_of(verdict.agreement, lang=lang, code=verdict.code, host=_BETWEEN, name_of=name_of))
+    document = {"$schema": SCHEMA, "version": "2.1.0", "runs": runs}
+    return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+
+
+def _with_trouble(judged: Judged) -> tuple[Finding, ...]:
+    """The findings of a node; its silence as one of them."""
+    if judged.trouble is None and not judged.is_unfit:
+        return judged.findings
+    from npuenv.facts.base import Evidence
+
+    status, says = says_of([judged])
+    line = (Evidence(f"ssh {judged.node.name}", judged.line),) if judged.line else ()
+    return (*judged.findings, Finding("cluster.asked", status, says, line, "ssh", None))

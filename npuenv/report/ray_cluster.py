@@ -1,0 +1,135 @@
+"""How a Ray cluster is, for people and as the `npuenv.ray/1` document. Start from `Picture`, `lines` and `document`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from npuenv.messages import Message, say
+from npuenv.report.cells import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npuenv.cluster.ray import Clash
+    from npuenv.cluster.ray_seen import Seen
+
+SCHEMA = "npuenv.ray/1"
+_CARD = "NPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node. `what` is up, not-up, down, not-down; or of nodes on which none was started: free (nothing runs there),
+    other (somebody else's Ray does) or shared (one that was started for another inventory).
+    """
+
+    what: str
+    line: Message | str = ""  # why it is not as it should be
+    said: str = ""  # all that a start there has said
+    ended: int = 0  # processes
+    address: str = ""  # by which Ray calls it
+    cards: int | None = None  # that a start there has told Ray
+    joined: tuple[str, ...] = ()  # the heads of what somebody else started
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it is as the command wants it."""
+        return self.what in ("up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that a command tells about a cluster."""
+
+    title: Message
+    address: str  # of the head; "": there is none
+    rows: Mapping[str, Row]  # by node
+    seen: Seen | None = None  # what Ray says of itself; None: it was not asked
+    explained: Sequence[Message] = field(default=())  # what is wrong
+    waiting: Sequence[Message] = field(default=())  # what waits for others to end
+    strangers: tuple[str, ...] = ()  # the addresses of nodes that somebody else let join
+    then: Message | None = None  # what to do next
+
+
+def document(picture: Picture, code: int, lang: str) -> dict[str, Any]:
+    """The JSON document; its keys do not depend on the language."""
+    resources = picture.seen.resources() if picture.seen else {}
+    return {
+        "schema": SCHEMA,
+        "exit": code,
+        "address": picture.address,
+        "nodes": {name: _row_json(row, picture.seen, lang) for name, row in picture.rows.items()},
+        "resources": {name: {"used": used, "total": total} for name, (used, total) in resources.items()},
+        "strangers": list(picture.strangers),
+        "explained": [say(message, lang) for message in picture.explained],
+        "waiting": [say(message, lang) for message in picture.waiting],
+        "next": say(picture.then, lang) if picture.then else None,
+    }
+
+
+def lines(picture: Picture, lang: str) -> list[str]:
+    """The lines for people."""
+    found = [clean(say(picture.title, lang))]
+    found += ["  " + clean(say(_row_message(name, row, picture.seen), lang)) for name, row in picture.rows.items()]
+    for name, (used, total) in (picture.seen.resources() if picture.seen else {}).items():
+        if "memory" not in name:
+            args = {"name": name, "used": f"{used:g}", "total": f"{total:g}"}
+            found.append("  " + clean(say(Message("cluster.ray-resource", args), lang)))
+    found += ["  " + clean(say(message, lang)) for message in (*picture.explained, *picture.waiting)]
+    if picture.strangers:
+        found.append("  " + clean(say(Message("cluster.ray-strangers", {"names": picture.strangers}), lang)))
+    return [*found, *([clean(say(picture.then, lang))] if picture.then else [])]
+
+
+def refused_document(wrong: Sequence[Clash], code: int, lang: str) -> dict[str, Any]:
+    """Why nothing was started, as a document."""
+    rows = [{"nodes": list(each.nodes), "says": say(each.says, lang), "lines": list(each.lines)} for each in wrong]
+    return {"schema": SCHEMA, "exit": code, "refused": rows}
+
+
+def refused_line(name: str, row: Row, lang: str) -> str:
+    """Why one node keeps a start from beginning."""
+    return f"{name}: {say(row.line, lang) if isinstance(row.line, Message) else row.line}"
+
+
+def refused_lines(wrong: Sequence[Clash], lang: str) -> list[str]:
+    """Why nothing was started, for people."""
+    from npuenv.cluster.names import fold
+
+    found = []
+    for each in wrong:
+        args = {"names": fold(each.nodes), "says": each.says}
+        found.append(clean(say(Message("cluster.ray-refused", args), lang)))
+        found += [f"  {clean(line)}" for line in each.lines]
+    return found
+
+
+def _row_message(name: str, row: Row, seen: Seen | None) -> Message:
+    at = seen.at(row.address) if seen and row.what == "up" else None
+    args: dict[str, object] = {"name": name, "line": row.line, "ended": row.ended, "address": row.address}
+    if at is not None and at.is_alive and at.total.get(_CARD):
+        used = {"used": f"{at.used.get(_CARD, 0.0):g}", "total": f"{at.total[_CARD]:g}"}
+        return Message("cluster.ray-node-up-cards", {**args, **used})
+    if row.what == "other":
+        return Message("cluster.ray-node-other", {"name": name, "address": row.joined or "?"})
+    return Message(f"cluster.ray-node-{row.what}", args)
+
+
+def _row_json(row: Row, seen: Seen | None, lang: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"is_down" if "down" in row.what else "is_up": row.is_well}
+    line = say(row.line, lang) if isinstance(row.line, Message) else row.line
+    found |= {"line": line} if line else {}
+    found |= {"said": row.said} if row.said else {}
+    found |= {"cards": row.cards} if row.cards is not None else {}
+    found |= {"ended": row.ended} if "down" in row.what else {}
+    found |= {"others": list(row.joined)} if row.what in ("other", "shared") else {}
+    if row.address:
+        found["address"] = row.address
+        at = seen.at(row.address) if seen and seen.nodes is not None else None
+        is_told = seen is not None and seen.nodes is not None
+        found["ray"] = None if not is_told else {"alive": bool(at and at.is_alive), "why": at.why if at else ""}
+        if at is not None and at.is_alive:
+            named = {name: total for name, total in at.total.items() if ":" not in name}
+            found["resources"] = {name: {"used": at.used[name], "total": total} for name, total in named.items()}
+    return found

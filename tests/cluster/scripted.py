@@ -1,0 +1,64 @@
+"""Inventories over the scripted ssh client: `Nodes` holds one, with the captures of a uniform cluster."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import TYPE_CHECKING
+
+from scripted_ssh import install
+from simulated import SimulatedHost
+from uniform import description, name_of
+
+from npuenv.facts.collect import collect
+from npuenv.host.recorded import RecordingHost
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pytest
+
+MACHINE = "a2-b3-host-roll"
+
+
+@functools.cache
+def capture_text(number: int, level: int = 1, machine: str = MACHINE) -> str:
+    """What the doctor on node `number` of a uniform cluster would save."""
+    told = dict(description(machine, number))
+    # It was recorded in a run of two nodes.
+    told["environ"] = {key: value for key, value in told["environ"].items() if key not in ("RANK", "WORLD_SIZE")}
+    host = RecordingHost(SimulatedHost(told))
+    collect(host, level=level, framework=told["framework"])
+    return host.capture_text()
+
+
+class Nodes:
+    """`count` nodes named node01 ... in an inventory, all well but for `kinds`; their ssh is first on PATH."""
+
+    def __init__(
+        self,
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        count: int,
+        kinds: Mapping[str, str],
+        *,
+        machine: str = MACHINE,
+    ) -> None:
+        self.names = [name_of(number) for number in range(1, count + 1)]
+        self.inventory, self.log, captures = folder / "hosts", folder / "log", folder / "captures"
+        captures.mkdir()
+        for number, name in enumerate(self.names, start=1):
+            if kinds.get(name, "well") in ("well", "half", "greets"):
+                (captures / f"{name}.json").write_text(capture_text(number, machine=machine), encoding="utf-8")
+        self.inventory.write_text(f"{name_of(1)[:-2]}[01-{count:02}]\n")
+        plan = {"nodes": dict(kinds), "captures": str(captures), "log": str(self.log)}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        patch.setenv("SCRIPTED_SSH", str(folder / "plan.json"))
+        patch.setenv("PATH", f"{install(folder)}{os.pathsep}{os.environ['PATH']}")
+
+    def calls(self) -> list[tuple[str, int, list[str]]]:
+        """(name, process, options) of every call so far."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [(row[0], row[1], row[2]) for row in map(json.loads, lines)]

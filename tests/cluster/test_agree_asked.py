@@ -1,0 +1,112 @@
+"""What the user asked for by name and could not be told: exit code 3, and never 0. Folders and names that mislead."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from scripted import Nodes, capture_text
+
+from npuenv.checks import Finding, Status
+from npuenv.cli import main
+from npuenv.cluster.collect import Collected
+from npuenv.cluster.saved import Keeper, load
+from npuenv.cluster.types import Inventory, Node, Trouble
+from npuenv.cluster.verdict import Judged, Verdict
+from npuenv.errors import ExitCode
+from npuenv.host.recorded import parse_capture
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npuenv.host.recorded import RecordedHost
+
+pytestmark = pytest.mark.usefixtures("home")
+SHARED = frozenset({"agree.storage"})
+
+
+def verdict(status: Status, asked: frozenset[str], *, trouble: Trouble | None = None) -> Verdict:
+    finding = Finding("agree.storage", status, Message("agree.skip-nothing"), (), "test", None)
+    nodes = (Judged(Node("n1", "n1")), Judged(Node("n2", "n2"), trouble=trouble))
+    return Verdict(nodes, (finding,), asked=asked)
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "code"),
+    [
+        (Status.UNKNOWN, SHARED, ExitCode.UNKNOWN),
+        (Status.UNKNOWN, frozenset({"agree.ports"}), ExitCode.FINE),
+        (Status.UNKNOWN, frozenset(), ExitCode.FINE),
+        (Status.FAIL, SHARED, ExitCode.PROBLEMS),
+        (Status.WARN, SHARED, ExitCode.FINE),
+        (Status.OK, SHARED, ExitCode.FINE),
+    ],
+)
+def test_an_unknown_counts_where_just_that_was_asked_for(status: Status, asked: frozenset[str], code: ExitCode) -> None:
+    assert verdict(status, asked).code is code
+
+
+def test_a_problem_outranks_what_could_not_be_told() -> None:
+    assert verdict(Status.UNKNOWN, SHARED, trouble=Trouble.REFUSED).code is ExitCode.PROBLEMS
+
+
+@pytest.mark.parametrize(
+    ("words", "check", "code"),
+    [
+        (["--shared", "/data"], "agree.storage", 3),
+        (["--level", "2"], "agree.ports", 3),
+        ([], "agree.ports", 0),
+    ],
+)
+def test_nodes_that_do_not_try_each_other_leave_the_question_open(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    check: str,
+    code: int,
+) -> None:
+    """The scripted client gives captures, and no answer when nodes are asked about each other."""
+    nodes = Nodes(tmp_path, monkeypatch, 3, {})
+    for number, name in enumerate(nodes.names, start=1):
+        (tmp_path / "captures" / f"{name}.json").write_text(capture_text(number, level=2), encoding="utf-8")
+    said = main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll", "--json", *words])
+    document = json.loads(capsys.readouterr().out)
+    found = {each["check"]: each["status"] for each in document["agreement"]["findings"]}
+    assert (said, document["exit"], found[check]) == (code, code, "unknown" if code else "skip")
+
+
+def test_a_relative_folder_is_refused_before_anybody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 2, {})
+    for folder in ("data", "./data", "~/data", "-"):
+        assert main(["doctor", "--hosts", str(nodes.inventory), "--shared", folder]) == 2
+        assert f"--shared {folder} is no absolute path" in capsys.readouterr().err
+    assert nodes.calls() == []
+
+
+@pytest.mark.parametrize("has_list", [True, False])
+def test_a_node_called_like_the_list_keeps_its_capture(tmp_path: Path, has_list: bool) -> None:
+    names = ("node", "nodes")
+    inventory = Inventory(tuple(Node(name, name) for name in names), "hosts")
+    texts = {name: capture_text(number) for number, name in enumerate(names, start=1)}
+    folder = tmp_path / "saved"
+    with Keeper(folder, inventory) as keeper:
+        for node in inventory.nodes:
+            text = texts[node.name]
+            keeper.keep(Collected(node, 1.0, text, parse_capture(text, folder)))
+    if not has_list:
+        (folder / "nodes.json").unlink()
+    again, answers = load(folder)
+    assert [node.name for node in again.nodes] == list(names)
+    found = {got.node.name: said(got.host) for got in answers if got.host}
+    assert found == {name: said(parse_capture(text, folder)) for name, text in texts.items()}
+    assert found["node"] != found["nodes"]
+
+
+def said(host: RecordedHost) -> list[str]:
+    """All that the commands of a capture printed."""
+    return [host.run(argv).out for argv in host.commands()]

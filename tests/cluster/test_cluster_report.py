@@ -1,0 +1,64 @@
+"""The report on many nodes stays readable: what many have alike is told of a few, and all are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from npuenv.checks import Finding, Status
+from npuenv.cluster.types import Node, Trouble
+from npuenv.cluster.verdict import Judged, Shared, Verdict
+from npuenv.facts.base import Evidence
+from npuenv.messages import LANGUAGES, Message
+from npuenv.report import cluster, cluster_forms
+from npuenv.report.terminal import Manner, Page
+
+
+def full(number: int, *, is_apart: bool = True) -> Finding:
+    """A finding about the cards of a node, in words of its own or in common ones."""
+    says = Message("agree.said", {"who": "card", "value": f"value-{number}" if is_apart else "value"})
+    line = (Evidence("/etc/hccn.conf", f"line {number}"), Evidence("/etc/hccn.conf", f"other {number}"))
+    return Finding("network.addresses-valid", Status.FAIL, says, line, "source", None)
+
+
+def verdict(count: int, *, is_apart: bool = True) -> Verdict:
+    nodes = [Node(f"node{number:02}", f"10.0.0.{number}") for number in range(1, count + 1)]
+    found = [Judged(node, (full(at, is_apart=is_apart),), "verl") for at, node in enumerate(nodes, start=1)]
+    return Verdict(tuple(found), why_no_agreement=Message("cluster.one-node"), source="hosts")
+
+
+def text(found: Verdict, *, is_verbose: bool = False) -> str:
+    manner = Manner(lang="en", is_verbose=is_verbose, is_quiet=False, again="npuenv doctor", can_fix=False)
+    return cluster.render(found, Page(width=200, is_terminal=False), manner)
+
+
+def test_of_many_nodes_with_one_finding_in_other_words_three_are_told_and_all_are_named() -> None:
+    told = text(verdict(64))
+    assert [f"value-{number}\n" in told for number in (1, 2, 3, 4, 64)] == [True, True, True, False, False]
+    assert "node[04-64]  addresses of the cards: the same on 61 more nodes, each with values of its own" in told
+    assert all(f"value-{number}\n" in text(verdict(64), is_verbose=True) for number in range(1, 65))
+    assert all(f"value-{number}\n" in text(verdict(4)) for number in range(1, 5)), "four take no more room than three"
+    assert "the same on" not in text(verdict(64, is_apart=False))
+
+
+def test_what_is_not_gathered_stays_in_its_order() -> None:
+    rows = [Shared(full(number), (f"n{number}",)) for number in range(1, 7)]
+    other = Shared(Finding("network.other", Status.FAIL, Message("agree.word-none"), (), "s", None), ("n9",))
+    told = cluster.gathered([*rows[:2], other, *rows[2:]])
+    assert [each for each, _ in told] == [*rows[:2], other, rows[2]]
+    assert [more for _, more in told] == [(), (), (), tuple(rows[3:])]
+    assert cluster.names_of(rows[3:]) == ("n[4-6]", 3)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_page_folds_away_what_many_have_and_begins_with_the_worst(lang: str) -> None:
+    nodes = [Judged(Node("a", "a"), (), "verl"), *verdict(20).nodes]
+    silent = [Node(f"s{number:02}", f"s{number:02}") for number in range(9)]
+    nodes += [Judged(node, trouble=Trouble.NOT_FOUND, line=f"no {node.name}") for node in silent]
+    page = cluster_forms.formed("html", Verdict(tuple(nodes), source="hosts"), lang=lang, again="npuenv doctor")
+    sections = page.partition("<h2>")[2]
+    assert sections.index('class="finding fail"') < sections.index('class="finding ok"')
+    assert page.count("<dt><code>/etc/hccn.conf</code></dt>") == 3, "once for each that is told, not for each line"
+    folded = page.partition('<details class="finding fail">')[2].partition("</details>")[0]
+    assert folded.count("<dt><code>node") == 17 and "node[04-20]" in folded
+    more = page.partition('<details><summary class="dim">')[2].partition("</details>")[0]
+    assert [f"no s{number:02}" in more for number in (2, 3, 8)] == [False, True, True]

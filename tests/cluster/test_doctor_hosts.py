@@ -1,0 +1,345 @@
+"""`npuenv doctor --hosts`: every planted trouble is named, a uniform cluster gives no alarm, and the forms agree."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import jsonschema
+import psutil
+import pytest
+from scripted import Nodes
+
+import npuenv.report
+from npuenv.checks import Finding, Status
+from npuenv.cli import main
+from npuenv.cluster.types import Node, Trouble
+from npuenv.cluster.verdict import Judged, Verdict
+from npuenv.messages import Message, say
+from npuenv.report.cluster import render, says_of
+from npuenv.report.terminal import Manner, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = pytest.mark.usefixtures("home")
+ROOT = Path(__file__).parents[2]
+SCHEMA = Path(npuenv.report.__file__).parent / "schemas" / "cluster-1.schema.json"
+# Every kind of the scripted client that gives no capture -> the trouble and the exit code of that node.
+SILENT = {
+    "unreachable": ("unreachable", 1),
+    "silent-net": ("unreachable", 1),
+    "jump-gone": ("unreachable", 1),
+    "refused": ("refused", 1),
+    "through-jump": ("refused", 1),
+    "not-found": ("not-found", 1),
+    "denied": ("denied", 3),
+    "unknown-key": ("host-key", 3),
+    "changed-key": ("host-key", 3),
+    "banner": ("timed-out", 1),
+    "closed": ("broken", 1),
+    "config": ("client", 3),
+    "no-python": ("no-python", 3),
+    "old": ("too-old", 3),
+    "dies": ("broken", 1),
+    "slow": ("timed-out", 1),
+    "full": ("broken", 1),
+    "half": ("broken", 1),
+    "garbles": ("broken", 1),
+    "hangs": ("timed-out", 1),
+}
+
+
+def ask(nodes: Nodes, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the document of one run."""
+    capsys.readouterr()
+    code = main(["doctor", "--hosts", str(nodes.inventory), "--json", *words])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def troubles(document: Mapping[str, Any]) -> dict[str, str]:
+    return {name: node["trouble"]["kind"] for name, node in document["nodes"].items() if node["trouble"]}
+
+
+def test_a_uniform_cluster_gives_no_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 4, {"node03": "greets"})
+    code, document = ask(nodes, capsys, "--for", "roll")
+    assert (code, document["exit"], document["schema"]) == (0, 0, "npuenv.cluster/1")
+    assert list(document["nodes"]) == nodes.names
+    assert document["summary"] == {"nodes": 4, "fine": 4, "problems": 0, "unknown": 0, "silent": 0}
+    alarms = [each for each in document["agreement"]["findings"] if each["status"] in ("fail", "warn")]
+    assert alarms == [] and document["agreement"]["summary"]["ok"] > 20
+    assert main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_sixty_four_nodes_with_every_trouble_planted_name_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = {f"node{3 * at + 2:02}": kind for at, kind in enumerate(SILENT)}
+    nodes = Nodes(tmp_path, monkeypatch, 64, kinds, machine="cpu-debian")
+    code, document = ask(nodes, capsys, "--for", "cpu", "--limit", "12")
+    jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    assert troubles(document) == {name: SILENT[kind][0] for name, kind in kinds.items()}
+    assert {name: document["nodes"][name]["exit"] for name in kinds} == {
+        name: SILENT[kind][1] for name, kind in kinds.items()
+    }
+    assert all(
+        document["nodes"][name]["trouble"]["line"] for name, kind in kinds.items() if kind not in ("slow", "hangs")
+    )
+    assert (code, document["summary"]["silent"], document["summary"]["fine"]) == (1, 20, 44)
+    assert document["agreement"]["summary"]["fail"] == 0, "those that answered agree"
+
+
+def test_the_text_folds_what_is_alike_and_names_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 8, {"node05": "refused", "node07": "changed-key"})
+    assert main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll"]) == 1
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0] == "npuenv doctor  8 nodes: node[01-08]"
+    assert any("node[01-04,06,08] (6)" in line for line in lines)
+    assert "FAIL    node05 (1): node05 is there, but no ssh server listens at the port" in lines
+    assert any("ssh: connect to host node05 port 22: Connection refused" in line for line in lines)
+    assert "unknown node07 (1): the host key is not known here, or is another one than before" in lines
+    assert "6 of 8 nodes without a problem · silent: 2" in said.out
+    assert lines[-1].startswith("next: compare the key of node07")
+    assert "[8/8]" in said.err
+    assert main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll", "--lang", "zh"]) == 1
+    assert "主机密钥在本机未知" in capsys.readouterr().out
+
+
+def test_nodes_that_are_silent_alike_are_told_with_all_their_addresses() -> None:
+    judged = [
+        Judged(Node(f"node{n}", f"10.0.0.{n}", port=2222), trouble=Trouble.HOST_KEY, line="?") for n in range(1, 4)
+    ]
+    silent = [replace(each, trouble=Trouble.NOT_FOUND) for each in judged]
+    assert say(says_of(silent)[1]) == "node[1-3] (3): the name 10.0.0.[1-3] has no address"
+    page = Page(is_terminal=False)
+    said = render(Verdict(tuple(judged), why_no_agreement=Message("cluster.one-node")), page, Manner())
+    assert "`ssh-keygen -R '[10.0.0.1]:2222'`" in said
+
+
+def test_what_could_not_be_told_between_nodes_is_counted_and_shown_when_quiet() -> None:
+    unknown = Finding("agree.names", Status.UNKNOWN, Message("agree.blind", {"who": "node2"}), (), "npuenv", None)
+    verdict = Verdict((Judged(Node("node1", "node1")), Judged(Node("node2", "node2"))), (unknown,))
+    said = render(verdict, Page(is_terminal=False), Manner(is_quiet=True))
+    assert "could not be told of node2" in said
+    assert "between nodes: 0 problems, 0 warnings, 1 unknown" in said
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code"),
+    [
+        ({"node02": "denied"}, 3),
+        ({"node02": "no-python"}, 3),
+        ({"node02": "refused"}, 1),
+        ({"node01": "denied", "node02": "unreachable"}, 1),
+        ({"node01": "denied", "node02": "denied", "node03": "denied"}, 3),
+    ],
+)
+def test_a_dead_node_is_a_problem_and_one_that_could_not_be_asked_is_unknown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kinds: dict[str, str],
+    code: int,
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 3, kinds)
+    assert ask(nodes, capsys, "--for", "roll")[0] == code
+
+
+def test_one_node_that_answers_has_nothing_to_agree_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 2, {"node02": "denied"})
+    _, document = ask(nodes, capsys)
+    assert "fewer than two nodes" in document["agreement"]["skipped"] and document["agreement"]["findings"] == []
+
+
+@pytest.mark.parametrize("old", [["node02"], ["node01", "node02", "node03"]])
+def test_nodes_with_an_old_python_take_part_in_what_is_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: list[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 3, dict.fromkeys(old, "old"))
+    code, document = ask(nodes, capsys, "--for", "roll")
+    assert (code, troubles(document)) == (3, dict.fromkeys(old, "too-old"))
+    found = {each["check"]: each for each in document["agreement"]["findings"]}
+    assert {name: found[f"agree.{name}"]["status"] for name in ("names", "clock")} == {"names": "ok", "clock": "ok"}
+    assert "3" in found["agree.names"]["says"] and "3" in found["agree.clock"]["says"], "of all three"
+    jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
+
+
+def test_a_configuration_that_keeps_no_keys_is_said_to_be_the_reason() -> None:
+    silent = Judged(Node("node1", "node1"), trouble=Trouble.NO_KEYS, line="No ED25519 host key is known for node1")
+    said = render(Verdict((silent,), why_no_agreement=Message("cluster.one-node")), Page(is_terminal=False), Manner())
+    assert "UserKnownHostsFile /dev/null" in said and "--ssh-config FILE" in said
+    assert silent.code == 3
+
+
+def test_a_node_is_judged_exactly_as_its_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 3, {"node02": "dies"})
+    saved = tmp_path / "saved"
+    words = ["--for", "roll"]
+    code, document = ask(nodes, capsys, *words, "--save", str(saved))
+    assert sorted(path.name for path in saved.iterdir()) == ["node01.json", "node03.json", "nodes.json"]
+    assert (saved / "node03.json").read_text() == (tmp_path / "captures" / "node03.json").read_text()
+    main(["doctor", "--from", str(saved / "node01.json"), "--json", *words])
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["findings"] == document["nodes"]["node01"]["findings"]
+    assert main(["doctor", "--from", str(saved), "--json", *words]) == code
+    again = json.loads(capsys.readouterr().out)
+    assert again["nodes"] == document["nodes"], "as it was, the node that died included"
+    assert again["summary"] == document["summary"]
+    told_live = ("agree.hostname", "agree.names", "agree.clock", "agree.ports", "agree.storage")
+    first, second = (
+        [each for each in found["agreement"]["findings"] if each["check"] not in told_live]
+        for found in (document, again)
+    )
+    assert first == second and len(first) > 20
+    (saved / "nodes.json").unlink()
+    assert main(["doctor", "--from", str(saved), "--json", *words]) == 0
+    assert list(json.loads(capsys.readouterr().out)["nodes"]) == ["node01", "node03"]
+
+
+def test_cards_are_counted_against_the_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 2, {})
+    nodes.inventory.write_text("node01 slots=8\nnode02 cards=16\n")
+    code, document = ask(nodes, capsys, "--for", "roll")
+    found = {
+        name: [each["status"] for each in node["findings"] if each["check"] == "cluster.cards"]
+        for name, node in document["nodes"].items()
+    }
+    assert (code, found) == (1, {"node01": ["ok"], "node02": ["fail"]})
+
+
+def test_what_differs_between_nodes_is_named_with_the_odd_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 4, {})
+    odd = tmp_path / "captures" / "node03.json"
+    odd.write_text(odd.read_text().replace("25.3.rc1", "25.2.0"))
+    code, document = ask(nodes, capsys, "--for", "roll")
+    found = {each["check"]: each for each in document["agreement"]["findings"]}
+    assert (code, found["agree.driver"]["status"]) == (0, "warn")
+    assert "node03: 25.2.0" in found["agree.driver"]["says"] and "25.3.rc1" in found["agree.driver"]["says"]
+    assert main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll"]) == 0
+    assert "between nodes: 0 problems, 1 warnings" in capsys.readouterr().out
+
+
+def test_a_published_stack_is_judged_on_each_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 2, {})
+    _, document = ask(nodes, capsys, "--stack", "roll-guide-cann8.3.RC1")
+    checks = {each["check"] for each in document["nodes"]["node01"]["findings"] if each["status"] != "skip"}
+    assert any(check.startswith("stack.") for check in checks)
+    before = len(nodes.calls())
+    assert main(["doctor", "--hosts", str(nodes.inventory), "--stack", "no-such-stack"]) == 2
+    assert len(nodes.calls()) == before, "nobody is asked for a stack that does not exist"
+
+
+def test_each_form_is_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 3, {"node02": "refused"})
+    run = ["doctor", "--hosts", str(nodes.inventory), "--for", "roll", "-o"]
+    assert main([*run, str(tmp_path / "r.html")]) == 1
+    page = (tmp_path / "r.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "<script" not in page
+    assert "node[01,03] (2)" in page and "Connection refused" in page
+    assert main([*run, str(tmp_path / "r.xml")]) == 1
+    suites = ElementTree.fromstring((tmp_path / "r.xml").read_text())
+    assert [suite.get("name") for suite in suites] == ["node01", "node02", "node03", "between-nodes"]
+    (silent,) = suites[1]
+    assert silent.get("name") == "cluster.asked" and silent[0].tag == "failure"
+    assert int(suites.get("failures", "0")) == sum(int(suite.get("failures", "0")) for suite in suites) == 1
+    assert main([*run, str(tmp_path / "r.sarif")]) == 1
+    runs = json.loads((tmp_path / "r.sarif").read_text())["runs"]
+    assert [run["invocations"][0]["exitCode"] for run in runs] == [0, 1, 0, 1]
+    assert runs[1]["results"][0]["ruleId"] == "cluster.asked"
+    assert main([*run, str(tmp_path / "r.json"), "--lang", "zh"]) == 1
+    assert json.loads((tmp_path / "r.json").read_text())["nodes"]["node02"]["trouble"]["kind"] == "refused"
+
+
+def test_the_inventory_and_an_own_configuration_reach_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 1, {})
+    monkeypatch.setattr("sys.stdin", io.StringIO("node01 user=me port=2222 address=10.1.1.1 jump=bastion\n"))
+    own = tmp_path / "config"
+    own.write_text("")
+    assert main(["doctor", "--hosts", "-", "--ssh-config", str(own), "--for", "roll", "--quiet"]) == 0
+    capsys.readouterr()
+    ((name, _, options),) = nodes.calls()  # one connection for the whole look
+    assert name == "node01" and options[:2] == ["-F", str(own)]
+    assert "HostName=10.1.1.1" in options and options[options.index("-p") + 1] == "2222"
+    assert any(option.startswith("ProxyCommand=") and option.endswith("-- bastion") for option in options)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--fix"], "--fix looks at one machine, --hosts at many"),
+        (["--from-report", "x"], "--from-report looks at one machine"),
+        (["--from", "{folder}"], "--hosts asks nodes, --from judges what was saved"),
+        (["--save", "{file}"], "must be a folder"),
+        (["--save", "{folder}"], "holds other things already"),
+        (["--ssh-config", "/no/such/config"], "There is no ssh configuration /no/such/config"),
+        (["--limit", "0"], "--limit"),
+        (["--hash", "--level", "0"], "level 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anybody_is_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    says: str,
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 1, {})
+    full = [word.format(folder=tmp_path, file=nodes.inventory) for word in words]
+    assert main(["doctor", "--hosts", str(nodes.inventory), *full]) == 2
+    assert says in capsys.readouterr().err and nodes.calls() == []
+
+
+def test_options_of_many_nodes_alone_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--limit", "5"], ["--parallel", "4"], ["--ssh-config", "x"]):
+        assert main(["doctor", *words]) == 2
+        assert f"{words[0]} belongs to --hosts" in capsys.readouterr().err
+    assert main(["doctor", "--from", str(tmp_path)]) == 2
+    assert "holds no capture" in capsys.readouterr().err
+    (tmp_path / "nodes.json").write_text('{"schema": "npuenv.nodes/1", "nodes": [{"name": "../x"}]}')
+    assert main(["doctor", "--from", str(tmp_path)]) == 2
+
+
+def test_ctrl_c_leaves_no_client_behind_and_what_came_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 6, dict.fromkeys(["node02", "node04"], "hangs"))
+    saved = tmp_path / "saved"
+    argv = [sys.executable, "-m", "npuenv", "doctor", "--hosts", str(nodes.inventory), "--save", str(saved)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True)
+    deadline = time.monotonic() + 60
+    while len(list(saved.glob("node0*.json"))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), err
+    assert len(nodes.calls()) == 6
+    assert not [pid for _, pid, _ in nodes.calls() if psutil.pid_exists(pid)]
+    listed = json.loads((saved / "nodes.json").read_text())["nodes"]
+    assert [node["name"] for node in listed] == ["node01", "node03", "node05", "node06"]

@@ -1,0 +1,119 @@
+"""Asking many nodes at its edges: whose time is whose, what is kept of what is said, and what the client is told."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from test_fanout import SHED, client, expanded, node
+
+from npuenv.cluster import fanout
+from npuenv.cluster.fanout import ask
+from npuenv.cluster.ssh import Options, argv_for, deciding_line, trouble_of
+from npuenv.cluster.types import Node, Trouble
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Clock:
+    """A clock that can be put forward."""
+
+    def __init__(self) -> None:
+        self.more_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.more_s
+
+
+def test_what_the_caller_does_with_an_answer_is_not_taken_off_the_others_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(fanout, "time", clock)
+    script = f'for last; do :; done; [ "$last" = first ] || while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo y'
+    found = []
+    for answer in ask([node("a"), node("b")], lambda each: ("first",) if each.name == "a" else ("x",), limit_s=60,
+                      client=client(tmp_path, script)):  # fmt: skip
+        found.append((answer.node.name, answer.out, answer.trouble))
+        if answer.node.name == "a":
+            clock.more_s += 600.0
+            (tmp_path / "go").touch()
+    assert found == [("a", b"y\n", None), ("b", b"y\n", None)]
+
+
+def test_of_long_complaints_the_end_is_kept(tmp_path: Path) -> None:
+    script = "i=0; while [ $i -lt 3000 ]; do echo complaint $i of very many, all of them alike >&2; i=$((i+1)); done"
+    (answer,) = ask([node("a")], ("x",), limit_s=60, client=client(tmp_path, script))
+    assert len(answer.err) == 1 << 16
+    assert answer.err.endswith("complaint 2999 of very many, all of them alike\n")
+
+
+def test_the_client_asks_no_window_for_a_password_and_is_given_the_users_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    monkeypatch.setenv("SSH_ASKPASS_REQUIRE", "force")
+    (answer,) = ask([node("a")], ("x",), limit_s=60, client=client(tmp_path, 'echo "$LC_ALL $SSH_ASKPASS_REQUIRE"'))
+    assert answer.out == b"zh_CN.UTF-8 never\n"
+
+
+def test_at_least_one_is_asked_at_a_time(tmp_path: Path) -> None:
+    answers = ask([node("a"), node("b")], ("x",), limit_s=60, parallel=0, client=client(tmp_path, "echo y"))
+    assert [answer.out for answer in answers] == [b"y\n", b"y\n"]
+
+
+def test_input_stays_open_for_a_client_that_is_tried_again_after_one_that_did_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fanout, "_REST_S", (0.01, 0.05))
+    data = bytes(1 << 20)
+    drop = f'[ -e {tmp_path}/mark ] || {{ touch {tmp_path}/mark; exec 0<&-; echo "{SHED}" >&2; exit 255; }}'
+    # `timeout` ends it with 124 where the input has no end.
+    script = f"{drop}; head -c {len(data)} | wc -c; timeout 0.5 cat > /dev/null; echo $?"
+    way = client(tmp_path, script)
+    (answer,) = ask([node("a")], ("x",), stdin=data, limit_s=60, client=way, keeps_stdin=True)
+    assert (answer.out.split(), answer.trouble) == ([b"%d" % len(data), b"124"], None)
+
+
+@pytest.mark.parametrize("code", [126, 127])
+def test_an_interpreter_that_cannot_be_run_is_no_python_and_another_program_has_its_own_code(code: int) -> None:
+    for command in (("python3", "-"), ("/opt/env/bin/python3.11",), ("~/env/bin/python",)):
+        assert trouble_of(code, "", command) is Trouble.NO_PYTHON
+    assert trouble_of(code, "", ("/opt/python3/bin/ray", "status")) is None
+    assert trouble_of(code, "", ()) is None
+
+
+def test_settings_of_the_caller_come_before_ours_because_ssh_takes_the_first() -> None:
+    argv = argv_for(node("n1"), ("true",), options=Options(settings=("ServerAliveInterval=60",)))
+    assert [word for word in argv if word.startswith("ServerAliveInterval=")] == [
+        "ServerAliveInterval=60",
+        "ServerAliveInterval=5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        ("hello\nusage: ssh [-46AaCfGgKkMNnqsTtVvXxYy]\n", Trouble.CLIENT),
+        ("ssh: connect to host a port 22: Connection refused\nlost connection", Trouble.REFUSED),
+        ("a: Connection refused\nlost connection", Trouble.REFUSED),
+        ("the port said: Connection refused by policy of the house", Trouble.BROKEN),
+    ],
+)
+def test_a_reason_is_found_on_whichever_line_it_stands(text: str, trouble: Trouble) -> None:
+    assert trouble_of(255, text, ("true",)) is trouble
+
+
+def test_without_a_known_reason_the_last_line_that_is_no_decoration_decides() -> None:
+    assert deciding_line("first\nlast words\n@@@@@\n\nAuthorized uses only\n") == "last words"
+    assert deciding_line("@@@@@\n") == ""
+
+
+def test_the_way_through_a_jump_host_keeps_the_one_forwarding_that_it_is() -> None:
+    argv = argv_for(Node("n1", "10.0.0.1", jump="one,two"), ("true",))
+    assert "ClearAllForwardings=yes" in argv
+    for _ in range(2):
+        argv = expanded(next(word for word in argv if word.startswith("ProxyCommand=")), "10.0.0.1", "22")
+        assert "ClearAllForwardings=no" in argv and "ClearAllForwardings=yes" not in argv

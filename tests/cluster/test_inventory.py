@@ -1,0 +1,149 @@
+"""Inventories: ranges, settings, other tools' lists, and what is wrong with a line."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npuenv.cluster.inventory import MOST_NODES, parse, read
+from npuenv.cluster.names import fold
+from npuenv.cluster.ssh import argv_for
+from npuenv.cluster.types import NO_JUMP, Node
+from npuenv.errors import BadInput
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def names(text: str) -> list[str]:
+    return [node.name for node in parse(text, "hosts").nodes]
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(BadInput) as caught:
+        parse(text, "hosts")
+    assert caught.value.hint is not None
+    assert say(caught.value.message, "zh") != say(caught.value.message)
+    return say(caught.value.message)
+
+
+def test_a_range_keeps_its_zeros_and_its_order() -> None:
+    assert names("node[08-11,3] head") == ["node08", "node09", "node10", "node11", "node3", "head"]
+    assert names("r[1-2]n[01-02]") == ["r1n01", "r1n02", "r2n01", "r2n02"]
+    assert names("node[1:3]") == ["node1", "node2", "node3"]
+    assert names("a,b[1,3],c") == ["a", "b1", "b3", "c"]
+
+
+def test_settings_hold_for_their_line_and_a_star_for_all() -> None:
+    text = "* user=root cards=8\nhead port=2222 # the first\nbig[1-2] cards=16 jump=me@bastion:23,inner python=/opt/p\n"
+    assert parse(text, "hosts").nodes == (
+        Node("head", "head", user="root", port=2222, cards=8),
+        Node("big1", "big1", user="root", cards=16, jump="me@bastion:23,inner", python="/opt/p"),
+        Node("big2", "big2", user="root", cards=16, jump="me@bastion:23,inner", python="/opt/p"),
+    )
+
+
+def test_the_star_may_stand_anywhere() -> None:
+    assert [node.user for node in parse("a\nb user=me\n* user=root", "hosts").nodes] == ["root", "me"]
+
+
+def test_no_jump_host_is_a_way_of_its_own() -> None:
+    nodes = parse("* jump=bastion\nnode01 jump=None\nnode02", "hosts").nodes
+    assert [node.jump for node in nodes] == [NO_JUMP, "bastion"]
+    assert "ProxyCommand=none" in argv_for(nodes[0], ["true"])
+    assert not any("bastion" in word for word in argv_for(nodes[0], ["true"]))
+    assert any(word.startswith("ProxyCommand=") and word.endswith("-- bastion") for word in argv_for(nodes[1], ["x"]))
+
+
+def test_addresses_are_paired_with_names() -> None:
+    nodes = parse("node[01-03] address=10.0.0.[1-2,9]", "hosts").nodes
+    assert [(node.name, node.address) for node in nodes] == [
+        ("node01", "10.0.0.1"),
+        ("node02", "10.0.0.2"),
+        ("node03", "10.0.0.9"),
+    ]
+    assert parse("fe80::1\n10.0.0.7", "hosts").nodes[0].address == "fe80::1"
+    assert parse("a address=fe80::1%eth0", "hosts").nodes[0].address == "fe80::1%eth0"
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("worker-1 slots=8", Node("worker-1", "worker-1", cards=8)),
+        ("[workers]\nw ansible_host=10.0.0.1 ansible_user=me ansible_port=2", Node("w", "10.0.0.1", user="me", port=2)),
+        ("me@box:2200", Node("box", "box", user="me", port=2200)),
+        ("\ufeffbox\r\n".lstrip("\ufeff"), Node("box", "box")),
+    ],
+)
+def test_lists_of_other_tools_are_read(text: str, node: Node) -> None:
+    assert parse(text, "hosts").nodes == (node,)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a\nnode usr=root", "hosts, line 2 (node usr=root): there is no key usr; user is meant?"),
+        ("node zzzz=1", "known: user, port, jump, cards, address, python"),
+        ("node[3-1]", "[3-1] runs backwards"),
+        ("node[a-b]", "[a-b] is no range"),
+        ("node[1-]", "[1-] is no range"),
+        ("node[1-4", "node[1-4 is no name of a host"),
+        ("a\nb\na", "line 3 (a): a stands in line 1 already"),
+        ("a port=0", "port=0 is no number from 1 to 65535"),
+        ("a port=99999", "port=99999 is no number"),
+        ("a cards=many", "cards=many is no number from 1 to 1024"),
+        ("a user=x user=y", "user is given two values"),
+        ("a user=x b", "b is no KEY=VALUE; names come first"),
+        ("user=x", "there is no name before"),
+        ("a[1-2] address=10.0.0.1", "2 names, but 1 addresses"),
+        ("[all:vars]", "groups of the kind :vars are not read"),
+        ("-oProxyCommand=touch%20x", "-oProxyCommand=touch%20x is no name of a host"),
+        ("a -l", "-l is no name of a host"),
+        ("a user=-oX", "user=-oX is nothing that user can be"),
+        ("a jump=-J", "jump=-J is nothing that jump can be"),
+        ("a address=-x", "-x is no name of a host"),
+        ("* address=10.0.0.1\na\nb", "address=10.0.0.1 cannot hold for all nodes"),
+        ("* ansible_host=-oProxyCommand=touch\na", "cannot hold for all nodes"),
+        ("a$(id)", "a$(id) is no name of a host"),
+        ("a;b", "a;b is no name of a host"),
+        ("# nobody\n\n", "The inventory hosts names no node."),
+        ("* user=root", "The inventory hosts names no node."),
+        (f"n[1-{MOST_NODES + 1}]", f"more than {MOST_NODES} nodes"),
+        ("n[1-99999999999999]", "is no range"),
+        ("n[1-4000]m[1-4000]", f"more than {MOST_NODES} nodes"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said(text: str, says: str) -> None:
+    assert says in refusal(text)
+
+
+def test_a_file_that_is_not_there_is_bad_input_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(str(tmp_path / "none"))
+    assert "cannot be read" in say(caught.value.message) and caught.value.hint is not None
+    assert "--hosts -" in say(caught.value.hint)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput):
+        read(str(tmp_path / "bytes"))
+    with pytest.raises(BadInput):
+        read(str(tmp_path))
+
+
+def test_stdin_is_read_for_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("node[1-3]\n"))
+    assert [node.name for node in read("-").nodes] == ["node1", "node2", "node3"]
+
+
+def test_folded_names_are_read_again() -> None:
+    text = fold(["head", *names("node[01-12,70] rack[1-2]n[1-3]")])
+    assert sorted(names(text)) == sorted(["head", *names("node[01-12,70] rack[1-2]n[1-3]")])
+
+
+def test_thousands_of_nodes_are_read_in_a_moment() -> None:
+    began = time.perf_counter()
+    assert len(names("* user=root\nn[0001-4096] cards=8 address=10.[1-16].0.[0-255]")) == MOST_NODES
+    assert time.perf_counter() - began < 5

@@ -1,0 +1,438 @@
+"""`npuenv cluster mesh` as a user runs it, on a cluster of scripted programs: reports, exit codes, going on later."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mesh_world import World
+
+from npuenv.cli import main
+from npuenv.cli.cluster_mesh import Wish
+from npuenv.cluster.mesh.state import load, save
+from npuenv.cluster.mesh.types import Device, Outcome, Results
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the cluster of some shape, and lets this process find its programs."""
+
+    def make(*shape: int) -> World:
+        folder = tmp_path / "world"
+        folder.mkdir()
+        world = World(folder, shape)
+        for name, value in world.environ.items():
+            monkeypatch.setenv(name, value)
+        return world
+
+    return make
+
+
+def mesh(world: World, *words: str) -> int:
+    return main(["cluster", "mesh", "--hosts", str(world.hosts), "--lang", "en", *words])
+
+
+def document(world: World, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    code = mesh(world, "--json", *words)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["exit"] == code
+    return found
+
+
+def require_in_order(world: World) -> None:
+    """hccn_tool never ran twice at once on a node."""
+    made = world.made()
+    assert not any(ping.was_second for ping in made)
+    for node in world.nodes:
+        own = sorted((ping.began_s, ping.ended_s) for ping in made if ping.node == node)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(own))
+
+
+def test_a_sound_cluster_is_pinged_once_each_way_and_is_fine(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(2, 2, 1)
+    assert mesh(world) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"full mesh: 5 devices, 20 pings in \d+ rounds · ok: 20 · packets lost: 0 · failed: 0 · unkn", out)
+    assert re.search(r"20 pings between 5 devices of 3 nodes \(node\[01-03\]\); 8 on the busiest node", err)
+    addresses = world.addresses.values()
+    wanted = {(one, other) for one in addresses for other in addresses if one != other}
+    assert Counter((ping.source, ping.target) for ping in world.made()) == Counter(wanted)
+    require_in_order(world)
+
+
+def test_planted_faults_are_named_and_losses_are_a_warning(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(2, 2, 2)
+    world.kill_card("node02:1")
+    world.plant("failed", [("node01:0", "node03:0")])
+    world.plant("lossy", [("node03:1", "node01:1")])
+    found = document(world, capsys)
+    assert found["exit"] == 1
+    assert found["summary"] == {"devices": 6, "planned": 30, "ok": 18, "lossy": 1, "failed": 11, "unknown": 0}
+    assert [(each["kind"], each["about"]["nodes"], each["about"]["cards"]) for each in found["culprits"]] == [
+        ("card", ["node02"], [1]),
+        ("one-way", ["node01", "node03"], [0, 0]),
+    ]
+    assert [(each["kind"], each["about"]["devices"]) for each in found["lossy"]] == [("one-way", [5, 1])]
+    assert found["matrix"] == ["-ooffo", "o-ofoo", "oo-foo", "fff-ff", "ooof-o", "olofo-"]
+    lines = {(each["from"], each["to"]): each["line"] for each in found["pings"]}
+    assert lines[0, 4] == "time out: 3 packets transmitted, 0 received, 100.00% packet loss"
+    assert lines[5, 1] == "3 packets transmitted, 2 received, 33.33% packet loss"
+    require_in_order(world)
+
+
+def test_packets_lost_alone_are_no_problem(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(1, 1, 1)
+    world.plant("lossy", [("node01:0", "node02:0")])
+    assert mesh(world) == 0
+    assert "packets lost, twice: from node01 card 0 (10.0.0.1) to node02 card 0 (10.1.0.1)" in capsys.readouterr().out
+
+
+def test_the_first_packet_to_a_new_address_is_no_alarm_and_few_packets_are_a_problem(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(1, 1, 1)
+    world.plant("cold", [(one, other) for one in world.addresses for other in world.addresses if one != other])
+    found = document(world, capsys)
+    assert (found["exit"], found["summary"]["ok"], found["lossy"]) == (0, 6, [])
+    assert len(world.made()) == 12
+    require_in_order(world)
+    world.plant("weak", [("node02:0", "node01:0"), ("node03:0", "node01:0")])
+    found = document(world, capsys)
+    assert (found["exit"], found["summary"]["failed"]) == (1, 2)
+    assert "half or more of the packets lost: from all others to node01 card 0" in found["culprits"][0]["says"]
+
+
+def test_no_node_pings_before_all_are_ready_however_late_one_of_them_is(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(1, 1, 1)
+    slow = world.folder / "slow.node03"
+    slow.touch()
+    assert document(world, capsys)["summary"]["ok"] == 6
+    spans = [tuple(map(float, line.split())) for line in slow.read_text(encoding="utf-8").splitlines()]
+    assert len(spans) >= 2  # the survey, and pings
+    for begin, end in spans[1:]:
+        assert not [ping for ping in world.made() if begin < ping.ended_s and ping.began_s < end]
+
+
+def test_more_nodes_than_may_be_asked_at_once_take_turns(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(1, 1, 1)
+    assert document(world, capsys, "--parallel", "2")["summary"]["ok"] == 6
+    require_in_order(world)
+
+
+def test_what_a_login_shell_says_without_a_line_end_hides_nothing(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(1, 1)
+    (world.folder / "banner").touch()
+    assert document(world, capsys)["summary"]["ok"] == 2
+    (world.folder / "node02" / "hccn_tool").unlink()
+    (world.folder / "hccn_tool").rename(world.folder / "node01" / "hccn_tool")
+    missing = document(world, capsys)["missing"]
+    assert [(each["node"], each["says"]) for each in missing] == [("node02", "hccn_tool is not there")]
+
+
+def test_a_tool_out_of_the_users_reach_is_not_said_to_be_missing(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(1, 1)
+    (world.folder / "hccn_tool").chmod(0o644)
+    missing = document(world, capsys)["missing"]
+    assert {each["says"] for each in missing} == {
+        "hccn_tool may not be used there by the user who logs in; log in as root"
+    }
+
+
+def test_a_sample_says_what_it_does_not_exclude(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(4, 4)
+    world.kill_card("node01:2")
+    found = document(world, capsys, "--sampled")
+    assert (found["mode"], found["summary"]["planned"]) == ("sampled", 16)
+    assert [(each["kind"], each["about"]["devices"]) for each in found["culprits"]] == [("card", [2])]
+    assert any("single broken pair is not excluded" in limit for limit in found["limits"])
+    times = Counter(end for ping in world.made() for end in (ping.source, ping.target))
+    assert max(times.values()) == 4
+
+
+def test_what_could_not_be_tried_is_unknown_and_not_fine(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(2, 2, 2)
+    (world.folder / "down.node02").touch()
+    del world.addresses["node03:1"]
+    world.plant()
+    found = document(world, capsys)
+    assert found["exit"] == 3
+    absent = {(each["node"], each["card"]): each["says"] for each in found["missing"]}
+    assert absent["node02", None].startswith("not reachable at node02: ssh: connect to host node02")
+    assert absent["node03", 1] == "it has no address"
+    assert found["summary"]["ok"] == found["summary"]["planned"] == 6
+
+
+def test_two_devices_of_one_address_are_a_problem_and_not_pinged(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(1, 1, 1, 1)
+    world.addresses["node03:0"] = world.addresses["node01:0"]
+    world.plant()
+    found = document(world, capsys)
+    assert found["exit"] == 1
+    assert {(each["node"], each["says"]) for each in found["missing"]} == {
+        ("node01", "its address 10.0.0.1 is also that of node03 card 0"),
+        ("node03", "its address 10.0.0.1 is also that of node01 card 0"),
+    }
+    assert {ping.target for ping in world.made()} == {"10.1.0.1", "10.3.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("permission denied: pls check this cmd run permission.", "hccn_tool may not be used there: permission denied"),
+        ("Please specify a valid mode.", "hccn_tool there has no ping of this kind: Please specify a valid mode."),
+    ],
+)
+def test_a_node_whose_tool_refuses_is_named_with_its_words(
+    make_world: Any, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    world = make_world(1, 1, 1)
+    world.refusals["node02"] = text
+    world.plant()
+    found = document(world, capsys)
+    assert found["exit"] == 3
+    assert [(each["node"], each["says"][: len(says)]) for each in found["missing"]] == [("node02", says)]
+
+
+@pytest.mark.slow
+def test_more_than_64_devices_are_sampled_and_the_full_mesh_wants_a_yes(
+    make_world: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npuenv.cluster.mesh.planning.MOST_FOR_FULL", 3)
+    world = make_world(2, 2)
+    assert document(world, capsys)["mode"] == "sampled"
+    before = len(world.made())
+    assert before == 6
+    assert mesh(world, "--full") == 2
+    err = capsys.readouterr().err
+    assert "12 pings between 4 devices" in err and "more than 3 devices" in err
+    assert 0 < len(world.made()) - before <= 8
+    assert document(world, capsys, "--full", "--yes")["summary"]["ok"] == 12
+
+
+def start(world: World, *words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "npuenv", "cluster", "mesh", "--hosts", str(world.hosts), "--lang", "en", *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+
+def wait_for_pings(world: World, count: int) -> None:
+    ends = time.monotonic() + 60
+    while len(world.made()) < count:
+        assert time.monotonic() < ends, "no pings"
+        time.sleep(0.02)
+
+
+def processes_of(world: World) -> list[int]:
+    """The processes that were started for this cluster and are still there."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if f"WORLD={world.folder}\0".encode() in file.read() and int(name) != os.getpid():
+                    found.append(int(name))
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(2, 2, 2)
+    world.kill_card("node03:1")
+
+    def interrupt() -> None:
+        wait_for_pings(world, 15)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    impatient = threading.Thread(target=interrupt)
+    impatient.start()
+    assert mesh(world) == 130
+    impatient.join()
+    err = capsys.readouterr().err
+    command = re.search(r"go on with: npuenv (cluster mesh .*)", err)
+    assert command, err
+    again = command[1].split()
+    assert again[-2] == "--resume"
+    kept, _ = load(Path(again[-1]))
+    done = {(kept.devices[s].ip, kept.devices[t].ip) for s, t in kept.pairs(Outcome.OK, Outcome.FAILED)}
+    assert 10 <= len(done) < 30
+    settle(world)
+    (world.folder / "log").rename(world.folder / "log.first")
+    code = main([*again, "--lang", "en", "--json"])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert f"{30 - len(done)} of 30 pings are left" in err
+    assert code == 1
+    assert [each["about"]["devices"] for each in found["culprits"]] == [[5]]
+    assert (found["summary"]["planned"], found["summary"]["unknown"]) == (30, 0)
+    later = Counter((ping.source, ping.target) for ping in world.made())
+    assert not done & set(later)
+    assert len(later) == sum(later.values()) == 30 - len(done)
+    require_in_order(world)
+
+
+def settle(world: World) -> None:
+    """Waits until nothing works for this cluster any more; what was broken off left its mark."""
+    ends = time.monotonic() + 60
+    while processes_of(world):
+        assert time.monotonic() < ends, processes_of(world)
+        time.sleep(0.05)
+    for mark in world.folder.glob("running.*"):
+        mark.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_no_process_on_the_nodes(make_world: Any, number: signal.Signals) -> None:
+    world = make_world(1, 1, 1)
+    world.seconds["ok"] = 300.0
+    world.plant()
+    running = start(world)
+    ends = time.monotonic() + 60
+    while not list(world.folder.glob("running.*")):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    assert running.returncode == (-9 if number is signal.SIGKILL else 130)
+    settle(world)
+
+
+def test_a_ping_without_an_answer_can_be_made_again_and_the_command_for_it_gives_the_same_report(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(2, 2)
+    world.plant("silent", [("node01:1", "node02:0")])
+    page = world.folder / "mesh page.html"
+    assert mesh(world, "-o", str(page)) == 3
+    err = capsys.readouterr().err
+    again = shlex.split(err.split("to try them again: npuenv ")[1].splitlines()[0])
+    assert again[-2:] == ["-o", str(page)]
+    world.plant("ok", [("node01:1", "node02:0")])
+    page.unlink()
+    (world.folder / "log").unlink()
+    assert main([*again, "--lang", "en"]) == 0
+    assert [(ping.source, ping.target) for ping in world.made()] == [("10.0.0.2", "10.1.0.1")]
+    assert "Every ping came back" in page.read_text(encoding="utf-8")
+
+
+def test_a_run_goes_on_when_a_card_has_died_meanwhile(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(2, 2)
+    devices = tuple(
+        Device(name.split(":")[0], int(name[-1]), ip, "255.0.0.0", board=int(name[-1]))
+        for name, ip in world.addresses.items()
+    )
+    state = world.folder / "state.json"
+    results = Results.empty(devices)
+    for pair in ((0, 1), (1, 0), (3, 0), (3, 1), (3, 2)):
+        results.note(pair, Outcome.OK)
+    save(state, results, "full")
+    world.kill_card("node02:1")
+    world.addresses.pop("node02:1")
+    world.plant()
+    found = document(world, capsys, "--resume", str(state))
+    assert found["exit"] == 1
+    assert (found["summary"]["planned"], found["summary"]["failed"]) == (12, 3)
+    assert [(each["kind"], each["about"]["devices"]) for each in found["culprits"]] == [("receives", [3])]
+    assert [(each["node"], each["card"], each["says"]) for each in found["missing"]] == [
+        ("node02", 1, "it has no address")
+    ]
+
+
+def test_the_state_of_other_devices_is_refused(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(1, 1)
+    state = world.folder / "state.json"
+    devices = (Device("node01", 0, "10.0.0.1", "255.0.0.0"), Device("node02", 0, "10.9.0.9", "255.0.0.0"))
+    save(state, Results.empty(devices), "full")
+    world.plant()
+    assert mesh(world, "--resume", str(state)) == 2
+    assert "node02 card 0 had 10.9.0.9 and now has 10.1.0.1" in capsys.readouterr().err
+    assert world.made() == []
+    assert mesh(world, "--resume", str(world.folder / "nothing")) == 2
+    state.write_text('{"schema": "other"}', encoding="utf-8")
+    assert mesh(world, "--resume", str(state)) == 2
+    assert "does not hold what is done of a mesh" in capsys.readouterr().err
+
+
+def test_the_page_is_whole_in_itself_and_shows_every_failing_ping(
+    make_world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(2, 2)
+    world.kill_card("node02:0")
+    page = world.folder / "mesh.html"
+    assert mesh(world, "-o", str(page)) == 1
+    text = page.read_text(encoding="utf-8")
+    assert "node02 card 0 (10.1.0.1): nothing gets through from it or to it" in text
+    assert "http://" not in text.replace("http://www.w3.org", "") and "<script" not in text
+    # Runs of failing neighbours are one rectangle: two of its row on one side, one on the other, three above and below.
+    assert text.count('class="fail" fill="var(--tone)"><title>') == 5
+    assert str(page) in capsys.readouterr().err
+
+
+def test_the_report_speaks_chinese(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(1, 1, 1)
+    world.kill_card("node02:0")
+    assert main(["cluster", "mesh", "--hosts", str(world.hosts), "--lang", "zh"]) == 1
+    out = capsys.readouterr().out
+    assert "node02 卡 0（10.1.0.1）：进出都不通" in out and "全互联" in out
+
+
+def test_full_and_sampled_exclude_each_other(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(1, 1)
+    assert mesh(world, "--full", "--sampled") == 2
+    assert "--full and --sampled" in capsys.readouterr().err
+
+
+def test_the_command_that_goes_on_repeats_how_pings_are_made() -> None:
+    usual = Wish("hosts", None, None, "text", None, yes=False, limit_s=15.0, parallel=512, ssh_config=None)
+    assert usual.again("full", Path("/s")) == "npuenv cluster mesh --hosts hosts --full --resume /s"
+    other = replace(usual, limit_s=2.5, parallel=4)
+    assert other.again("sampled", Path("/s")).endswith("--sampled --resume /s --limit 2.5 --parallel 4")
+    for form, out, words in (
+        ("html", "mesh.html", "-o mesh.html"),
+        ("json", None, "--format json"),
+        ("json", "-", "--format json -o -"),
+        ("text", "a.json", "--format text -o a.json"),
+    ):
+        assert replace(usual, form=form, out=out).again("full", Path("/s")).endswith(f"--resume /s {words}")
+
+
+def test_an_inventory_that_was_piped_in_is_asked_for_again(
+    make_world: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(1, 1)
+    world.plant("silent", [("node01:0", "node02:0")])
+    monkeypatch.setattr("sys.stdin", io.StringIO(world.hosts.read_text(encoding="utf-8")))
+    assert main(["cluster", "mesh", "--hosts", "-", "--lang", "en"]) == 3
+    assert (
+        "with the same inventory as its input: npuenv cluster mesh --hosts - --full --resume" in capsys.readouterr().err
+    )

@@ -1,0 +1,244 @@
+"""Failing pings reduced to the fewest culprits: planted faults are named, and nothing that works is accused."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_mesh_planning import all_pings, cluster
+
+from npuenv.cluster.mesh.culprits import Crowd, Culprit, Kind, Suspect, reduce
+from npuenv.cluster.mesh.planning import full, sampled
+from npuenv.cluster.mesh.types import Device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from npuenv.cluster.mesh.types import Pair
+
+SHAPE = [4] * 5
+DEVICES = cluster(SHAPE)
+
+
+HALF = ("node000", "node001")
+
+
+def of(node: int, card: int) -> int:
+    return node * 4 + card
+
+
+def found(devices: Sequence[Device], is_broken: Callable[[Pair], bool], *, is_full: bool = True) -> list[Culprit]:
+    pairs = all_pings((full if is_full else sampled)(devices))
+    broken = [pair for pair in pairs if is_broken(pair)]
+    return list(reduce(devices, broken, [pair for pair in pairs if not is_broken(pair)]))
+
+
+def named(devices: Sequence[Device], is_broken: Callable[[Pair], bool], **mode: bool) -> list[Suspect]:
+    return [each.suspect for each in found(devices, is_broken, **mode)]
+
+
+def touches(**shared: object) -> Callable[[Pair], bool]:
+    """Whether one end of a ping is a device with these attributes."""
+    return lambda pair: any(all(getattr(DEVICES[at], name) == value for name, value in shared.items()) for at in pair)
+
+
+FAULTS: dict[str, tuple[Callable[[Pair], bool], list[Suspect]]] = {
+    "a dead card": (lambda pair: 6 in pair, [Suspect(Kind.CARD, (6,))]),
+    "two dead cards of one number": (
+        lambda pair: bool({of(0, 1), of(2, 1)} & {*pair}),
+        [Suspect(Kind.CARD, (of(0, 1),)), Suspect(Kind.CARD, (of(2, 1),))],
+    ),
+    "two dead cards of one node": (
+        lambda pair: bool({of(3, 0), of(3, 2)} & {*pair}),
+        [Suspect(Kind.CARD, (of(3, 0),)), Suspect(Kind.CARD, (of(3, 2),))],
+    ),
+    "a dead node": (touches(node="node002"), [Suspect(Kind.NODE, ("node002",))]),
+    "a node cut off": (
+        lambda pair: touches(node="node002")(pair) and DEVICES[pair[0]].node != DEVICES[pair[1]].node,
+        [Suspect(Kind.UPLINK, ("node002",))],
+    ),
+    "a dead side": (touches(card=3), [Suspect(Kind.SIDE, (3,))]),
+    "a side broken in itself": (
+        lambda pair: DEVICES[pair[0]].card == DEVICES[pair[1]].card == 2,
+        [Suspect(Kind.SIDE_INSIDE, (2,))],
+    ),
+    "two sides apart": (
+        lambda pair: {DEVICES[at].card for at in pair} == {0, 2},
+        [Suspect(Kind.SIDES_APART, (0, 2))],
+    ),
+    "all sides apart": (
+        lambda pair: DEVICES[pair[0]].card != DEVICES[pair[1]].card,
+        [Suspect(Kind.ALL_SIDES_APART)],
+    ),
+    "two nodes apart": (
+        lambda pair: {DEVICES[at].node for at in pair} == {"node000", "node003"},
+        [Suspect(Kind.NODES, ("node000", "node003"))],
+    ),
+    "one dead pair": (lambda pair: {*pair} == {3, 14}, [Suspect(Kind.PAIR, (3, 14))]),
+    "one direction of a pair": (lambda pair: pair == (14, 3), [Suspect(Kind.ONE_WAY, (14, 3))]),
+    "a card that reaches nobody": (lambda pair: pair[0] == 9, [Suspect(Kind.SENDS, (9,))]),
+    "a card that nobody reaches": (lambda pair: pair[1] == 9, [Suspect(Kind.RECEIVES, (9,))]),
+    "a dead card and a dead pair": (
+        lambda pair: 6 in pair or {*pair} == {3, 14},
+        [Suspect(Kind.CARD, (6,)), Suspect(Kind.PAIR, (3, 14))],
+    ),
+    "a dead side and a dead node": (
+        lambda pair: touches(card=1)(pair) or touches(node="node004")(pair),
+        [Suspect(Kind.SIDE, (1,)), Suspect(Kind.NODE, ("node004",))],
+    ),
+    "all nodes apart": (
+        lambda pair: DEVICES[pair[0]].node != DEVICES[pair[1]].node,
+        [Suspect(Kind.ALL_NODES_APART)],
+    ),
+    "two groups of nodes apart": (
+        lambda pair: len({DEVICES[at].node in HALF for at in pair}) == 2,
+        [Suspect(Kind.PARTITION, ("node[000-001]", "node[002-004]"))],
+    ),
+    "two groups of nodes apart, one node dead and one card": (
+        lambda pair: len({DEVICES[at].node in HALF for at in pair}) == 2 or touches(node="node004")(pair) or 6 in pair,
+        [
+            Suspect(Kind.PARTITION, ("node[000-001]", "node[002-003]")),
+            Suspect(Kind.NODE, ("node004",)),
+            Suspect(Kind.CARD, (6,)),
+        ],
+    ),
+    "everything": (lambda pair: True, [Suspect(Kind.EVERYTHING)]),
+    "nothing": (lambda pair: False, []),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_and_nothing_else(name: str) -> None:
+    is_broken, wanted = FAULTS[name]
+    culprits = found(DEVICES, is_broken)
+    assert sorted(each.suspect for each in culprits) == sorted(wanted)
+    assert [other for each in culprits for other in each.alternatives] == []
+
+
+def test_subnets_that_no_router_joins_are_named_as_that() -> None:
+    devices = [Device(f"n{at}", card, f"10.0.{card}.{at + 1}", "255.255.255.0") for at in range(4) for card in (0, 1)]
+    culprits = found(devices, lambda pair: devices[pair[0]].network != devices[pair[1]].network)
+    # Here each side is a subnet of its own: the pings cannot tell which of the two it is.
+    assert [each.suspect.kind for each in culprits] == [Kind.SIDES_APART]
+    assert Suspect(Kind.ALL_SUBNETS_APART) in culprits[0].alternatives
+
+
+def test_one_subnet_among_three_without_a_way_out_is_named() -> None:
+    devices = [Device(f"n{at}", at, f"10.0.{at % 3}.{at + 1}", "255.255.255.0") for at in range(9)]
+    culprits = found(devices, lambda pair: "10.0.1.0/24" in {devices[at].network for at in pair})
+    assert [each.suspect for each in culprits] == [Suspect(Kind.SUBNET, ("10.0.1.0/24",))]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_broken_link_between_the_switches_of_many_nodes_is_one_culprit(is_full: bool) -> None:
+    devices = cluster([8] * 16)
+    culprits = found(devices, lambda pair: (pair[0] < 64) != (pair[1] < 64), is_full=is_full)
+    assert [each.suspect for each in culprits] == [Suspect(Kind.PARTITION, ("node[000-007]", "node[008-015]"))]
+    assert culprits[0].alternatives == ()
+
+
+def test_three_groups_are_one_culprit_and_single_nodes_are_none_of_them() -> None:
+    devices = cluster([2] * 8)
+    group = [0, 0, 1, 1, 2, 2, 3, 4]
+    culprits = found(devices, lambda pair: group[pair[0] // 2] != group[pair[1] // 2])
+    assert [each.suspect for each in culprits] == [
+        Suspect(Kind.PARTITION, ("node[000-001]", "node[002-003]", "node[004-005]")),
+        Suspect(Kind.UPLINK, ("node006",)),
+        Suspect(Kind.UPLINK, ("node007",)),
+    ]
+
+
+def test_groups_that_are_subnets_are_said_to_be_subnets() -> None:
+    devices = [
+        Device(f"n{at}", card, f"10.{at // 2}.{at}.{card + 1}", "255.255.0.0") for at in range(4) for card in (0, 1)
+    ]
+    culprits = found(devices, lambda pair: devices[pair[0]].network != devices[pair[1]].network)
+    assert [each.suspect.kind for each in culprits] == [Kind.SUBNETS_APART]
+    assert Suspect(Kind.PARTITION, ("n[0-1]", "n[2-3]")) in culprits[0].alternatives
+
+
+def test_a_dead_node_in_a_sample_is_named_with_what_cannot_be_told_from_it() -> None:
+    culprits = found(cluster([4] * 6), lambda pair: any(4 <= at < 8 for at in pair), is_full=False)
+    assert [each.suspect for each in culprits] == [Suspect(Kind.NODE, ("node001",))]
+    assert culprits[0].alternatives == (Suspect(Kind.UPLINK, ("node001",)),)
+
+
+def test_a_dead_side_in_a_sample_is_named() -> None:
+    devices = cluster([4] * 6)
+    assert named(devices, lambda pair: any(devices[at].card == 2 for at in pair), is_full=False) == [
+        Suspect(Kind.SIDE, (2,))
+    ]
+
+
+def test_a_pair_that_was_not_tried_speaks_neither_for_nor_against() -> None:
+    pairs = all_pings(full(DEVICES))
+    broken = [pair for pair in pairs if 6 in pair]
+    others = [pair for pair in pairs if 6 not in pair]
+    # Of the dead card only what it was asked is known.
+    culprits = reduce(DEVICES, [pair for pair in broken if pair[1] == 6], others)
+    assert [each.suspect for each in culprits] == [Suspect(Kind.CARD, (6,))]
+    assert culprits[0].alternatives == (Suspect(Kind.RECEIVES, (6,)),)
+    # One ping to it that works clears it.
+    culprits = reduce(DEVICES, broken[1:], [*others, broken[0]])
+    assert Suspect(Kind.CARD, (6,)) not in [each.suspect for each in culprits]
+
+
+def pings_of(devices: Sequence[Device]) -> st.SearchStrategy[tuple[list[Pair], list[Pair]]]:
+    """Any division of a mesh into failing, working and untried pings."""
+    pairs = all_pings(full(devices))
+    letters = st.lists(st.sampled_from("fffoou"), min_size=len(pairs), max_size=len(pairs))
+    return letters.map(
+        lambda drawn: (
+            [pair for pair, letter in zip(pairs, drawn) if letter == "f"],
+            [pair for pair, letter in zip(pairs, drawn) if letter == "o"],
+        )
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(pings_of(SMALL := cluster([2, 2, 1])))
+def test_an_explanation_covers_all_failures_contradicts_no_success_and_has_no_part_too_many(
+    pings: tuple[list[Pair], list[Pair]],
+) -> None:
+    failing, working = pings
+    culprits = reduce(SMALL, failing, working)
+    crowd = Crowd(SMALL, working)
+    for each in culprits:
+        assert not any(each.suspect in crowd.suspects(pair) for pair in working)
+        assert set(each.explains) == {pair for pair in failing if each.suspect in crowd.suspects(pair)}
+    assert {pair for each in culprits for pair in each.explains} == set(failing)
+    for each in culprits:
+        rest = {pair for other in culprits if other is not each for pair in other.explains}
+        assert rest != set(failing), "one could be left out"
+        for other in each.alternatives:
+            assert not any(other in crowd.suspects(pair) for pair in working)
+            assert {pair for pair in failing if other in crowd.suspects(pair)} | rest == set(failing)
+
+
+def fewest(devices: Sequence[Device], failing: Sequence[Pair], working: Sequence[Pair]) -> int:
+    """The size of the smallest explanation, by trying all."""
+    crowd = Crowd(devices, working)
+    suspects = {each for pair in failing for each in crowd.suspects(pair)}
+    suspects -= {each for pair in working for each in crowd.suspects(pair)}
+    covers = [{pair for pair in failing if each in crowd.suspects(pair)} for each in suspects]
+    for size in range(len(failing) + 1):
+        if any(set().union(*some) >= set(failing) for some in combinations(covers, size)):
+            return size
+    raise AssertionError("the pairs themselves explain everything")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=2, unique=True))
+def test_planted_faults_are_explained_by_no_more_culprits_than_were_planted(names: list[str]) -> None:
+    culprits = found(DEVICES, lambda pair: any(FAULTS[name][0](pair) for name in names))
+    assert len(culprits) <= sum(len(FAULTS[name][1]) for name in names)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.sampled_from(all_pings(full(TINY := cluster([2, 1, 1])))), max_size=7))
+def test_small_meshes_get_the_fewest_culprits_there_are(failing: set[Pair]) -> None:
+    working = [pair for pair in all_pings(full(TINY)) if pair not in failing]
+    assert len(reduce(TINY, sorted(failing), working)) == fewest(TINY, sorted(failing), working)

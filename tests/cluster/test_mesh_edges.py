@@ -1,0 +1,207 @@
+"""A mesh at its edges: nodes that fail now and then, lines that are nobody's, times, few pings, foreign states."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_fanout import client
+from test_mesh_planning import all_pings, cluster
+from test_mesh_running import GOOD, Nodes, kept, run_of
+
+from npuenv.cluster.mesh import state
+from npuenv.cluster.mesh.asking import Heard
+from npuenv.cluster.mesh.culprits import Kind, Suspect, reduce
+from npuenv.cluster.mesh.planning import full
+from npuenv.cluster.mesh.running import Line, OverSsh, Run, _start_s, outcome_of, survey
+from npuenv.cluster.mesh.types import Outcome, Results
+from npuenv.cluster.types import Node
+from npuenv.errors import BadInput
+from npuenv.host.base import Ran
+from npuenv.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+
+class NowAndThen:
+    """All nodes make two pings in a batch, but for one that comes to nothing every second time."""
+
+    def __init__(self, node: str) -> None:
+        self.node, self.turns = node, 0
+
+    def __call__(
+        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, Heard]]:
+        assert tell
+        self.turns += 1
+        for node, question in questions.items():
+            if node == self.node and self.turns % 2:
+                yield node, Heard((), Message("mesh.why-nothing"))
+                continue
+            for number, (_, _, ip) in enumerate(question["jobs"][:2]):
+                out = GOOD.replace("10.0.0.21", ip)
+                tell(node, {"job": number, "code": 0, "out": out, "err": "", "late": False, "s": 0.5})
+            yield node, Heard(({"end": True},))
+
+
+def test_a_node_that_comes_to_nothing_now_and_then_is_not_left_out() -> None:
+    plan, nodes = full(cluster([3, 3])), NowAndThen("node001")
+    run = Run(plan, Results.empty(plan.devices), nodes)
+    list(run.go_on())
+    assert run.lost == {}
+    assert nodes.turns > 4
+    assert run.results.counts(all_pings(plan))[Outcome.OK] == 30
+
+
+class Lines:
+    """Gives every node the same lines, and remembers the limit."""
+
+    def __init__(self, *lines: dict[str, Any]) -> None:
+        self.lines, self.limit_s = lines, 0.0
+
+    def __call__(
+        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, Heard]]:
+        self.limit_s = limit_s
+        for node in questions:
+            for line in self.lines:
+                if tell:
+                    tell(node, line)
+            yield node, Heard(self.lines)
+
+
+@pytest.mark.parametrize("number", [-1, 10**6, "0", None])
+def test_a_line_of_a_ping_that_nobody_asked_for_is_noted_nowhere(number: object) -> None:
+    devices = cluster([2, 2])
+    plan = full(devices)
+    line = {"job": number, "code": 0, "out": GOOD, "err": "", "late": False, "s": 0.5}
+    run = Run(plan, Results.empty(plan.devices), Lines(line, {"tool": "/bin/hccn_tool"}))
+    assert run.measure() is None
+    assert run.results.counts(all_pings(plan))[Outcome.PENDING] == plan.num_pings == 12
+
+
+def test_after_it_was_measured_pings_go_out_for_half_a_minute_at_a_time() -> None:
+    devices = cluster([4, 4])
+    run = run_of(devices, Nodes(devices))
+    assert run.measure() == 0.5
+    assert len(run.plan.rounds) == 28
+    # 24 rounds are left, and 48 of 0.625 s fit.
+    assert list(run.go_on()) == [0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "seconds"), [([4], 12 * 2.0 + _start_s(1)), ([4, 4], 28 * 1.25 * 2.0 + 3 * _start_s(2))]
+)
+def test_a_plan_takes_its_rounds_over_several_nodes_some_slack_and_the_start_of_every_batch(
+    shape: list[int], seconds: float
+) -> None:
+    plan = full(cluster(shape))
+    run = Run(plan, Results.empty(plan.devices), Lines())
+    run.results.note((0, 1), Outcome.OK, seconds=2.0)
+    assert run.expected_s(plan) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("cards", "limit_s"), [([2], 60 + 20 + 2 * 15), ([2, 8], 200), ([2, None], 320), ([], 80)])
+def test_a_survey_may_take_as_long_as_the_most_cards_of_a_node_do(cards: list[int | None], limit_s: float) -> None:
+    runner = Lines()
+    survey([Node(f"n{at}", f"n{at}", cards=count) for at, count in enumerate(cards)], runner)
+    assert runner.limit_s == limit_s
+
+
+def test_what_a_login_shell_says_is_no_line_of_the_program(tmp_path: Path) -> None:
+    texts = ("Welcome", "2026", "[1]", "{}", '{"job": 0}', '{"cut', '{"end": true}')
+    way = client(tmp_path, "".join(f"echo '{text}'; " for text in texts))
+    heard: list[Line] = []
+    runner = OverSsh({"a": Node("a", "a")}, client=way)
+    found = dict(runner({"a": {}}, limit_s=60, tell=lambda _, line: heard.append(line)))
+    assert found["a"] == Heard(({"job": 0}, {"end": True}))
+    assert heard == [{"job": 0}, {"end": True}]
+
+
+def test_a_program_that_ends_too_early_is_told_by_its_last_words(tmp_path: Path) -> None:
+    runner = OverSsh({"a": Node("a", "a")}, client=client(tmp_path, "echo one >&2; echo two >&2; exit 3"))
+    found = dict(runner({"a": {}}, limit_s=60))
+    assert found["a"] == Heard((), Message("mesh.why-died", {"code": 3, "line": "two"}))
+    refused = OverSsh({"a": Node("a", "a")}, client=client(tmp_path, 'echo \'{"refused": "no-tool"}\'; exit 3'))
+    assert dict(refused({"a": {}}, limit_s=60))["a"].why == Message("mesh.why-no-tool")
+
+
+def test_a_card_that_does_not_answer_is_untried_and_one_that_was_ended_is_unknown() -> None:
+    text = "Get device health status failed!\n"
+    ended = Ran(("hccn_tool",), None, "", text, timed_out=True)
+    assert outcome_of(replace(ended, code=3, timed_out=False), "10.0.0.21")[0] is Outcome.UNTRIED
+    assert outcome_of(ended, "10.0.0.21")[0] is Outcome.SILENT
+
+
+# Culprits.
+
+
+def test_of_two_culprits_the_one_that_explains_more_comes_first() -> None:
+    devices = cluster([4] * 3)
+    pairs = all_pings(full(devices))
+    broken = [pair for pair in pairs if {*pair} == {0, 5} or 9 in pair]
+    found = reduce(devices, broken, [pair for pair in pairs if pair not in broken])
+    assert [each.suspect for each in found] == [Suspect(Kind.CARD, (9,)), Suspect(Kind.PAIR, (0, 5))]
+    assert [len(each.explains) for each in found] == [22, 2]
+
+
+def test_two_pings_of_one_pair_accuse_the_pair_where_little_was_tried() -> None:
+    (culprit,) = reduce(cluster([2, 2, 1]), [(2, 1), (1, 2)], [(3, 4)])
+    assert culprit.suspect == Suspect(Kind.PAIR, (1, 2))
+    assert {Suspect(Kind.CARD, (1,)), Suspect(Kind.CARD, (2,))} < set(culprit.alternatives)
+
+
+def test_a_pair_that_breaks_all_that_a_card_alone_explains_could_stand_in_its_place() -> None:
+    failing, working = [(2, 3), (0, 1), (1, 0), (2, 0)], [(3, 2), (1, 3)]
+    card, sends = reduce(cluster([2, 1, 1]), failing, working)
+    assert (card.suspect, card.explains) == (Suspect(Kind.CARD, (0,)), ((0, 1), (1, 0), (2, 0)))
+    assert (sends.suspect, sends.explains) == (Suspect(Kind.SENDS, (2,)), ((2, 0), (2, 3)))
+    assert card.alternatives == (Suspect(Kind.PAIR, (0, 1)),)
+
+
+# The file.
+
+
+def test_why_a_ping_could_not_be_tried_is_not_kept(tmp_path: Path) -> None:
+    devices = tuple(cluster([2, 1]))
+    results = Results.empty(devices)
+    results.note((0, 2), Outcome.UNTRIED, "hccn_tool is busy")
+    results.note((2, 0), Outcome.LOSSY, "one of three")
+    state.save(tmp_path / "state", results, "sampled")
+    found, mode = state.load(tmp_path / "state")
+    assert (found.notes, found.of((0, 2)), mode) == ({(2, 0): "one of three"}, Outcome.PENDING, "sampled")
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(BadInput) as caught:
+        state.load(path)
+    return caught.value.message.key
+
+
+def test_a_file_that_bars_a_pair_which_can_reach_each_other_is_refused(tmp_path: Path) -> None:
+    path, _ = kept(tmp_path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert document["rows"][0] == "-.f"
+    path.write_text(json.dumps({**document, "rows": ["--f", *document["rows"][1:]]}), encoding="utf-8")
+    assert refused(path) == "mesh.bad-state"
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = kept(tmp_path)
+    monkeypatch.setattr(state, "_MOST_BYTES", path.stat().st_size)
+    state.load(path)
+    monkeypatch.setattr(state, "_MOST_BYTES", path.stat().st_size - 1)
+    assert refused(path) == "mesh.bad-state"
+
+
+def test_another_address_is_refused(tmp_path: Path) -> None:
+    path, devices = kept(tmp_path)
+    moved = [*devices[:2], replace(devices[2], ip="10.9.9.9")]
+    for nodes in (["node000", "node001"], ["node000"]):
+        with pytest.raises(BadInput) as caught:
+            state.require_same(devices, moved, nodes, path)
+        assert caught.value.message.key == "mesh.other-devices"

@@ -1,0 +1,67 @@
+"""Nodes begin at one moment: who is waited for, who is not, and that the word reaches those that already run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from npuenv.cluster.fanout import ask
+from npuenv.cluster.mesh.gate import Gate
+from npuenv.cluster.types import Node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_nodes_are_let_in_together_once_all_are_ready_or_ended() -> None:
+    gate = Gate(["a", "b", "c"], wait_s=60, lead_s=0.5)
+    gate.hear("a", {"ready": time.time() + 100})
+    gate.hear("b", {"tool": "hccn_tool"})
+    assert gate.words() == {}
+    gate.ended("c")
+    assert gate.words() == {}
+    gate.hear("b", {"ready": time.time()})
+    go = {name: json.loads(word) for name, word in gate.words().items()}
+    assert set(go) == {"a", "b"} and go["a"]["begin_at"] == go["b"]["begin_at"] == go["a"]["sent"] + 0.5
+    assert 99 < go["a"]["low"] <= 100 and -1 < go["b"]["low"] <= 0
+    assert gate.words() == {}
+
+
+def test_who_is_not_ready_in_time_is_not_let_in_any_more() -> None:
+    gate = Gate(["a", "b"], wait_s=0, lead_s=0)
+    gate.hear("a", {"ready": time.time()})
+    assert set(gate.words()) == {"a"}
+    gate.hear("b", {"ready": time.time()})
+    assert gate.words() == {"b": b"{}\n"}
+    assert gate.words() == {}
+
+
+def test_what_is_said_later_reaches_commands_that_already_run(tmp_path: Path) -> None:
+    client = tmp_path / "client.py"
+    client.write_text(
+        "import sys\nfor _ in range(3):\n    print(sys.argv[-2], sys.stdin.readline().strip(), flush=True)\n",
+        encoding="utf-8",
+    )
+    heard: list[tuple[str, bytes]] = []
+
+    def further() -> dict[str, bytes]:
+        """A word to each once both have repeated the first; to one of them alone two more, and to a stranger."""
+        if len(heard) == 2:
+            heard.append(("", b""))
+            return {"a": b"go a\nto ", "b": b"go b\n", "c": b"go c\n"}
+        return {"a": b"the end\n", "b": b"b ends\n"} if len(heard) == 5 else {}
+
+    answers = ask(
+        [Node("a", "a"), Node("b", "b")],
+        ("x",),
+        stdin=b"first\n",
+        limit_s=60,
+        client=(sys.executable, str(client)),
+        keeps_stdin=True,
+        heard=lambda node, chunk: heard.append((node.name, chunk)),
+        more=further,
+    )
+    said = {answer.node.name: answer.out.decode().splitlines() for answer in answers}
+    assert said == {"a": ["a first", "a go a", "a to the end"], "b": ["b first", "b go b", "b b ends"]}

@@ -1,0 +1,209 @@
+"""The program that runs commands of hccn_tool on a node: in order, in step, one at a time, and never without an end."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npuenv.cluster.mesh import remote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The program at work, and what it said first."""
+
+    process: subprocess.Popen[bytes]
+    first: dict[str, Any]
+
+
+AT_ONCE = {"begin_at": 0.0, "low": -1e9, "sent": 0.0}
+
+
+def ask(
+    folder: Path,
+    tool: str,
+    /,
+    *,
+    go: Mapping[str, float] | None = AT_ONCE,
+    prelude: str = "",
+    python: str = sys.executable,
+    **more: Any,
+) -> Asked:
+    """Starts the program with a tool of this text, tells it when to begin, and leaves its input open."""
+    path = folder / "hccn_tool"
+    if not path.exists():  # what runs cannot be written
+        path.write_text(f"#!/bin/sh\ncd {folder}\n{tool}\n", encoding="utf-8")
+        path.chmod(0o755)
+    asked = {
+        "tools": [str(path)],
+        "limit_s": 20,
+        "lock_s": 30,
+        "kill_s": 5,
+        "budget_s": 60,
+        "again": ["is busy"],
+        "stop": ["permission denied"],
+        "words": ["{card}", "{ip}"],
+        "jobs": [[0, 0, "a"], [0, 1, "b"], [0, 2, "c"]],
+        "ready_s": 60,
+        "lead_s": 0,
+        "step_s": 0,
+        **more,
+    }
+    pipe = subprocess.PIPE
+    program = ["-c", prelude + Path(remote.__file__).read_text()] if prelude else [remote.__file__]
+    process = subprocess.Popen([python, "-IS", *program], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+    assert process.stdin and process.stdout
+    process.stdin.write(json.dumps(asked).encode() + b"\n")
+    assert process.stdout.readline() == b"\n"
+    first = json.loads(process.stdout.readline())
+    if "tool" in first:
+        ready = json.loads(process.stdout.readline())["ready"]
+        assert abs(ready - time.time()) < 60
+        if go is not None:
+            process.stdin.write(json.dumps(go).encode() + b"\n")
+    return Asked(process, first)
+
+
+def answers(asked: Asked) -> list[dict[str, Any]]:
+    """All that it says until it ends by itself."""
+    running = asked.process
+    assert running.stdout and running.stdin and running.stderr
+    lines = [asked.first, *(json.loads(line) for line in running.stdout.read().splitlines())]
+    assert running.wait(60) == 0, running.stderr.read()
+    for stream in (running.stdin, running.stdout, running.stderr):
+        stream.close()
+    return lines
+
+
+def test_the_program_asks_in_order_and_gives_every_answer(tmp_path: Path) -> None:
+    lines = answers(ask(tmp_path, 'echo "$1 $2"; echo wrong >&2; exit 7'))
+    assert lines[0] == {"tool": str(tmp_path / "hccn_tool")} and lines[-1] == {"end": True}
+    said = [(line["job"], line["code"], line["out"], line["err"], line["late"]) for line in lines[1:-1]]
+    assert said == [(at, 7, f"{at} {ip}\n", "wrong\n", False) for at, ip in enumerate("abc")]
+
+
+def test_a_busy_tool_is_asked_again(tmp_path: Path) -> None:
+    busy = "echo hccn_tool is busy, please try again.; exit 11"
+    tool = f"echo x >> asked; [ $(wc -l < asked) -lt 3 ] && {{ {busy}; }}; echo ok"
+    lines = answers(ask(tmp_path, tool, jobs=[[0, 0, "a"]]))
+    assert [line["out"] for line in lines[1:-1]] == ["ok\n"]
+    assert (tmp_path / "asked").read_text() == "x\nx\nx\n"
+
+
+def test_a_tool_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    tool = "sh -c 'echo $$ > child; exec sleep 300' & while [ ! -s child ]; do :; done; echo said; exec sleep 300"
+    lines = answers(ask(tmp_path, tool, limit_s=3, jobs=[[0, 0, "a"]]))
+    assert [(line["code"], line["out"], line["late"]) for line in lines[1:-1]] == [(None, "said\n", True)]
+    ends = time.monotonic() + 60
+    while is_there(int((tmp_path / "child").read_text())):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_nothing_more_is_asked_after_an_answer_that_holds_for_all(tmp_path: Path) -> None:
+    lines = answers(ask(tmp_path, "echo x >> asked; echo permission denied: pls check >&2; exit 1"))
+    assert [line["job"] for line in lines[1:-1]] == [0]
+    assert (tmp_path / "asked").read_text() == "x\n"
+
+
+def test_nothing_more_is_begun_when_its_time_is_over(tmp_path: Path) -> None:
+    lines = answers(ask(tmp_path, "echo ok", budget_s=0))
+    assert lines[1:] == [{"end": True}]
+
+
+def test_nodes_begin_together_and_no_round_begins_before_its_time(tmp_path: Path) -> None:
+    begin = time.time() + 1.0
+    jobs = [[0, 0, "a"], [3, 0, "b"], [4, 0, "c"]]
+    go = {"begin_at": begin, "low": -0.01, "sent": begin - 1}
+    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=5, step_s=0.4, jobs=jobs))
+    times = [float(line["out"]) - begin for line in lines[1:-1]]
+    assert times[0] >= -0.01 and times[1] >= 1.19 and times[2] >= 1.59
+
+
+@pytest.mark.parametrize("ahead", [9999.0, -9999.0])
+def test_a_node_with_a_wrong_clock_begins_when_the_others_do(tmp_path: Path, ahead: float) -> None:
+    theirs = time.time() - ahead  # the clock of the one who asks, by which this one is that far ahead
+    go = {"begin_at": theirs + 1.0, "low": ahead - 0.2, "sent": theirs}
+    before = time.time()
+    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=120, jobs=[[0, 0, "a"]]))
+    assert 0.75 <= float(lines[1]["out"]) - before < 60
+
+
+def test_a_node_never_waits_longer_for_the_others_than_the_lead(tmp_path: Path) -> None:
+    before = time.time()
+    go = {"begin_at": before + 9999, "low": -0.01, "sent": before}
+    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=0.5, jobs=[[0, 0, "a"]]))
+    assert 0.49 <= float(lines[1]["out"]) - before < 60
+
+
+@pytest.mark.parametrize("go", [{}, None])
+def test_a_node_that_is_not_told_when_to_begin_makes_no_ping(tmp_path: Path, go: dict[str, float] | None) -> None:
+    lines = answers(ask(tmp_path, "echo x >> asked", go=go, ready_s=0.1))
+    assert lines[1:] == [{"refused": "late"}]
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_tool_that_no_signal_ends_is_said_in_time_and_no_other_one_is_started(tmp_path: Path) -> None:
+    # As in the driver's sleep: the kill is sent and has no effect.
+    unkillable = "import os; os.killpg = lambda *words: None\n"
+    tool = "echo $$ >> asked; exec sleep 300"
+    lines = answers(ask(tmp_path, tool, prelude=unkillable, limit_s=0.5, kill_s=0.2))
+    assert [(line["job"], line["late"], line["stuck"]) for line in lines[1:-1]] == [(0, True, True)]
+    assert lines[-1] == {"refused": "stuck"}
+    # The tool still has what keeps others away from it.
+    assert answers(ask(tmp_path, tool, lock_s=0.1))[1:] == [{"refused": "locked"}]
+    (pid,) = map(int, (tmp_path / "asked").read_text().split())
+    os.kill(pid, signal.SIGKILL)
+    ends = time.monotonic() + 60
+    while is_there(pid):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    (tmp_path / "hccn_tool").write_text("#!/bin/sh\necho ok\n", encoding="utf-8")
+    assert answers(ask(tmp_path, "", jobs=[[0, 0, "a"]]))[1]["out"] == "ok\n"
+
+
+def test_a_tool_that_this_user_may_not_run_is_there_and_not_allowed(tmp_path: Path) -> None:
+    tool = tmp_path / "hccn_tool"
+    tool.write_text("#!/bin/sh\n", encoding="utf-8")
+    tool.chmod(0o600)
+    assert answers(ask(tmp_path, "")) == [{"refused": "not-allowed"}]
+
+
+def test_the_program_is_written_for_python_3_6() -> None:
+    tree = ast.parse(Path(remote.__file__).read_text(encoding="utf-8"), feature_version=(3, 6))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    hints = [each.annotation for function in functions for each in function.args.args]
+    # What is not in quotes is evaluated there, where neither `dict[str, int]` nor a way around it exists.
+    assert not any(isinstance(hint, ast.Subscript) for hint in (*hints, *(function.returns for function in functions)))
+    assert not any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in ast.walk(tree))
+
+
+OLD = sorted((Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions").glob("3.6.*/bin/python"))
+
+
+@pytest.mark.skipif(not OLD, reason="needs Python 3.6 below pyenv")
+def test_python_3_6_runs_it(tmp_path: Path) -> None:
+    lines = answers(ask(tmp_path, 'echo "$1 $2"', python=str(OLD[0])))
+    assert [(line["job"], line["out"]) for line in lines[1:-1]] == [(0, "0 a\n"), (1, "1 b\n"), (2, "2 c\n")]
+    assert lines[-1] == {"end": True}

@@ -1,0 +1,217 @@
+"""A mesh as document, text and page: what is said of culprits, of what is unknown, and of what a sample leaves open."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+from jsonschema import Draft202012Validator
+from test_mesh_culprits import FAULTS
+from test_mesh_planning import all_pings, cluster
+
+import npuenv.report
+from npuenv.cluster.mesh.asking import Missing
+from npuenv.cluster.mesh.document import Finished, document
+from npuenv.cluster.mesh.planning import full, sampled
+from npuenv.cluster.mesh.types import Outcome, Results
+from npuenv.messages import LANGUAGES, Message
+from npuenv.report.mesh import lines, render_html
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npuenv.cluster.mesh.types import Pair, Plan
+
+SCHEMA = Path(npuenv.report.__file__).parent / "schemas" / "mesh-1.schema.json"
+
+
+def finished(plan: Plan, outcomes: Callable[[Pair], Outcome], **more: Any) -> Finished:
+    results = Results.empty(plan.devices)
+    for pair in all_pings(plan):
+        outcome = outcomes(pair)
+        results.note(pair, outcome, "" if outcome is Outcome.OK else f"line of {pair}", seconds=0.1)
+    return Finished(plan, results, **more)
+
+
+def made(outcomes: Mapping[Pair, Outcome], shape: list[int], **more: Any) -> dict[str, Any]:
+    return document(finished(full(cluster(shape)), lambda pair: outcomes.get(pair, Outcome.OK), **more), "en")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_every_kind_of_culprit_is_said_in_both_languages_and_fits_the_schema(name: str, lang: str) -> None:
+    is_broken = FAULTS[name][0]
+    plan = full(cluster([4] * 5))
+    done = finished(plan, lambda pair: Outcome.FAILED if is_broken(pair) else Outcome.OK)
+    found = document(done, lang)
+    Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(found)
+    assert found["exit"] == (0 if name == "nothing" else 1)
+    assert [each["kind"] for each in found["culprits"]] == [
+        each.kind.word for each in sorted(FAULTS[name][1], key=lambda each: -sizes(plan, is_broken, each))
+    ]
+    text = list(lines(found, lang))
+    assert all(f"  {each['says']}" in text for each in found["culprits"])
+    page = render_html(found, lang)
+    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(pictures) > 1 and {ElementTree.fromstring(svg).tag for svg in pictures} == {"svg"}
+
+
+def sizes(plan: Plan, is_broken: Callable[[Pair], bool], suspect: Any) -> int:
+    from npuenv.cluster.mesh.culprits import Crowd
+
+    crowd = Crowd(plan.devices, [pair for pair in all_pings(plan) if not is_broken(pair)])
+    return sum(is_broken(pair) and suspect in crowd.suspects(pair) for pair in all_pings(plan))
+
+
+def test_a_tie_is_said_as_one() -> None:
+    found = made({(0, 1): Outcome.FAILED, (1, 0): Outcome.FAILED}, [1, 1])
+    assert [each["kind"] for each in found["culprits"]] == ["pair"]
+    text = "\n".join(lines(found, "en"))
+    assert "cannot be told from: node000 card 0 (10.0.0.1): nothing gets through" in text
+
+
+def test_pings_that_were_not_made_are_told_by_whose_they_were() -> None:
+    devices = cluster([2, 2])
+    unmade = {pair: Outcome.UNTRIED for pair in all_pings(full(devices)) if pair[0] in (0, 1, 3)}
+    del unmade[3, 0]
+    found = made(unmade, [2, 2], lost={"node000": Message("mesh.why-nothing")})
+    assert found["exit"] == 3 and found["summary"]["unknown"] == 8
+    assert sorted(each["says"] for each in found["unknown"]) == [
+        "node000: 6 of its 6 pings were not made",
+        "node001 card 1 (10.0.1.2): 2 of its 3 pings were not made",
+    ]
+    assert found["lost"] == [{"node": "node000", "says": "nothing came back from it"}]
+
+
+def test_pings_without_an_answer_that_can_be_read_are_reduced_too() -> None:
+    silent = {pair: Outcome.SILENT for pair in all_pings(full(cluster([2, 2]))) if 2 in pair}
+    found = made(silent, [2, 2])
+    assert found["exit"] == 3 and found["culprits"] == []
+    assert [(each["kind"], each["about"]["devices"], each["pings"]) for each in found["unknown"]] == [("card", [2], 6)]
+    assert {each["outcome"] for each in found["pings"]} == {"silent"} and len(found["pings"]) == 6
+
+
+def test_a_failed_ping_weighs_more_than_an_unknown_one() -> None:
+    assert made({(0, 1): Outcome.FAILED, (1, 0): Outcome.UNTRIED}, [1, 1, 1])["exit"] == 1
+
+
+def test_lossy_pings_are_a_warning_and_speak_for_nobody() -> None:
+    found = made({(0, 2): Outcome.LOSSY}, [2, 2])
+    assert found["exit"] == 0 and found["culprits"] == []
+    assert [each["kind"] for each in found["lossy"]] == ["one-way"]
+    assert list(lines(found, "en"))[-1] == "Every ping came back, some with packets lost"
+
+
+def test_few_packets_that_come_back_are_as_bad_as_none_and_said_to_be_lost() -> None:
+    weak = {pair: Outcome.WEAK for pair in all_pings(full(cluster([2, 2]))) if 2 in pair}
+    found = made(weak, [2, 2])
+    assert found["exit"] == 1 and (found["summary"]["failed"], found["summary"]["lossy"]) == (6, 0)
+    card = "node001 card 0 (10.0.1.1), from it and to it"
+    assert [each["says"] for each in found["culprits"]] == [f"half or more of the packets lost: {card} · 6 pings"]
+    assert found["matrix"] == ["-owo", "o-wo", "ww-w", "oow-"]
+    assert list(lines(found, "en"))[-1] == "There are problems"
+    Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(found)
+    page = render_html(found, "en")
+    assert "half or more lost" in page and " style=" not in page  # which the policy of the page forbids
+    some = made({**weak, (2, 0): Outcome.FAILED}, [2, 2])["culprits"]
+    assert [each["says"] for each in some] == [f"all or most of the packets lost: {card} · 6 pings"]
+    all_lost = made(dict.fromkeys(weak, Outcome.FAILED), [2, 2])["culprits"]
+    assert "nothing gets through from it or to it" in all_lost[0]["says"]
+
+
+@pytest.mark.parametrize(
+    ("is_hit", "where"),
+    [
+        (lambda pair: 2 in pair, "node001 card 0 (10.0.1.1), from it and to it"),
+        (lambda pair: pair[0] == 2, "from node001 card 0 (10.0.1.1) to all others"),
+        (lambda pair: pair[1] == 2, "from all others to node001 card 0 (10.0.1.1)"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("outcome", "part", "manner"),
+    [
+        (Outcome.LOSSY, "lossy", "packets lost, twice"),
+        (Outcome.SILENT, "unknown", "no answer that can be read"),
+    ],
+)
+def test_packets_that_are_lost_are_not_said_to_be_a_dead_card(
+    is_hit: Callable[[Pair], bool], where: str, outcome: Outcome, part: str, manner: str
+) -> None:
+    hit = {pair: outcome for pair in all_pings(full(cluster([2, 2]))) if is_hit(pair)}
+    assert [each["says"] for each in made(hit, [2, 2])[part]] == [f"{manner}: {where} · {len(hit)} pings"]
+
+
+def test_nodes_that_fall_apart_are_named_as_groups() -> None:
+    plan = full(cluster([1] * 16))
+    found = document(
+        finished(plan, lambda pair: Outcome.FAILED if (pair[0] < 8) != (pair[1] < 8) else Outcome.OK), "en"
+    )
+    (culprit,) = found["culprits"]
+    assert culprit["kind"] == "partition" and culprit["about"] == {"groups": ["node[000-007]", "node[008-015]"]}
+    groups = "node[000-007] | node[008-015]"
+    assert culprit["says"] == f"between these groups of nodes: {groups} (a link between switches?) · 128 failed pings"
+
+
+@pytest.mark.parametrize(("is_fault", "code"), [(True, 1), (False, 3)])
+def test_what_is_missing_is_never_fine(is_fault: bool, code: int) -> None:
+    missing = (Missing("node9", 3, Message("mesh.why-no-address"), is_fault=is_fault),)
+    found = made({}, [1, 1], missing=missing)
+    assert found["exit"] == code
+    assert "  node9 card 3: it has no address" in list(lines(found, "en"))
+
+
+def test_a_mesh_of_nothing_is_not_fine() -> None:
+    assert made({}, [1])["exit"] == 3
+
+
+def test_a_sample_says_what_it_leaves_open_and_more_where_it_is_not_whole() -> None:
+    plan = sampled(cluster([3, 3]))
+    whole = document(finished(plan, lambda pair: Outcome.OK), "en")
+    assert whole["exit"] == 0 and "a single broken pair is not excluded" in whole["limits"][0]
+    first = all_pings(plan)[0]
+    gap = document(finished(plan, lambda pair: Outcome.UNTRIED if pair == first else Outcome.OK), "en")
+    unsure = "neither a dead device port nor a broken pair is excluded"
+    assert gap["exit"] == 3 and unsure in gap["limits"][0]
+    missing = (Missing("node9", None, Message("mesh.why-nothing")),)
+    assert unsure in document(finished(plan, lambda pair: Outcome.OK, missing=missing), "en")["limits"][0]
+
+
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_a_sample_of_nothing_is_certain_of_nothing(shape: list[int]) -> None:
+    found = document(finished(sampled(cluster(shape)), lambda pair: Outcome.OK), "en")
+    assert found["exit"] == 3 and "neither a dead device port nor a broken pair is excluded" in found["limits"][0]
+
+
+def test_a_sample_in_which_a_device_has_nobody_to_ask_is_not_certain() -> None:
+    # The two chips of one A3 card alone cannot ping each other.
+    plan = sampled(cluster([2], is_a3=True))
+    found = document(finished(plan, lambda pair: Outcome.OK), "en")
+    assert found["summary"]["planned"] == 0 and "neither a dead device port" in found["limits"][0]
+
+
+def test_many_culprits_are_cut_in_the_text_and_counted() -> None:
+    plan = full(cluster([1] * 80))
+    found = document(finished(plan, lambda pair: Outcome.FAILED if pair[1] == pair[0] + 1 else Outcome.OK), "en")
+    assert len(found["culprits"]) == 79
+    text = list(lines(found, "en"))
+    assert "  and 49 more" in text and len(text) < 40
+
+
+def test_the_page_of_a_large_sample_stays_small_and_escapes_what_nodes_are_called() -> None:
+    plan = sampled(cluster([8] * 64))
+    page = render_html(document(finished(plan, lambda pair: Outcome.OK), "en"), "en", asked="<b>&")
+    assert len(page) < 200_000
+    assert page.count('class="ok" fill="var(--tone)"') <= plan.num_pings
+    assert "&lt;b&gt;&amp;" in page and "<script" not in page
+
+
+def test_of_many_culprits_the_page_shows_some_and_folds_the_others() -> None:
+    """15 pairs that have nothing in common: each is a culprit by itself, and the matrix is not out of sight."""
+    page = render_html(made({(at, (at + 7) % 20): Outcome.FAILED for at in range(15)}, [20]), "en")
+    before, _, folded = page.partition('<details class="finding fail"><summary>and ')
+    assert before.count('<section class="finding fail">') == 10
+    assert folded.partition("</details>")[0].count('<section class="finding fail">') == 5

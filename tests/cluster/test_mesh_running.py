@@ -1,0 +1,369 @@
+"""What the answers of nodes mean, batches of pings, and the file of what is done."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_mesh_planning import all_pings, cluster
+
+from npuenv.cluster.mesh import state
+from npuenv.cluster.mesh.asking import Heard, Missing, Surveyed, devices_of, gone
+from npuenv.cluster.mesh.culprits import Kind, reduce
+from npuenv.cluster.mesh.planning import full
+from npuenv.cluster.mesh.running import Line, Run, outcome_of, survey
+from npuenv.cluster.mesh.types import Device, Outcome, Results
+from npuenv.cluster.types import Node
+from npuenv.errors import BadInput
+from npuenv.host.base import Ran
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+REPLY = "device 0 PING 10.0.0.21\n{rows}\n3 packets transmitted, {back} received, {loss}% packet loss\n"
+GOOD = REPLY.format(rows="recv seq=0,time=0.181000ms\nrecv seq=1,time=0.055000ms", back=3, loss="0.00")
+DEAD = REPLY.format(rows="recv time out seq=0\nrecv time out seq=1", back=0, loss="100.00")
+WEAK = REPLY.format(rows="recv time out seq=0\nrecv time out seq=1\nrecv seq=2,time=0.1ms", back=1, loss="66.67")
+PARTLY = "recv time out seq=O\nrecv seq=1,time=0.097000ms\n3 packets transmitted, 2 received, 33.33% packet loss\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "outcome", "line"),
+    [
+        (0, GOOD, "", Outcome.OK, ""),
+        (1, GOOD, "", Outcome.OK, ""),  # the text counts
+        (0, DEAD, "", Outcome.FAILED, "time out: 3 packets transmitted, 0 received, 100.00% packet loss"),
+        (0, PARTLY, "", Outcome.LOSSY, "3 packets transmitted, 2 received, 33.33% packet loss"),
+        (0, WEAK, "", Outcome.WEAK, "3 packets transmitted, 1 received, 66.67% packet loss"),
+        (0, "4 packets transmitted, 2 received, 50.00% packet loss\n", "", Outcome.WEAK, None),
+        (1, "Destination Host Unreachable\n", "", Outcome.FAILED, "unreachable: Destination Host Unreachable"),
+        (1, "Message too long\n", "Cmd execute failed!\n", Outcome.FAILED, "message too long: Cmd execute failed!"),
+        (0, "", "", Outcome.SILENT, "exit 0"),
+        (0, GOOD.replace("10.0.0.21", "10.0.0.22"), "", Outcome.SILENT, "device 0 PING 10.0.0.22"),
+        (1, "", "Command execute failed!\n", Outcome.SILENT, "Command execute failed!"),
+        (11, "hccn_tool is busy, please try again.\n", "", Outcome.UNTRIED, "hccn_tool is busy, please try again."),
+        (3, "", "Get device health status failed!\n", Outcome.UNTRIED, "Get device health status failed!"),
+        (4, "", "Get invalid device id.\n", Outcome.UNTRIED, "Get invalid device id."),
+    ],
+)
+def test_the_text_of_a_ping_decides_and_never_its_exit_code(
+    code: int, out: str, err: str, outcome: Outcome, line: str | None
+) -> None:
+    line = out.strip() if line is None else line
+    assert outcome_of(Ran(("hccn_tool",), code, out, err), "10.0.0.21") == (outcome, line)
+
+
+def test_a_ping_that_was_ended_is_unknown_unless_it_said_that_nothing_came_back() -> None:
+    assert outcome_of(Ran(("hccn_tool",), None, "", "", timed_out=True), "10.0.0.21")[0] is Outcome.SILENT
+    said = "device 0 PING 10.0.0.21\nrecv time out seq=0\n"
+    assert outcome_of(Ran(("hccn_tool",), None, said, "", timed_out=True), "10.0.0.21")[0] is Outcome.FAILED
+
+
+# --- what nodes say of their cards
+
+
+def said(card: int, out: str, err: str = "") -> dict[str, Any]:
+    return {"card": card, "code": 0, "out": out, "err": err, "late": False, "s": 0.1}
+
+
+A3_TABLE = Path(__file__).parent.parent.parent.parent / "shared" / "transcripts" / "npu-smi"
+
+
+def test_devices_are_what_nodes_say_and_the_rest_is_missing_with_its_reason() -> None:
+    nodes = [Node(name, name, cards=cards) for name, cards in (("a", 2), ("b", None), ("c", 3), ("d", None))]
+    none = "Get ipconf failed, because no ip was preset there!"
+    heard = {
+        "a": Heard((said(0, "ipaddr:10.0.0.1\nnetmask:255.255.255.0\n"), said(1, "", none))),
+        "b": Heard((), Message("mesh.why-nothing")),
+        "c": Heard((said(4, "ipaddr:10.0.1.1\nnetmask:255.255.255.0\n"), said(5, "ipaddr:what\n"))),
+        "d": Heard(({"refused": "no-tool"},)),
+    }
+    found = devices_of(nodes, heard)
+    assert found.devices == (Device("a", 0, "10.0.0.1", "255.255.255.0"), Device("c", 4, "10.0.1.1", "255.255.255.0"))
+    assert found.devices[1].network == "10.0.1.0/24"
+    assert [(each.node, each.card, say(each.why), each.is_fault) for each in found.missing] == [
+        ("a", 1, "it has no address", False),
+        ("b", None, "nothing came back from it", False),
+        ("c", 5, "its address could not be read: ipaddr:what", False),
+        ("c", None, "it has 2 cards instead of 3", True),
+        ("d", None, "hccn_tool is not there", False),
+    ]
+
+
+@pytest.mark.skipif(not A3_TABLE.is_dir(), reason="needs the transcripts beside the repository")
+def test_an_a3_node_is_known_by_the_table_of_its_npu_smi() -> None:
+    from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
+
+    for path in sorted(A3_TABLE.glob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        table = parse_info(text)
+        if isinstance(table, SmiTable):
+            line = {"cards": [2], "smi": text}
+            found = devices_of([Node("a", "a")], {"a": Heard((line, said(2, "ipaddr:10.0.0.1\nnetmask:255.0.0.0")))})
+            assert (found.devices[0].board == 1) == (table.layout is Layout.A3), path.name
+
+
+# --- batches
+
+
+class Nodes:
+    """Answers for the nodes of a cluster in which some pings fail, and remembers what it was asked."""
+
+    def __init__(self, devices: list[Device], *, broken: set[tuple[str, str]] | None = None) -> None:
+        self.devices = {(device.node, device.card): device.ip for device in devices}
+        self.broken = broken or set()
+        self.silent: dict[str, Heard] = {}
+        self.lossy: dict[tuple[str, str], list[str]] = {}  # what such a ping comes to, each time that it is made
+        self.batches: list[int] = []  # how many rounds each took
+        self.most = 10**9  # pings that a node makes before its time is over
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(
+        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, Heard]]:
+        assert tell
+        self.batches.append(len({step for question in questions.values() for step, _, _ in question["jobs"]}))
+        for node, question in questions.items():
+            if node in self.silent:
+                yield node, self.silent[node]
+                continue
+            for line in self._made(node, question):
+                tell(node, line)
+            yield node, Heard(({"end": True},))
+
+    def _made(self, node: str, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for number, (_, card, ip) in enumerate(question["jobs"][: self.most]):
+            own = self.devices[node, card]
+            self.asked.append((own, ip))
+            text = DEAD if (own, ip) in self.broken else GOOD
+            if self.lossy.get((own, ip)):
+                text = self.lossy[own, ip].pop(0)
+            line = {"job": number, "code": 0, "out": text.replace("10.0.0.21", ip), "err": "", "late": False, "s": 0.5}
+            yield line
+
+
+def run_of(devices: list[Device], nodes: Nodes) -> Run:
+    plan = full(devices)
+    return Run(plan, Results.empty(plan.devices), nodes)
+
+
+def test_every_ping_is_made_once_over_the_batches_and_measured_first() -> None:
+    devices = cluster([3, 3, 2])
+    nodes = Nodes(devices)
+    nodes.most = 3
+    run = run_of(devices, nodes)
+    assert run.measure() == 0.5
+    measured = len(nodes.asked)
+    assert 0 < measured <= 4 * 3
+    left = list(run.go_on())
+    assert left == sorted(left, reverse=True) and left[-1] == 0
+    assert len(nodes.asked) == len(set(nodes.asked)) == run.plan.num_pings == 56
+    assert run.results.counts(all_pings(run.plan))[Outcome.OK] == 56
+
+
+def test_no_node_begins_later_rounds_before_all_have_ended_the_earlier_ones() -> None:
+    devices = cluster([3, 3])
+    nodes = Nodes(devices)
+    nodes.most = 1  # a ping a batch: the slowest that a node can be
+    run = run_of(devices, nodes)
+    place = {(devices[s].ip, devices[t].ip): at for at, pings in enumerate(run.plan.rounds) for s, t in pings}
+    list(run.go_on())
+    order = [place[pair] for pair in nodes.asked]
+    assert len(order) == 30
+    assert all(later >= earlier - 1 for earlier, later in pairwise(order))
+
+
+def test_the_first_round_is_made_alone_since_its_pace_is_not_known() -> None:
+    devices = cluster([3, 3, 2])
+    nodes = Nodes(devices)
+    run = run_of(devices, nodes)
+    run.measure()
+    assert nodes.batches == [1, 3]
+
+
+def test_a_ping_that_lost_packets_is_made_once_more_and_then_counts() -> None:
+    devices = cluster([2, 2])
+    nodes = Nodes(devices)
+    at = {(source, target): (devices[source].ip, devices[target].ip) for source in range(4) for target in range(4)}
+    nodes.lossy = {
+        at[0, 2]: [PARTLY, GOOD],  # the first packet to a new address
+        at[1, 3]: [PARTLY, PARTLY],
+        at[2, 0]: [WEAK, PARTLY],
+        at[3, 1]: [PARTLY, WEAK],
+        at[3, 0]: [WEAK, DEAD],
+    }
+    wanted = {(0, 2): Outcome.OK, (1, 3): Outcome.LOSSY, (2, 0): Outcome.LOSSY}
+    wanted |= {(3, 1): Outcome.WEAK, (3, 0): Outcome.FAILED}
+    run = run_of(devices, nodes)
+    told: list[int] = []
+    run.tell = lambda: told.append(1)
+    assert run.measure() == 0.5
+    list(run.go_on())
+    assert {pair: run.results.of(pair) for pair in wanted} == wanted
+    times = Counter(nodes.asked)
+    assert [times[at[pair]] for pair in wanted] == [2] * 5 and len(times) == len(told) == 12
+    assert sum(times.values()) == run.results.num_timed == 17
+
+
+def test_a_cluster_of_cold_addresses_is_measured_all_the_same() -> None:
+    devices = cluster([2, 2])
+    nodes = Nodes(devices)
+    nodes.lossy = {(one.ip, other.ip): [PARTLY, GOOD] for one in devices for other in devices}
+    run = run_of(devices, nodes)
+    assert run.measure() == 0.5
+    assert list(run.results.pairs(Outcome.LOSSY)) == []
+    assert list(run.go_on())[-1] == 0
+    assert len(list(run.results.pairs(Outcome.OK))) == 12 and set(Counter(nodes.asked).values()) == {2}
+
+
+@pytest.mark.parametrize("refusal", ["stuck", "not-allowed"])
+def test_a_node_that_will_not_do_better_is_left_out_at_once_with_its_reason(refusal: str) -> None:
+    devices = cluster([2, 2, 2])
+    nodes = Nodes(devices)
+    nodes.silent["node001"] = Heard(({"refused": refusal},))
+    run = run_of(devices, nodes)
+    run.measure()
+    assert run.lost == {"node001": Message(f"mesh.why-{refusal}")}
+
+
+def test_a_node_that_comes_to_nothing_is_left_out_and_its_pings_are_unknown() -> None:
+    devices = cluster([2, 2, 2])
+    nodes = Nodes(devices)
+    nodes.silent["node001"] = Heard((), Message("mesh.why-locked"))
+    run = run_of(devices, nodes)
+    list(run.go_on())
+    assert {node: say(why) for node, why in run.lost.items()} == {
+        "node001": "another run of pings is at work there, or the machine is listed twice"
+    }
+    untried = list(run.results.pairs(Outcome.UNTRIED))
+    assert {devices[source].node for source, _ in untried} == {"node001"} and len(untried) == 2 * 5
+    tried = list(run.results.pairs(Outcome.OK))
+    assert len(tried) == 4 * 5
+    # Others still reach its devices, so that what could not be tried comes down to what they send.
+    assert {each.suspect.kind for each in reduce(devices, untried, tried)} == {Kind.SENDS}
+
+
+def test_a_run_that_goes_on_makes_only_what_was_not_tried(tmp_path: Path) -> None:
+    devices = cluster([2, 2])
+    first = Nodes(devices, broken={(devices[0].ip, devices[3].ip)})
+    run = run_of(devices, first)
+    run.measure()
+    run.results.note((1, 0), Outcome.UNTRIED, "hccn_tool is busy, please try again.")
+    path = tmp_path / "state.json"
+    state.save(path, run.results, "full")
+    results, mode = state.load(path)
+    assert mode == "full" and results.devices == tuple(devices) and results.seconds_a_ping == 0.5
+    assert results.is_pending((1, 0))
+    second = Nodes(devices, broken=first.broken)
+    again = Run(full(devices), results, second)
+    assert again.left.num_pings == len(list(results.pairs(Outcome.PENDING)))
+    list(again.go_on())
+    repeated = set(first.asked) & set(second.asked)
+    assert repeated <= {(devices[1].ip, devices[0].ip)}
+    assert len(set(first.asked) | set(second.asked)) == 12
+    assert list(results.pairs(Outcome.FAILED)) == [(0, 3)]
+
+
+# --- the file
+
+
+def kept(tmp_path: Path) -> tuple[Path, list[Device]]:
+    devices = cluster([2, 1])
+    path = tmp_path / "state.json"
+    results = Results.empty(tuple(devices))
+    results.note((0, 2), Outcome.FAILED, "line")
+    state.save(path, results, "full")
+    return path, devices
+
+
+def test_what_is_done_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path, _ = kept(tmp_path)
+    results, _ = state.load(path)
+    assert results.of((0, 2)) is Outcome.FAILED and results.notes == {(0, 2): "line"}
+    assert results.of((1, 1)) is Outcome.BARRED and results.of((1, 0)) is Outcome.PENDING
+    assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: {**document, "schema": "npuenv.mesh/1"},
+        lambda document: {**document, "mode": "other"},
+        lambda document: {**document, "rows": document["rows"][:2]},
+        lambda document: {**document, "rows": ["ooo", *document["rows"][1:]]},  # a device that pings itself
+        lambda document: {**document, "rows": ["-x.", *document["rows"][1:]]},
+        lambda document: {**document, "devices": [["a"]]},
+        lambda document: {name: value for name, value in document.items() if name != "timed"},
+        lambda document: [document],
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, change: Any) -> None:
+    path, _ = kept(tmp_path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))), encoding="utf-8")
+    with pytest.raises(BadInput) as caught:
+        state.load(path)
+    assert caught.value.message.key == "mesh.bad-state"
+
+
+def test_the_same_devices_go_on_whatever_is_silent_today_or_unknown_of_their_boards(tmp_path: Path) -> None:
+    path, devices = kept(tmp_path)
+    today = [devices, devices[:2], devices[1:], [replace(device, board=7, netmask="") for device in devices]]
+    for now in today:
+        state.require_same(devices, now, {"node000", "node001"}, path)
+
+
+def test_other_devices_do_not_go_on(tmp_path: Path) -> None:
+    path, devices = kept(tmp_path)
+    nodes = {"node000", "node001", "new"}
+    other = replace(devices[1], ip="10.9.9.9")
+    for now, names in (
+        ([*devices, Device("new", 0, "10.9.9.9")], nodes),
+        ([devices[0], other, devices[2]], nodes),
+        (devices[:2], {"node000"}),  # a node that the inventory does not have
+    ):
+        with pytest.raises(BadInput) as caught:
+            state.require_same(devices, now, names, path)
+        assert caught.value.message.key == "mesh.other-devices"
+
+
+def test_what_is_gone_since_is_missing_once() -> None:
+    devices = cluster([2, 1, 1])
+    found = Surveyed((devices[0],), (Missing("node001", None, Message("mesh.why-nothing")),))
+    assert [(each.node, each.card, each.why.key) for each in gone(devices, found)] == [
+        ("node000", 1, "mesh.why-gone"),
+        ("node002", 0, "mesh.why-gone"),
+    ]
+
+
+def test_what_gave_no_answer_that_can_be_read_is_not_kept_as_done(tmp_path: Path) -> None:
+    results = Results.empty(tuple(cluster([2, 1])))
+    results.note((0, 1), Outcome.SILENT, "what?")
+    results.note((0, 2), Outcome.WEAK, "line")
+    path = tmp_path / "state.json"
+    state.save(path, results, "full")
+    read, _ = state.load(path)
+    assert read.is_pending((0, 1)) and read.of((0, 2)) is Outcome.WEAK and read.notes == {(0, 2): "line"}
+    # So it is with a file that has it as done.
+    text = json.loads(path.read_text())
+    text["rows"][0] = "-sw"
+    path.write_text(json.dumps(text))
+    assert state.load(path)[0].is_pending((0, 1))
+
+
+def test_a_survey_asks_every_node_for_the_address_of_each_card() -> None:
+    class Survey:
+        def __call__(
+            self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
+        ) -> Iterator[tuple[str, Heard]]:
+            for node, question in questions.items():
+                assert question["words"] == ("-i", "{card}", "-ip", "-g")
+                yield node, Heard(tuple(said(card, "") for card in question["otherwise"]))
+
+    heard = survey([Node("a", "a", cards=2), Node("b", "b")], Survey())
+    assert {node: [line["card"] for line in each.lines] for node, each in heard.items()} == {"a": [0, 1], "b": []}

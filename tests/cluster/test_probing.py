@@ -1,0 +1,527 @@
+"""Probing between nodes: who cannot reach whom is led back to the fewest places, a shared folder is the same or is not.
+
+The programs run for real, on this machine or in namespaces; what only judges is fed with answers as they print them.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from namespaces import machines, why_not
+
+from npuenv.checks.base import Status
+from npuenv.cluster.agree.meeting import Met
+from npuenv.cluster.probing import Way, probe, unprobed
+from npuenv.cluster.probing.culprits import Knock, blocks, culprits, groups_apart
+from npuenv.cluster.probing.introductions import introduce
+from npuenv.cluster.probing.ports import address_of, judge, ports_of, reach, schedule, usual_ports
+from npuenv.cluster.probing.storage import share
+from npuenv.cluster.ssh import Options
+from npuenv.cluster.types import Answer, Node, Trouble
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from npuenv.checks.base import Finding
+
+PROGRAMS = Path(__file__).parents[2] / "npuenv" / "facts" / "target"
+# Stands for ssh: runs the command line that a remote shell would get, here.
+HERE = ("sh", "-c", 'for last; do :; done; exec sh -c "$last"', "ssh")
+FOUR = ("a", "b", "c", "d")
+PORTS = (6379, 8265)
+
+
+def nodes_of(*names: str) -> list[Node]:
+    return [Node(name, name, python=sys.executable) for name in names]
+
+
+@pytest.mark.parametrize("name", ["introduce", "knock", "share"])
+def test_the_programs_are_in_the_grammar_of_python_3_6(name: str) -> None:
+    ast.parse((PROGRAMS / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 6))
+
+
+# Which attempts fail among four nodes and two ports, as (source, target, port), None for every one -> the places.
+CULPRITS: dict[str, tuple[list[tuple[str | None, str | None, int | None]], list[tuple[Any, ...]]]] = {
+    "nothing fails": ([], []),
+    "one port of one node": ([(None, "b", 6379)], [(None, "b", (6379,))]),
+    "nothing reaches a node": ([(None, "b", None)], [(None, "b", None)]),
+    "nothing leaves a node": ([("c", None, None)], [("c", None, None)]),
+    "a node alone": ([("c", None, None), (None, "c", None)], [("c", None, None), (None, "c", None)]),
+    "one way": ([("a", "b", None)], [("a", "b", None)]),
+    "a port everywhere": ([(None, None, 8265)], [(None, None, (8265,))]),
+    "one port of one way": ([("a", "b", 6379)], [("a", "b", (6379,))]),
+    "two places": ([(None, "b", 6379), ("d", "a", None)], [(None, "b", (6379,)), ("d", "a", None)]),
+    "nothing at all": ([(None, None, None)], [(None, None, None)]),
+}
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_what_fails_is_led_back_to_the_fewest_places(name: str) -> None:
+    dead, expected = CULPRITS[name]
+    tried = {
+        Knock(source, target, port): not any(fits(knock, (source, target, port)) for knock in dead)
+        for source, target, port in itertools.product(FOUR, FOUR, PORTS)
+        if source != target
+    }
+    found = culprits(tried)
+    assert {(item.source, item.target, item.ports) for item in found} == set(expected)
+    assert sum(len(item.failed) for item in found) == sum(not arrived for arrived in tried.values())
+
+
+def fits(dead: tuple[str | None, str | None, int | None], knock: tuple[str, str, int]) -> bool:
+    return all(part is None or part == real for part, real in zip(dead, knock, strict=True))
+
+
+def test_of_two_nodes_neither_is_blamed_alone() -> None:
+    tried = {Knock("a", "b", 6379): False, Knock("b", "a", 6379): True}
+    assert [(item.source, item.target, item.ports) for item in culprits(tried)] == [("a", "b", (6379,))]
+
+
+@pytest.mark.parametrize("count", [2, 3, 32, 33, 100, 256])
+def test_every_node_is_tried_from_several_sides_and_the_rounds_stay_few(count: int) -> None:
+    names = [f"n{number}" for number in range(count)]
+    plan = schedule(names)
+    callers = {name: sum(name in targets for targets in plan.values()) for name in names}
+    steps = count - 1 if count <= 32 else (count - 1).bit_length()
+    assert set(callers.values()) == {steps}
+    assert all(len(targets) == steps == len(set(targets) - {name}) for name, targets in plan.items())
+
+
+def told(outcome: Callable[[str, str, int], str], listening: str = "opened") -> dict[str, dict[str, Any]]:
+    """The answers of four nodes, as the program prints them."""
+    return {
+        source: {
+            "listening": {str(port): listening for port in PORTS},
+            "reached": {
+                target: {str(port): outcome(source, target, port) for port in PORTS}
+                for target in FOUR
+                if target != source
+            },
+            "heard": [],
+        }
+        for source in FOUR
+    }
+
+
+def test_a_port_that_a_service_holds_is_reached_without_our_word() -> None:
+    finding = judge(told(lambda *_: "service", "taken"), schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.OK, "all 4 nodes reach each other at 6379,8265")
+
+
+def test_a_service_that_refuses_may_listen_on_loopback_alone_and_is_no_closed_port() -> None:
+    """As Ray's dashboard does by default."""
+    answers = told(lambda _, target, port: "ECONNREFUSED" if (target, port) == ("a", 8265) else "ok")
+    answers["a"]["listening"]["8265"] = "taken"
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.OK, "all 4 nodes reach each other at 6379")
+    answers = told(lambda *_: "ECONNREFUSED", "taken")
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of a, b, c, d")
+
+
+def test_what_takes_a_connection_in_between_is_not_taken_for_the_node() -> None:
+    """A port that we opened answers with our word, or it was not we who answered."""
+    answers = told(lambda source, target, port: "service" if target == "b" else "ok")
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.FAIL, "nobody reaches b")
+
+
+@pytest.mark.parametrize(
+    ("dead", "said"),
+    [
+        ([(None, "b", 6379), (None, "c", 6379)], "nobody reaches b, c port 6379"),
+        ([("a", "b", None), ("a", "c", None)], "a does not reach b, c"),
+        ([("a", "b", 8265)], "a does not reach b port 8265"),
+        ([("c", None, 8265)], "c reaches port 8265 on no other node"),
+        ([(None, None, 8265)], "port 8265 is reached on no node"),
+        ([(None, None, None)], "no node reaches any other"),
+    ],
+)
+def test_places_are_said_in_few_words(dead: list[tuple[str | None, str | None, int | None]], said: str) -> None:
+    answers = told(lambda *knock: "ETIMEDOUT" if any(fits(place, knock) for place in dead) else "ok")
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.FAIL, said)
+
+
+def test_a_node_that_says_nothing_is_unknown_and_nobody_is_blamed_for_it() -> None:
+    answers = told(lambda source, target, port: "ETIMEDOUT" if target == "d" else "ok")
+    del answers["d"]
+    finding = judge(answers, schedule(FOUR), PORTS, {"d": "timed-out"})
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of d")
+    assert [line.line for line in finding.evidence] == ["timed-out"]
+
+
+def test_a_port_that_cannot_be_opened_is_unknown() -> None:
+    answers = told(lambda source, target, port: "ECONNREFUSED" if (target, port) == ("a", 6379) else "ok")
+    answers["a"]["listening"]["6379"] = "Permission denied"
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of a")
+
+
+def test_a_node_that_came_too_late_is_unknown_and_blames_nobody() -> None:
+    """Its own attempts and those of the others fall into different times."""
+    answers = told(lambda source, target, port: "ECONNREFUSED" if "d" in (source, target) else "ok")
+    for name, each in answers.items():
+        each.update({"ended": 130.0, "lasted": 10.0} if name == "d" else {"ended": 121.0, "lasted": 9.0})
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert finding.status is Status.UNKNOWN
+    answers["d"]["ended"] = 122.0
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (
+        Status.FAIL,
+        "nobody reaches d, d reaches no other node",
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_tried", "who"),
+    [
+        (lambda *_: False, "a, b, c, d"),
+        (lambda source, target, port: port == 6379, "a, b, c, d"),
+        (lambda source, target, port: (source, target) != ("b", "c"), "b"),
+    ],
+)
+def test_attempts_that_were_never_made_are_unknown(is_tried: Callable[[str, str, int], bool], who: str) -> None:
+    answers = told(lambda *_: "ok")
+    for source, each in answers.items():
+        for target, rows in each["reached"].items():
+            each["reached"][target] = {at: row for at, row in rows.items() if is_tried(source, target, int(at))}
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, f"could not be told of {who}")
+    assert {line.line for line in finding.evidence} == {"no outcome"}
+    answers["a"]["reached"]["b"]["8265"] = "ETIMEDOUT"
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert finding.status is Status.FAIL and say(finding.says).endswith(f"could not be told of {who}")
+
+
+@pytest.mark.parametrize("count", [16, 64])
+def test_nodes_that_fall_apart_into_two_halves_are_one_place(count: int) -> None:
+    """As where the line between two switches is broken; of 64 nodes only some ways are tried."""
+    names = [f"n{number:02}" for number in range(count)]
+    first = set(names[: count // 2])
+    plan = schedule(names)
+    answers = {
+        name: {
+            "listening": {"1": "opened", "2": "opened"},
+            "reached": {
+                target: dict.fromkeys("12", "ok" if (name in first) == (target in first) else "ETIMEDOUT")
+                for target in plan[name]
+            },
+        }
+        for name in names
+    }
+    finding = judge(answers, plan, (1, 2), {})
+    one, two = f"n[00-{count // 2 - 1:02}]", f"n[{count // 2:02}-{count - 1}]"
+    assert say(finding.says) == f"nothing gets through between {one} | {two}"
+    assert 2 <= len(finding.evidence) <= 6
+
+
+def test_beside_two_halves_a_node_all_by_itself_and_a_closed_port_are_named() -> None:
+    names = [*FOUR, "e"]
+    tried = {
+        Knock(source, target, port): {source, target} <= {"a", "b"} or (port == 1 and {source, target} <= {"c", "d"})
+        for source, target, port in itertools.product(names, names, (1, 2))
+        if source != target
+    }
+    assert groups_apart(tried) == [{"a", "b"}, {"c", "d"}]
+    answers = {
+        name: {
+            "listening": {"1": "opened", "2": "opened"},
+            "reached": {
+                target: {str(port): "ok" if tried[Knock(name, target, port)] else "ETIMEDOUT" for port in (1, 2)}
+                for target in names
+                if target != name
+            },
+        }
+        for name in names
+    }
+    places = say(judge(answers, schedule(names), (1, 2), {}).says)
+    assert places.startswith("nothing gets through between a, b | c, d, ")
+    assert "e reaches no other node" in places and "nobody reaches e" in places
+    whole = {knock: arrived or "e" not in knock[:2] for knock, arrived in tried.items()}
+    assert groups_apart(whole) == [], "a node all by itself is no group"
+
+
+def test_the_same_targets_of_several_nodes_are_said_once() -> None:
+    """One way only, so that the nodes are no groups apart."""
+    answers = told(lambda source, target, port: "ETIMEDOUT" if source in "ab" and target in "cd" else "ok")
+    finding = judge(answers, schedule(FOUR), PORTS, {})
+    assert say(finding.says) == "a, b does not reach c, d"
+
+
+def test_broken_ways_come_together_only_where_nothing_between_them_works_and_they_have_an_end_in_common() -> None:
+    broken = [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d"), ("e", "f"), ("g", "c")]
+    assert blocks(broken, [("g", "d")]) == [({"a", "b"}, {"c", "d"}), ({"e"}, {"f"}), ({"g"}, {"c"})]
+    assert blocks([("a", "b"), ("b", "a")], []) == [({"a"}, {"b"}), ({"b"}, {"a"})]
+
+
+def test_a_sampled_schedule_says_that_single_ways_are_not_excluded() -> None:
+    names = [f"n{number}" for number in range(40)]
+    plan = schedule(names)
+    answers = {
+        name: {"listening": {"1": "opened"}, "reached": {target: {"1": "ok"} for target in plan[name]}}
+        for name in names
+    }
+    finding = judge(answers, plan, (1,), {})
+    assert finding.status is Status.OK
+    assert "single others are not excluded" in say(finding.says)
+
+
+def test_the_usual_ports_are_those_of_ray_and_of_hccl() -> None:
+    assert usual_ports() == (6379, 8265, 10001, *range(23456, 23472), *range(60000, 60016))
+
+
+def test_the_ports_of_hccl_are_where_the_sessions_set_them() -> None:
+    ray, usual = (6379, 8265, 10001), (*range(23456, 23472), *range(60000, 60016))
+    moved = {"HCCL_IF_BASE_PORT": "50000"}
+    assert ports_of([moved, moved]) == (*ray, *range(50000, 50016))
+    assert ports_of([moved, {}]) == (*ray, *sorted((*usual, *range(50000, 50016)))), "who sets none uses the usual ones"
+    for odd in ("", "x", "80", "65521", "-1", "60000 "):
+        assert ports_of([{"HCCL_IF_BASE_PORT": odd}]) == (*ray, *usual)
+    assert ports_of([{"HCCL_IF_BASE_PORT": "8260"}]) == (*ray, *(port for port in range(8260, 8276) if port != 8265))
+
+
+def test_others_reach_a_node_where_we_did_or_at_its_own_address() -> None:
+    met = {
+        "a": Met("a", addresses=("10.0.0.1", "10.1.0.1"), login="10.1.0.1"),
+        "b": Met("b", addresses=("10.0.0.2",), login="198.51.100.7"),
+    }
+    assert (address_of(met, "a"), address_of(met, "b"), address_of(met, "c")) == ("10.1.0.1", "10.0.0.2", "")
+
+
+def test_nodes_introduce_themselves_with_name_clock_and_each_others_names() -> None:
+    met, silent = introduce(nodes_of("one", "two"), Way(client=HERE))
+    assert (set(met), silent) == ({"one", "two"}, {})
+    here = socket.gethostname()
+    for each in met.values():
+        assert each.hostname == here
+        assert each.offset is not None
+        assert abs(each.offset.seconds) <= each.offset.within_s  # it is this machine's own clock
+    assert met["one"].boot == met["two"].boot != ""
+
+
+def test_a_clock_that_is_ahead_is_measured() -> None:
+    class Ahead:
+        """Answers as a node does whose clock is 90 s ahead."""
+
+        def __call__(self, nodes: Sequence[Node], *_: Any, **__: Any) -> Iterator[Answer]:
+            import time
+
+            for node in nodes:
+                now = time.time() + 90.0
+                said = {"began": now - 0.05, "ended": now, "hostname": node.name, "addresses": [], "sees": {}}
+                yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 0.1, None)
+
+    met, _ = introduce(nodes_of("one"), Way(ask=Ahead()))
+    offset = met["one"].offset
+    assert offset is not None
+    assert offset.within_s < 1.0
+    assert abs(offset.seconds - 90.0) <= offset.within_s + 0.2
+
+
+def test_a_node_that_cannot_be_asked_takes_no_part_and_the_reason_is_kept() -> None:
+    nodes = [*nodes_of("one"), Node("two", "two", python="/no/such/python3")]
+    met, silent = introduce(nodes, Way(client=HERE))
+    assert set(met) == {"one"}
+    assert "not found" in silent["two"]
+
+
+def test_a_node_that_took_no_part_is_unknown_in_every_finding(tmp_path: Path) -> None:
+    way = Way(client=HERE)
+    nodes = [*nodes_of("one", "two"), Node("three", "three", python="/no/such/python3")]
+    port = free_port()
+    probed = probe(nodes, way, ports=(port,), shared=str(tmp_path))
+    assert set(probed.silent) == {"three"}
+    assert [(item.status, say(item.says)) for item in probed.findings][1] == (
+        Status.UNKNOWN,
+        "could not be told of three",
+    )
+    assert "three" in say(probed.findings[0].says) and probed.findings[0].status is not Status.OK
+    alone = probe(nodes[1:], way, ports=(port,), shared=str(tmp_path))
+    assert [(item.status, say(item.says)) for item in alone.findings] == [
+        (Status.UNKNOWN, "could not be told of three")
+    ] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_without_an_address_is_unknown() -> None:
+    nodes = nodes_of("one", "two")
+    finding = reach(nodes, {"one": Met("one", addresses=("127.0.0.1",)), "two": Met("two")}, Way(client=HERE))
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of two")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_file_that_a_full_disk_cuts_short_is_taken_away(tmp_path: Path) -> None:
+    full = "import os\ndef fsync(_): raise OSError(28, 'No space left on device')\nos.fsync = fsync\n"
+    asked = {"do": "write", "path": str(tmp_path / ".npuenv-x"), "word": "abc", "limit_s": 1}
+    code = full + (PROGRAMS / "share.py").read_text(encoding="utf-8")
+    ran = subprocess.run([sys.executable, "-c", code], input=json.dumps(asked) + "\n", capture_output=True, text=True)
+    assert "No space left on device" in ran.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_whose_writer_never_answers_is_taken_away(tmp_path: Path) -> None:
+    from npuenv.cluster.fanout import ask
+
+    rounds = itertools.count()
+
+    def cut(nodes: Sequence[Node], *args: Any, **options: Any) -> Iterator[Answer]:
+        is_first = next(rounds) == 0
+        for answer in ask(nodes, *args, **options):
+            yield replace(answer, out=b"", trouble=Trouble.BROKEN) if is_first else answer
+
+    finding = share(nodes_of("one", "two", "three"), str(tmp_path), Way(client=HERE, ask=cut))
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of one")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_the_same_is_found_so_and_left_empty(tmp_path: Path) -> None:
+    finding = share(nodes_of("one", "two", "three"), str(tmp_path), Way(client=HERE))
+    assert (finding.status, say(finding.says)) == (Status.OK, f"{tmp_path} is the same on all 3 nodes")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None:
+    """The third node's command line is led to another folder of the same name, as an unmounted file system would."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "local").mkdir()
+    way = Way(client=HERE, ask=elsewhere("three", str(tmp_path / "shared"), str(tmp_path / "local")))
+    finding = share(nodes_of("one", "two", "three"), str(tmp_path / "shared"), way, look_s=0.5)
+    assert finding.status is Status.FAIL
+    assert "three: not there; seen on 2" in say(finding.says)
+    assert [line.command for line in finding.evidence] == [f"three: {tmp_path / 'shared'} (written on one)"]
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Iterator[Answer]]:
+    """`ask`, with one node that has another folder at the place."""
+    from npuenv.cluster.fanout import ask
+
+    def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Iterator[Answer]:
+        def led(node: Node) -> bytes:
+            data: bytes = stdin(node)
+            return data.replace(folder.encode(), instead.encode()) if node.name == name else data
+
+        return ask(nodes, command, stdin=led, **options)
+
+    return asked
+
+
+def test_a_folder_that_nobody_can_write_is_said_to_be_so(tmp_path: Path) -> None:
+    finding = share(nodes_of("one", "two"), str(tmp_path / "absent"), Way(client=HERE))
+    assert finding.status is Status.FAIL
+    assert "No such file or directory" in say(finding.says)
+    assert "one, two" in say(finding.says)
+
+
+def test_the_file_is_removed_even_when_looking_for_it_is_broken_off(tmp_path: Path) -> None:
+    from npuenv.cluster.fanout import ask
+
+    rounds = itertools.count()
+
+    def broken(nodes: Sequence[Node], *args: Any, **options: Any) -> Iterator[Answer]:
+        if next(rounds) == 1:
+            raise KeyboardInterrupt
+        return ask(nodes, *args, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        share(nodes_of("one", "two"), str(tmp_path), Way(client=HERE, ask=broken))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_not_tried_says_how_to_let_it_be_tried() -> None:
+    assert [(item.check, item.status) for item in unprobed()] == [
+        ("agree.ports", Status.SKIP),
+        ("agree.storage", Status.SKIP),
+    ]
+    assert ["--level 2" in say(unprobed()[0].says), "--shared DIR" in say(unprobed()[1].says)] == [True, True]
+
+
+def test_two_listeners_on_one_machine_are_told_from_a_service_by_their_word(tmp_path: Path) -> None:
+    """The program as it is, against a real listener of somebody else's and against its own."""
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        taken = service.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            free = other.getsockname()[1]
+        asked = {"me": "one", "word": "abc", "ports": [taken, free], "targets": {"one": "127.0.0.1"}}
+        answer = knocked({**asked, "callers": 1, "limit_s": 8})
+    assert answer["reached"] == {"one": {str(taken): "service", str(free): "ok"}}
+    assert answer["heard"] == [["one", str(free)]]
+    assert answer["listening"][str(free)] == "opened"
+
+
+def test_whoever_answers_in_the_place_of_another_node_is_told_from_it() -> None:
+    """Its address leads back here, as that of a bridge which every machine has, to our listener or to somebody's."""
+    with socket.create_server(("0.0.0.0", 0)) as service:
+        taken, free = service.getsockname()[1], free_port()
+        asked = {"me": "one", "word": "abc", "ports": [taken, free], "callers": 0, "limit_s": 8}
+        answer = knocked({**asked, "targets": {"two": "127.0.0.1", "three": "127.0.0.2"}})
+    assert answer["reached"]["two"] == {str(taken): "answered by one", str(free): "answered by one"}
+    assert answer["reached"]["three"][str(free)] == "answered by one"
+    assert answer["heard"] == [], "whoever meant another node has not come to this one"
+
+
+def test_an_answer_of_another_node_is_no_way_to_the_one_that_was_meant() -> None:
+    finding = judge(told(lambda source, *_: f"answered by {source}"), schedule(FOUR), PORTS, {})
+    assert (finding.status, say(finding.says)) == (Status.FAIL, "no node reaches any other")
+    assert ("a: connect b:6379", "answered by a") in [(line.command, line.line) for line in finding.evidence]
+
+
+def knocked(asked: dict[str, Any]) -> dict[str, Any]:
+    """What the program says, with its input open until it has ended."""
+    argv = [sys.executable, str(PROGRAMS / "knock.py")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        line = next(line for line in process.stdout if line.startswith("NPUENV-ANSWER "))
+        found: dict[str, Any] = json.loads(line.removeprefix("NPUENV-ANSWER "))
+        return found
+
+
+@pytest.mark.slow
+def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> None:
+    """Three hosts with sshd: all open, then one port dropped, then what one of them sends, then a host that is gone."""
+    why = why_not(sshd=True) or (None if shutil.which("iptables") else "there is no iptables here")
+    if why:
+        pytest.skip(why)
+    with machines(tmp_path, 3, sshd=True) as hosts:
+        way = Way(client=hosts.operator.argv(["ssh"]), options=Options(config=str(hosts.ssh_config), connect_s=3))
+        nodes = [Node(host.name, host.name) for host in hosts]
+        first = probe(nodes, way, shared=str(tmp_path))
+        assert [(item.status, say(item.says)) for item in first.findings] == [
+            (Status.OK, "all 3 nodes reach each other at 6379,8265,10001,23456-23471,60000-60015"),
+            (Status.OK, f"{tmp_path} is the same on all 3 nodes"),
+        ]
+        assert first.met["node2"].sees["node3"] == ("10.77.0.3",)
+        hosts[1].run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "6379", "-j", "DROP")
+        assert words(reach(nodes, first.met, way, (6379, 8265))) == "nobody reaches node2 port 6379"
+        hosts[1].run("iptables", "-F")
+        hosts[0].run("iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "60000:60015", "-j", "REJECT")
+        said = words(reach(nodes, first.met, way, (8265, 60000, 60001)))
+        assert said == "node1 reaches port 60000-60001 on no other node"
+        apart = share(nodes, "/dev/shm", way)  # every host has its own
+        assert (apart.status, "node[2-3]: not there" in say(apart.says)) == (Status.FAIL, True)
+        hosts[2].unplug()
+        last = reach(nodes, first.met, way, (8265,))
+        assert (last.status, say(last.says)) == (Status.UNKNOWN, "could not be told of node3")
+
+
+def words(finding: Finding) -> str:
+    assert finding.status is Status.FAIL
+    return say(finding.says)

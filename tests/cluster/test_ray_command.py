@@ -1,0 +1,391 @@
+"""`npuenv cluster up|status|down`: what is refused, what is written down, and how it is said.
+
+A real Ray, and real processes, are in `test_ray.py`; what Ray's own answers mean is in `test_ray_seen.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npuenv.cli import main
+from npuenv.cluster import ray, ray_state
+from npuenv.cluster.inventory import parse
+from npuenv.cluster.probing.asking import Heard, Way
+from npuenv.cluster.types import Node
+from npuenv.errors import BadInput
+from npuenv.host.writing import claimed
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+HERE = ray.Here(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
+
+
+def on(name: str, **changes: Any) -> ray.Here:
+    return replace(HERE, **{"node": Node(name, name), **changes})
+
+
+def started(name: str, cards: int = 8) -> ray_state.Started:
+    processes = ((77, 1, "sh"), (80, 2, "raylet"))
+    return ray_state.Started(Node(name, name, port=22), "boot", 77, processes, cards, "word", f"10.0.0.{name[-1]}")
+
+
+CLUSTER = ray_state.Cluster("10.0.0.1:6379", "/env", (started("node1"), started("node2")), "node1", "hosts")
+TABLE = "Active:\n 1 node_a\nResources\n-----\nTotal Usage:\n 0.0/{npus} NPU\nTotal Demands:\n (no resource demands)\n"
+
+
+def running(*names: str) -> dict[str, Heard]:
+    """What these nodes say where all runs."""
+    return {name: Heard(Node(name, name), {"running": ["gcs_server", "raylet"]}, 0.0, 1.0) for name in names}
+
+
+def ray_says(*alive: str, dead: Sequence[str] = (), cards: int = 8) -> Heard:
+    """What Ray's list of nodes and its table say."""
+    rows = [{"address": each, "is_alive": True, "total": {"NPU": cards}, "free": {}, "why": ""} for each in alive]
+    rows += [{"address": each, "is_alive": False, "total": {}, "free": None, "why": "no heartbeat"} for each in dead]
+    table = TABLE.format(npus=float(cards * len(alive)))
+    out = {"nodes": f"RAY-NODES {json.dumps(rows)}\n", "table": table}
+    told = {name: {"code": 0, "out": text, "err": "", "timed_out": False} for name, text in out.items()}
+    return Heard(Node("node1", "node1"), told, 0.0, 1.0)
+
+
+def test_nodes_that_fit_together_are_not_refused() -> None:
+    assert ray.clashes([on("node1"), on("node2"), on("node3")]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"version": "2.48.0"}, "Ray 2.48.0 with Python 3.11.7, and the other nodes have Ray 2.50.1"),
+        ({"python": "3.10.9"}, "Ray 2.50.1 with Python 3.10.9, and the other nodes"),
+        ({"version": "", "python": ""}, "the version of Ray or of its Python could not be read"),
+        ({"python": ""}, "the version of Ray or of its Python could not be read"),
+        ({"ray": "", "version": "", "python": ""}, "there is no program ray"),
+        ({"running": ("gcs_server", "raylet")}, "a Ray runs there already"),
+        ({"why_not": "Connection refused"}, "no answer over ssh"),
+    ],
+)
+def test_a_node_that_would_not_come_up_is_named_before_a_start(changes: dict[str, Any], says: str) -> None:
+    (wrong,) = ray.clashes([on("node1"), on("node2", **changes), on("node3")])
+    assert wrong.nodes == ("node2",) and says in say(wrong.says)
+
+
+def test_what_was_started_is_read_again_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "clusters" / "x.json"
+    assert ray_state.load(path) is None
+    ray_state.save(CLUSTER, path)
+    assert ray_state.load(path) == CLUSTER and CLUSTER.cards == 16
+    path.write_text('{"schema": "other"}')
+    with pytest.raises(BadInput):
+        ray_state.load(path)
+
+
+@pytest.mark.usefixtures("home")
+def test_wrong_usage_is_said_before_anybody_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node[1-2]\n")
+    for words, says in (
+        (["up"], "--hosts is missing"),
+        (["up", "--hosts", str(hosts), "--head", "node9"], "node9 is none of the nodes"),
+        (["up", "--hosts", str(hosts), "--ssh-config", "/no/config"], "There is no ssh configuration"),
+        (["status"], "has started no Ray"),
+        (["down"], "has started no Ray"),
+        (["down", "--hosts", str(hosts)], "has started no Ray"),
+        (["down", "--hosts", "/no/file"], "The inventory /no/file cannot be read"),
+        (["status", "--hosts", "/no/file"], "The inventory /no/file cannot be read"),
+        (["status", "--hosts", "/dev/null"], "names no node"),
+    ):
+        assert main(["cluster", *words]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.fixture
+def hosts(home: Path, tmp_path: Path) -> Path:
+    """An inventory of three nodes."""
+    assert home
+    path = tmp_path / "hosts"
+    path.write_text("node[1-3]\n")
+    return path
+
+
+def keep(cluster: ray_state.Cluster, hosts: Path) -> Path:
+    """Writes down that a cluster was started on an inventory, and says where."""
+    place = ray_state.place_of(str(hosts), os.environ)
+    ray_state.save(replace(cluster, source=str(hosts)), place)
+    return place
+
+
+def cluster_command(*words: str, hosts: Path | None = None) -> int:
+    return main(["cluster", *words, *(["--hosts", str(hosts)] if hosts else [])])
+
+
+def test_up_again_starts_only_the_nodes_that_are_missing(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = keep(CLUSTER, hosts)
+    asked = []
+
+    def raise_up(
+        plan: ray.Plan, found: Sequence[ray.Here], way: Way, note: Callable[[ray_state.Started], object]
+    ) -> Any:
+        asked.append(([node.name for node in plan.nodes], [here.node.name for here in found], plan.port, plan.ray))
+        note(ray_state.Started(found[0].node, mark="word"))
+        yield started("node3")
+
+    monkeypatch.setattr(ray, "raise_up", raise_up)
+    monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(node.name, node=node, running=()) for node in nodes])
+    monkeypatch.setattr(ray, "ask_alive", lambda cluster, _: running(*(each.node.name for each in cluster.started)))
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    assert cluster_command("up", hosts=hosts) == 0
+    said = capsys.readouterr()
+    assert asked == [(["node1", "node3"], ["node3"], 6379, "/env")]
+    assert "Ray is up already at 10.0.0.1:6379" in said.err
+    assert said.out.count("up, NPUs in use: 8 of 8") == 3
+    assert [each.node.name for each in ray_state.load(place).started] == ["node1", "node2", "node3"]  # type: ignore[union-attr]
+    assert cluster_command("up", hosts=hosts) == 0
+    assert len(asked) == 1
+
+
+def test_without_its_head_a_cluster_is_not_gone_on_with(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(CLUSTER, hosts)
+    heard = {**running("node2"), "node1": Heard(Node("node1", "node1"), {"running": ["raylet"]}, 0.0, 1.0)}
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    assert cluster_command("up", hosts=hosts) == 1
+    down, up = (f"npuenv cluster {verb} --hosts {hosts}" for verb in ("down", "up"))
+    assert f"node1: the head is gone, and Ray still runs on node2: `{down}`, then `{up}`" in capsys.readouterr().out
+    assert cluster_command("status", hosts=hosts) == 1
+    out = capsys.readouterr().out
+    assert "node1: NOT up: the head's gcs_server is gone" in out and f"`{down}`, then" in out
+
+
+def test_an_unheard_node_of_an_earlier_start_is_not_forgotten(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = keep(CLUSTER, hosts)
+    unheard = {"node1": running("node1")["node1"], "node2": Heard(Node("node2", "node2"), None, 0.0, 1.0, "No route")}
+    unheard["node1"] = replace(unheard["node1"], told={"running": []})
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: unheard)
+    assert cluster_command("up", hosts=hosts) == 1
+    out = capsys.readouterr().out
+    assert "node2: an earlier up has started Ray there, and there is no answer" in out and str(place) in out
+    ended = {"node1": replace(unheard["node1"], told={"ended": 7, "left": 0, "known": 2}), "node2": unheard["node2"]}
+    monkeypatch.setattr(ray, "take_down", lambda *_: ended)
+    assert cluster_command("down", hosts=hosts) == 1
+    out = capsys.readouterr().out
+    assert "node1: down, processes ended: 7" in out and "node2: NOT down: No route" in out and "next: `npuenv" in out
+    left = ray_state.load(place)
+    assert left is not None and [each.node.name for each in left.started] == ["node2"] and left.head_node is None
+
+
+@pytest.mark.parametrize(
+    ("told", "says", "begun"),
+    [
+        ({}, "Ray runs on node1; node2 was about to start it and ends that by itself", ["node1", "node2"]),
+        ({"told": None, "why": "Connection closed"}, "did not come up: Connection closed", ["node1", "node2", "node3"]),
+        ({"processes": [], "said": "no", "left": 1}, "did not come up: no", ["node1", "node2", "node3"]),
+        ({"processes": [], "said": "no", "left": 0}, "did not come up: no", ["node1", "node3"]),
+    ],
+)
+def test_what_nobody_has_heard_the_end_of_is_written_down(
+    hosts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    told: dict[str, Any],
+    says: str,
+    begun: list[str],
+) -> None:
+    """An interrupt while node2 starts, a connection that breaks there, and a failure that could not be tidied up."""
+    asked = []
+
+    def run(nodes: Sequence[Node], program: str, asking: Callable[[Node], dict[str, Any]], **_: Any) -> Any:
+        words = asking(nodes[0])
+        asked.append(words)
+        if nodes[0].name == "node2" and words["do"] == "start" and not told:
+            raise KeyboardInterrupt
+        where = {"boot": "b", "session": 9, "address": f"10.0.0.{nodes[0].name[-1]}"}
+        answer = {"processes": [[10, 1, "raylet"]], "said": "", "left": 0, **where}
+        is_odd = nodes[0].name == "node2" and words["do"] == "start"
+        found = {**answer, **told} if is_odd else answer
+        yield Heard(nodes[0], None if found.get("told", 1) is None else found, 0.0, 1.0, str(found.get("why", "")))
+
+    def alive(cluster: ray_state.Cluster, _: Way) -> dict[str, Heard]:
+        found = running(*(each.node.name for each in cluster.started if each.processes))
+        idle = (each.node for each in cluster.started if not each.processes)
+        return found | {node.name: Heard(node, {"running": []}, 0.0, 1.0) for node in idle}
+
+    monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(node.name, node=node) for node in nodes])
+    monkeypatch.setattr(ray, "run", run)
+    monkeypatch.setattr(ray, "ask_alive", alive)
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    assert cluster_command("up", hosts=hosts) == (1 if told else 130)
+    assert says in capsys.readouterr().err
+    left = ray_state.load(ray_state.place_of(str(hosts), os.environ))
+    assert left is not None and sorted(each.node.name for each in left.started) == begun
+    words = [words["mark"] for words in asked if words["do"] == "start"]
+    known = {each.node.name: each for each in left.started}
+    assert len(set(words)) == len(words) and known["node1"].mark == words[0]
+    if "node2" in known:
+        assert (known["node2"].mark, known["node2"].processes) == (words[1], ())
+
+
+def test_a_busy_cluster_is_well_and_what_waits_is_said(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts.write_text("node[1-2]\n")
+    keep(CLUSTER, hosts)
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2"))
+    codes = []
+    for need in (8, 9):
+        said = ray_says("10.0.0.1", "10.0.0.2")
+        assert said.told is not None
+        waits = f"{{'NPU': {need}.0}}: 1+ pending tasks/actors"
+        table = said.told["table"] | {"out": said.told["table"]["out"].replace("(no resource demands)", waits)}
+        monkeypatch.setattr(
+            ray, "ask_ray", lambda *_, table=table, said=said: replace(said, told=said.told | {"table": table})
+        )
+        codes.append(cluster_command("status", "--json", hosts=hosts))
+        document = json.loads(capsys.readouterr().out)
+        assert (len(document["waiting"]), len(document["explained"])) == ((1, 0) if need == 8 else (0, 1))
+    assert codes == [0, 1]
+
+
+def test_what_is_left_of_a_start_and_would_not_end_is_not_taken_for_somebody_elses(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head's raylet is gone, and its gcs_server hangs."""
+    place = keep(CLUSTER, hosts)
+    rest = {
+        name: Heard(Node(name, name), {"running": each}, 0.0, 1.0)
+        for name, each in (("node1", ["gcs_server"]), ("node2", []))
+    }
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: rest)
+    ended = {
+        name: replace(each, told={"ended": 1, "left": int(name == "node1"), "known": 1}) for name, each in rest.items()
+    }
+    monkeypatch.setattr(ray, "take_down", lambda *_: ended)
+    assert cluster_command("up", hosts=hosts) == 1
+    out = capsys.readouterr().out
+    assert (
+        f"node1: what an earlier up has started there could not be ended: `npuenv cluster down --hosts {hosts}`" in out
+    )
+    assert "node1: processes that would not end: 1" in out and "node2" not in out
+    assert ray_state.load(place) == replace(CLUSTER, source=str(hosts))
+
+
+def test_a_node_that_is_taken_out_of_the_inventory_while_it_is_silent_is_not_forgotten(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = keep(CLUSTER, hosts)
+    hosts.write_text("node1\n")
+    heard = {"node1": replace(running("node1")["node1"], told={"running": []})}
+    heard["node2"] = Heard(Node("node2", "node2"), None, 0.0, 1.0, "No route to host")
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    assert cluster_command("up", hosts=hosts) == 1
+    assert "node2: an earlier up has started Ray there" in capsys.readouterr().out
+    assert ray_state.load(place) == replace(CLUSTER, source=str(hosts))
+
+
+@pytest.mark.parametrize(("login", "address"), [("10.0.0.1", "10.0.0.1"), ("", "node1")])
+def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, login: str, address: str
+) -> None:
+    asked = []
+
+    def run(nodes: Sequence[Node], program: str, asking: Callable[[Node], dict[str, Any]], **_: Any) -> Any:
+        asked.append(asking(nodes[0]))
+        answer = {"processes": [[10, 1, "raylet"]], "said": "", "left": 0, "boot": "b", "session": 9}
+        yield Heard(nodes[0], {**answer, "address": f"10.0.0.{nodes[0].name[-1]}"}, 0.0, 1.0)
+
+    found = {"node1": {"login": login}, "node2": {"login": "10.0.0.2"}, "node3": {}}
+    monkeypatch.setattr(
+        ray, "survey", lambda nodes, *_: [on(each.name, node=each, **found[each.name]) for each in nodes]
+    )
+    monkeypatch.setattr(ray, "run", run)
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2", "node3"))
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    assert cluster_command("up", hosts=hosts) == 0
+    assert [words["address"] for words in asked if words["do"] == "start"] == [address] * 3
+    left = ray_state.load(ray_state.place_of(str(hosts), os.environ))
+    assert left is not None and left.address == f"{address}:6379"
+
+
+def test_a_ray_of_somebody_else_is_said_and_left_alone(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = {"node1": {"running": ("gcs_server", "raylet"), "joined": ("10.0.0.1:6380",)}, "node3": {"why_not": "gone"}}
+    monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(each.name, **there.get(each.name, {})) for each in nodes])
+    assert cluster_command("status", hosts=hosts) == 1
+    out = capsys.readouterr().out
+    assert f"npuenv has started no Ray on the nodes of {hosts}" in out
+    assert "node1: a Ray runs there that npuenv has not started from here; its head: 10.0.0.1:6380" in out
+    assert "node2: no Ray runs there" in out and "node3: NOT up: gone" in out
+    assert cluster_command("status", "--json", hosts=hosts) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["nodes"]["node1"] == {"is_up": False, "others": ["10.0.0.1:6380"]}
+
+
+def test_inventories_with_other_nodes_do_not_touch_each_other(
+    hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, shared = tmp_path / "other", tmp_path / "shared"
+    other.write_text("node[8-9]\n")
+    shared.write_text("node2 port=22 cards=8\n")
+    mine, theirs = keep(CLUSTER, hosts), keep(replace(CLUSTER, started=(started("node8"),), head="node8"), other)
+    monkeypatch.setattr(ray, "ask_alive", lambda cluster, _: running(*(each.node.name for each in cluster.started)))
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.8"))
+    assert cluster_command("status", hosts=other) == 1
+    assert "node9: NOT up: not started" in capsys.readouterr().out
+    assert cluster_command("status") == 2
+    assert f"--hosts with one of: {hosts}, {other}" in capsys.readouterr().err.replace(
+        f"{other}, {hosts}", f"{hosts}, {other}"
+    )
+    busy = on("node2", node=Node("node2", "node2", port=22), running=("raylet",))
+    monkeypatch.setattr(ray, "survey", lambda *_: [busy])
+    for verb, code in (("up", 1), ("status", 1), ("down", 2)):
+        assert cluster_command(verb, hosts=shared) == code
+        said = capsys.readouterr()
+        assert f"npuenv cluster {'status' if verb == 'status' else 'down'} --hosts {hosts}`" in said.out + said.err
+    ended = Heard(Node("node8", "node8"), {"ended": 7, "left": 0, "known": 2}, 0.0, 1.0)
+    monkeypatch.setattr(ray, "take_down", lambda *_: {"node8": ended})
+    assert cluster_command("down", hosts=other) == 0
+    assert mine.exists() and not theirs.exists()
+
+
+def test_what_stdin_names_is_known_again_by_its_nodes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert home
+    one, same, another = (parse(text, "-") for text in ("node[1-2]", "node1\nnode2  # as above", "node[1-3]"))
+    assert ray_state.place_of(one, os.environ) == ray_state.place_of(same, os.environ)
+    assert ray_state.place_of(one, os.environ) != ray_state.place_of(another, os.environ)
+
+
+def test_a_head_by_ip_version_6_is_refused_in_one_sentence(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts.write_text("head address=fd00::1\nnode2 address=10.0.0.2\n")
+    assert cluster_command("up", hosts=hosts) == 2
+    assert "head has the address fd00::1, of IP version 6" in capsys.readouterr().err
+
+
+def test_only_one_command_at_a_time_starts_or_ends(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = keep(CLUSTER, hosts)
+    with claimed(str(place.with_suffix(".lock"))) as is_mine:
+        assert is_mine
+        for verb in ("up", "down"):
+            assert cluster_command(verb, hosts=hosts) == 1
+            assert "another npuenv cluster up or down works on these nodes" in capsys.readouterr().err
+
+
+def test_what_a_node_says_cannot_paint_the_terminal(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray, "survey", lambda *_: [on("node1"), on("node2", why_not="\x1b[31mred")])
+    assert main(["cluster", "up", "--hosts", str(hosts)]) == 1
+    out = capsys.readouterr().out
+    assert "node2: \\x1b[31mred" in out and "\x1b" not in out

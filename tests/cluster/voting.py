@@ -1,0 +1,64 @@
+"""Clusters with changed facts, nodes that have met, and what the comparison says of them in few words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from uniform import cluster, name_of
+
+from npuenv.checks.base import Finding, Status
+from npuenv.cluster.agree import agreement
+from npuenv.cluster.agree.meeting import Met, Offset
+from npuenv.facts.base import Evidence
+from npuenv.messages import say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from changes import Change
+
+    from npuenv.facts.collect import Facts
+
+USUAL = "a2-b3-host-roll"
+BAD = (Status.WARN, Status.FAIL)
+LINE = Evidence("question", "answer")
+NAMES = ("node01", "node02", "node03")
+
+
+def changed(count: int, changes: Mapping[int, Change]) -> dict[str, Facts]:
+    """A uniform cluster with changed facts on some of its nodes, which are numbered from 1."""
+    nodes = cluster(USUAL, count)
+    for number, change in changes.items():
+        nodes[name_of(number)] = change(nodes[name_of(number)])
+    return nodes
+
+
+def find(name: str, nodes: Mapping[str, Facts], met: Mapping[str, Met] | None = None) -> Finding:
+    return next(item for item in agreement(nodes, met=met) if item.check == f"agree.{name}")
+
+
+def told(name: str, nodes: Mapping[str, Facts], met: Mapping[str, Met] | None = None) -> tuple[str, str]:
+    finding = find(name, nodes, met)
+    return finding.status.value, say(finding.says)
+
+
+def met(*names: str, **changes: Met) -> dict[str, Met]:
+    """Nodes that see each other alike."""
+    addresses = {name: f"10.20.0.{12 + at}" for at, name in enumerate(names)}
+    usual = {
+        name: Met(
+            hostname=name,
+            boot=f"boot-{name}",
+            offset=Offset(0.1, 0.3, "asked"),
+            sees={other: (address,) for other, address in addresses.items()},
+            addresses=(addresses[name],),
+            login=addresses[name],
+        )
+        for name in names
+    }
+    return {**usual, **changes}
+
+
+def differing(of: Met, **values: Any) -> Met:
+    return dataclasses.replace(of, **values)
