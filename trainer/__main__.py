@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import platform
 import sys
 import traceback
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainer import device as devices
 from trainer import interrupt as interrupts
 from trainer import launch
-from trainer.config import BadSetting, Config, Given, describe, read
+from trainer.config import BadSetting, Config, Given, describe, instead, read
 from trainer.interrupt import Interrupt
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
@@ -57,6 +59,7 @@ class Order:
     command: str
     out: Path
     given: Given
+    settings: Sequence[str]  # as they were given, with what follows from the cards
     point: resume.Point | None  # where a run goes on; None: it starts
     start_of_paths: Path | None  # of relative paths among the settings; None: the working folder
 
@@ -76,19 +79,28 @@ class Running:
     continued: resume.Continued | None  # what became of earlier records; None: there are none, or another rank's
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs and gives back the exit code."""
-    progress, interrupt = Progress(), Interrupt()
+def main(
+    argv: Sequence[str] | None = None, *, progress: Progress | None = None, interrupt: Interrupt | None = None
+) -> int:
+    """Runs and gives back the exit code. Signals are taken over unless an `interrupt` is given that hears of them."""
+    progress = progress or Progress()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == [_COMPARE]:
         from trainer.metrics import compare
 
         return compare.main(words[1:])
-    interrupt.install()
+    if interrupt is None:
+        interrupt = Interrupt()
+        interrupt.install()
     try:
         order = _order(words)
+        if order.config.placement.train_cards and not launch.is_placed():
+            return _place(order)
         if order.config.run.ranks > 1 and not launch.is_rank():
             return _lead(words, order.config.run.ranks, order.out)
+        if order.config.run.ranks not in (1, launch.size()) and not launch.is_placed():
+            raise BadSetting(_not_as_launched(order.config.run.ranks))
+        launch.end_with_launcher()
         if order.start_of_paths is not None:
             _start_in(order.start_of_paths)
         return _record(order, progress, interrupt)
@@ -116,11 +128,50 @@ def _order(words: Sequence[str]) -> Order:
     parser.add_argument("--cwd", type=Path, metavar="DIR", help="where relative paths among the settings start")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see below; verl's names are understood too")
     values = parser.parse_intermixed_args(rest)
-    given = read(values.settings, devices=devices.ACCEPTED)
+    settings = list(values.settings)
+    given = read(settings, devices=devices.ACCEPTED)
+    if given.config.placement.train_cards or given.config.placement.infer_cards:
+        settings += _ranks_of_cards(given.config)
+        given = read(settings, devices=devices.ACCEPTED)
     if command == _SFT and not given.config.task.train_files:
         raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
     out = values.out.absolute()  # the working folder may change
-    return Order(command, out, given, resume.find(out, given.config, command), values.cwd)
+    point = None if _is_lent(given.config) else resume.find(out, given.config, command)
+    return Order(command, out, given, settings, point, values.cwd)
+
+
+def _is_lent(config: Config) -> bool:
+    """Whether this process only lends its node to a run that another one leads: the folder is not its to read."""
+    from trainer.placement import daemon
+
+    return bool(config.placement.train_cards) and not launch.is_placed() and daemon.is_lent()
+
+
+def _ranks_of_cards(config: Config) -> list[str]:
+    """A rank for each card that learns. Raises BadSetting for cards that cannot be."""
+    from trainer.placement import cards
+
+    layout = cards.read(config)
+    return [] if layout is None else [f"ranks={len(layout.learners)}"]
+
+
+def _place(order: Order) -> int:
+    """Runs in processes that Ray starts, where the settings say."""
+    from trainer.placement import cards, supervise
+
+    layout = cards.read(order.config)
+    assert layout is not None
+    settings = list(order.settings)
+    if not order.config.run.save_every:
+        settings = instead(settings, "save_every", str(supervise.SAVE_EVERY))
+    command = [order.command, "--out", str(order.out), "--cwd", str((order.start_of_paths or Path()).absolute())]
+    try:
+        if not _is_lent(order.config):
+            order.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _bad_folder("--out", order.out, error) from error
+    say = partial(_complain, code=BROKE)
+    return supervise.lead(supervise.Run(command, settings, order.config, layout, order.out, say))
 
 
 def _settings_help() -> str:
@@ -137,6 +188,13 @@ def _start_in(folder: Path) -> None:
         os.chdir(folder)
     except OSError as error:
         raise _bad_folder("--cwd", folder, error) from error
+
+
+def _not_as_launched(ranks: int) -> str:
+    return (
+        f"ranks={ranks}, but WORLD_SIZE={launch.size()} says that a launcher started {launch.size()} processes, "
+        "each of which is one rank: leave ranks out, unset WORLD_SIZE, or, where it counts nodes, give train_cards"
+    )
 
 
 def _bad_folder(option: str, folder: Path, error: OSError) -> BadSetting:
@@ -205,12 +263,13 @@ def _run(run: Running) -> None:
 
         from trainer import distributed
 
-        device = devices.choose(config.run.device)
+        shares = config.rollout.engine == "vllm" and config.rollout.sleep and not config.has_generators
+        device = devices.choose(config.run.device, role="rollout" if shares else "train")
     if device.type != "cpu":
         progress.settle = partial(devices.synchronize, device)
     torch.set_num_threads(config.run.num_threads)
     torch.set_float32_matmul_precision(config.run.matmul_precision)
-    world = distributed.join(devices.backend(device))
+    world = distributed.join(devices.backend(device), limit_s=config.placement.hang_limit_s)
     follow = _tune if run.order.command == _SFT else _train
     follow(run, device, world)
     distributed.leave(world)
@@ -228,7 +287,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
         from trainer.supervised import warm_start
     point, records, progress = run.order.point, run.records, run.progress
     config = _in_steps(run.order.config)
-    parts = assemble(config, device, seed=config.run.seed, world=world)
+    parts = assemble(config, device, seed=config.run.seed, world=world, logs=run.order.out)
     # What was imported lives to the end: going through it again and again would cost a small run 5 % of its time.
     gc.freeze()
     progress.meter = measures = meter.start(parts.learner.model, config, device)
@@ -236,11 +295,12 @@ def _train(run: Running, device: torch.device, world: World) -> None:
         "convention": asdict(CONVENTIONS[config.algorithm.convention]),
         "task": {"train_prompts": len(parts.task.train), "heldout_prompts": len(parts.task.heldout)},
         "num_parameters": parts.learner.num_parameters,
+        "reference": config.reference_at,
         **measures.header(),
     }
     _head(run, config, device, world, more)
     num_validated = None
-    with arithmetic(config.run.fault):
+    with closing(parts), arithmetic(config.run.fault):
         probes.ask(parts, config, records, progress)
         if point is not None:
             parts.restore(_goes_on(run, point, device))
@@ -317,6 +377,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
         translated=dict(run.order.given.translated),
         ignored=dict(run.order.given.ignored),
         assumed=dict(run.order.given.assumed),
+        **({"placement": json.loads(os.environ[launch.PLACED])} if launch.is_placed() else {}),
         **more,
         device=str(device),
         dtype=config.run.dtype,
@@ -324,6 +385,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
         python=platform.python_version(),
         num_threads=torch.get_num_threads(),
         ranks=world.size,
+        sharding=config.run.sharding if world.size > 1 else "none",
         seed=config.run.seed,
         startup_s=run.progress.elapsed_s(),
     )
@@ -360,4 +422,4 @@ def _complain(text: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    launch.leave(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,23 +12,29 @@ from trainer import faults, models, noise, tasks
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack
 from trainer.algorithms.shaping import has_signal, overlong_penalty
-from trainer.config import BadSetting
+from trainer.config import OFFLOAD_ON_CPU, BadSetting
 from trainer.distributed import World
+from trainer.engines import making, placed
 from trainer.engines.base import Sampling
 from trainer.learner import Learner
+from trainer.overlap import Ahead, Drawn, Made, StaleWeights, packed, unpacked
 from trainer.rollouts import collect
-from trainer.saving.checkpoint import Saved, State, save
+from trainer.saving import origin
+from trainer.saving.checkpoint import STORED, Saved, State, flatten, save, save_shards
 from trainer.tasks import limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from trainer.config import Config
     from trainer.engines.base import Engine
+    from trainer.engines.elsewhere import Spent
+    from trainer.engines.remote import Remote
     from trainer.metrics.progress import Progress
+    from trainer.models.base import Model
     from trainer.models.critic import Critic
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt
@@ -50,30 +56,83 @@ class Parts:
     score: Callable[[Sequence[Group]], Tensor]  # [P, G]
     pack: Callable[[Sequence[Group], Tensor], Batch]
     publish: Callable[[int], None]  # the learner's weights, with the step's noise if there is any, to the engine
+    published: Callable[[], int]  # the step after which that was last done
     save: Callable[[State, Path], Saved]
     injection: noise.Injection | None
     prompts_random: torch.Generator
     device: torch.device
     world: World
+    ahead: Ahead = field(default_factory=Ahead)
 
-    def rollouts(self, progress: Progress) -> tuple[list[Group], Tensor, int]:
-        """Groups with their rewards [P, G], and how many groups were drawn for them.
+    def rollouts(self, progress: Progress) -> Made:
+        """Those of the next step: what lies ready, else made now. One step off policy, the ones after it are begun.
+
+        Raises StaleWeights where they were drawn with weights older than the run allows.
+        """
+        made = self.ahead.take() or self.make(progress)
+        done, limit = self.learner.steps_done, self.config.rollout.max_staleness
+        if self.config.has_generators and done - made.step > limit:
+            raise StaleWeights(
+                f"the answers of step {done + 1} were drawn with the weights of step {made.step}, "
+                f"{done - made.step} steps behind: max_staleness={limit}"
+            )
+        if made.reference_BT is None and self._referring() is not None:  # it lay ready when the learner had it
+            made = replace(made, reference_BT=self.refer(made.groups, progress))
+        if self.config.rollout.off_policy and done + 1 < self.config.run.steps:
+            prompts = self.draw()
+            self.ahead.launch(lambda own: self.generate(prompts, own))
+        return made
+
+    def settle(self, progress: Progress) -> None:
+        """Waits for the rollouts that were begun, before the engine gets other weights."""
+        drawn = self.ahead.arrive(progress)
+        if drawn is not None:
+            self.ahead.ready = self.make(progress, drawn)
+
+    def generate(self, prompts: Sequence[Prompt], progress: Progress) -> Drawn:
+        """Groups from the engine's present weights, with what a reference in the generators says of them.
+
+        Not yet with dynamic sampling, which may drop them.
+        """
+        with progress.part("gen"):
+            groups = collect(self.engine, prompts, self.task, self.sampling())
+        return Drawn(groups, None if self.config.algorithm.dynamic_sampling else self.refer(groups, progress))
+
+    def refer(self, groups: Sequence[Group], progress: Progress) -> Tensor | None:
+        """What the generators' reference says of answers, on the CPU; None where the learner has it, or nobody."""
+        if (remote := self._referring()) is None:
+            return None
+        with progress.part("ref"):
+            dtype = torch.promote_types(getattr(torch, self.config.run.dtype), torch.float32)
+            unjudged_B = torch.zeros(sum(len(group.rollouts) for group in groups), dtype=dtype)
+            batch = self.pack(groups, unjudged_B)
+            return remote.refer(batch, rows_at_once=self.config.optim.micro_batch_rows)
+
+    def start_here(self) -> None:
+        """Takes the learner's present weights for those that the run starts from; a collective where it is sharded."""
+        self.learner.start_here()
+        if (remote := self._referring()) is not None:
+            remote.refer_to(self.learner.full_weights())
+            remote.hand_over(self.world)
+
+    def make(self, progress: Progress, first: Drawn | None = None) -> Made:
+        """Groups with their rewards, from the engine's present weights; `first` are those of the first batch.
 
         With dynamic sampling (DAPO) groups whose rewards are all equal are drawn again, up to `max_generations`
-        batches. What is there then is used: if no group has a signal, the last batch as it is.
+        batches. What is there then is used: if no group has a signal, the last batch as it is. A collective then.
         """
         algorithm, convention = self.config.algorithm, CONVENTIONS[self.config.algorithm.convention]
         wanted = self.config.rollout.prompts_per_step // self.world.size
         kept: list[tuple[Group, Tensor]] = []
-        drawn = 0
+        num_draws = 0
         for _ in range(algorithm.max_generations):
-            with progress.part("gen"):
-                groups = collect(self.engine, self.draw(), self.task, self.sampling())
+            drawn, first = first or self.generate(self.draw(), progress), None
+            groups = drawn.groups
             with progress.part("reward"):
                 rewards_PG = self.score(groups)
-            drawn += wanted
+            num_draws += 1
             if not algorithm.dynamic_sampling:
-                return groups, rewards_PG, drawn
+                return Made(groups, rewards_PG, wanted, self.published(), drawn.reference_BT)
             useful_P = has_signal(rewards_PG, convention).tolist()
             kept += [
                 pair
@@ -82,9 +141,12 @@ class Parts:
             ]
             if len(kept) >= wanted:
                 break
-        if not kept:
-            return groups, rewards_PG, drawn
-        return [group for group, _ in kept[:wanted]], torch.stack([row for _, row in kept[:wanted]]), drawn
+        # All ranks draw from one stream of prompts: those that had enough earlier draw on, and use nothing of it.
+        for _ in range(max(self.world.gather(num_draws)) - num_draws):
+            self.draw()
+        if kept:
+            groups, rewards_PG = [group for group, _ in kept[:wanted]], torch.stack([row for _, row in kept[:wanted]])
+        return Made(groups, rewards_PG, num_draws * wanted, self.published(), self.refer(groups, progress))
 
     def sampling(self, *, is_greedy: bool = False) -> Sampling:
         """How answers are drawn in training, or one greedy answer each for validation."""
@@ -92,57 +154,148 @@ class Parts:
         count = 1 if is_greedy else rollout.rollouts_per_prompt
         return Sampling(count, self.task.max_new_tokens, rollout.temperature, is_greedy=is_greedy)
 
+    def spent(self) -> Spent | None:
+        """What generators in other processes did since this was last asked; None where there are none."""
+        remote = self._remote()
+        return None if remote is None else remote.take_spent()
+
+    def lost_generators(self) -> list[str] | None:
+        """Those that were lost so far, in words; None where there are none in other processes."""
+        remote = self._remote()
+        return None if remote is None else remote.pool.losses
+
+    def twin_engine(self) -> Engine | None:
+        """An engine with weights of its own over the same generators; None where there are none."""
+        remote = self._remote()
+        return None if remote is None else remote.twin()
+
+    def close(self) -> None:
+        """Ends generators in other processes. May be called again."""
+        if (remote := self._remote()) is not None:
+            remote.end()
+
+    def _referring(self) -> Remote | None:
+        """The engine, if its generators keep the reference policy."""
+        return self._remote() if self.config.reference_at == "generators" else None
+
+    def _remote(self) -> Remote | None:
+        if not self.config.has_generators:
+            return None  # and what is for such engines need not be imported
+        from trainer.engines.remote import Remote
+
+        return self.engine if isinstance(self.engine, Remote) else None
+
     def state(self, step: int) -> State:
         """All that the turn after `step` depends on, on every rank; a collective."""
         samplers = self.world.gather(self.engine.random_state().cpu())
-        return {
+        state = {
             "step": step,
             "settings": self.config.lasting(),
             "learner": self.learner.state(),
             "sampler_random": {str(rank): state for rank, state in enumerate(samplers)},
             "prompts_random": self.prompts_random.get_state(),
+            **self._lying_ready(),
         }
+        return origin.added(state, self._referring())
+
+    def _lying_ready(self) -> dict[str, Any]:
+        """The rollouts of every rank's next step, where they are made one step ahead."""
+        if not self.config.rollout.off_policy:
+            return {}
+        ready = self.world.gather(packed(self.ahead.ready, self.task.train))
+        return {"ready": {str(rank): each for rank, each in enumerate(ready)}}
 
     def keep(self, state: State, folder: Path) -> Saved:
-        """Rank 0 saves the state; what was saved. A collective."""
-        saved = self.save(state, folder) if self.world.is_first else None
+        """Rank 0 saves the state, or all ranks their rows of it; what was saved. A collective."""
+        saved = self.save(state, folder) if self.world.is_first or self.learner.is_sharded else None
         kept: Saved = self.world.gather(saved)[0]
         return kept
 
     def restore(self, state: Mapping[str, Any]) -> int:
-        """Goes on from a state that `state` gave; gives back its step."""
-        self.learner.restore(state["learner"])
-        self.engine.restore_random_state(state["sampler_random"][str(self.world.rank)].cpu())
+        """Goes on from a state that `state` gave, on as many ranks or on others; gives back its step.
+
+        On as many, every bit of what follows is the same. Prompts and the order of groups do not depend on the ranks.
+        A rank that was there before goes on with its sampler's random numbers. One that was not, or whose engine is
+        of another kind than the one before, begins at its own seed; rollouts that lay ready in other shares are made
+        anew.
+        """
+        self.learner.restore(self._learner_state(state))
+        origin.restore(self.learner, self._referring(), state)
+        samplers, own = state["sampler_random"], str(self.world.rank)
+        if own in samplers and samplers[own].shape == self.engine.random_state().shape:
+            self.engine.restore_random_state(samplers[own].cpu())
         self.prompts_random.set_state(state["prompts_random"].cpu())
+        if self.config.rollout.off_policy:
+            # A state of shards holds no empty parts: of a run that was at its end nothing lay ready.
+            ready = state.get("ready", {}).get(own, {}) if len(samplers) == self.world.size else {}
+            self.ahead.ready = unpacked(ready, self.task.train, self.device)
         step = int(state["step"])
         self.publish(step)
         return step
 
+    def _learner_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The learner's part of a saved state; of a sharded one the tensors are read into the live ones."""
+        stored = state.get(STORED)
+        if stored is None:
+            return state["learner"]  # type: ignore[no-any-return]
+        own = self.learner.state()
+        if not origin.is_stored(state):
+            own.pop("reference", None)
+        tensors = {name: each for name, each in flatten({"learner": own}).items() if isinstance(each, torch.Tensor)}
+        stored.into({name: each for name, each in tensors.items() if each.is_floating_point()})
+        return {**own, **state["learner"]}
+
 
 def assemble(
-    config: Config, device: torch.device, *, seed: int, world: World | None = None, engine: Engine | None = None
+    config: Config,
+    device: torch.device,
+    *,
+    seed: int,
+    world: World | None = None,
+    engine: Engine | None = None,
+    logs: Path | None = None,
 ) -> Parts:
     """All parts of one rank from a seed, which is the same for all ranks.
 
     The sampler and the reference policy start as copies of the learner's policy; `engine` is used if it is given.
+    Generators in other processes write what they have to say to files in `logs`.
     Raises BadSetting for a task, a model or an engine that cannot be had.
     """
     world = world or World.alone()
     task = faults.task(tasks.choose(config), config.run.fault)
     size = task.tokenizer.vocabulary_size
-    policy = models.build(config, size, seed=seed, device=device)
+    policy = build(config, size, device, seed=seed, world=world)
     reference = None
-    if config.algorithm.kl_coef > 0:
-        reference = models.build(config, size, seed=seed, device=device, is_adapted=False)
-    engine = engine or make_engine(config, task, device, seed=seed, sampling_seed=seed + world.rank * _RANK_APART)
+    if config.reference_at == "learner":
+        reference = build(config, size, device, seed=seed, world=world, is_adapted=False)
+    engine = engine or make_engine(config, task, device, seed=seed, world=world, logs=logs)
     critic = make_critic(config, size, device, seed=seed)
     learner = Learner(policy, reference, faults.settings(config), seed=seed, critic=critic, world=world)
     injection = noise.start(config, policy)
     generator = torch.Generator().manual_seed(seed)
 
+    published = [0]
+
     def publish(step: int) -> None:
-        weights = learner.weights()
-        engine.receive(injection.apply(weights, step) if injection is not None else weights)
+        # Ranks may have a generator in common: it keeps its weights until all have their answers, and nobody asks it
+        # for more before all have sent the new ones.
+        if config.has_generators:
+            world.wait()
+        weights = learner.full_weights()
+        if injection is not None:
+            weights = injection.apply_each(weights, step)
+        # One tensor after the other where the engine can take them so: a sharded learner gathers each by itself.
+        receive_each: Callable[[Iterator[tuple[str, Tensor]]], None] | None = getattr(engine, "receive_each", None)
+        if receive_each is not None:
+            receive_each(weights)
+        else:
+            engine.receive(dict(weights))
+        hand_over: Callable[[World], None] | None = getattr(engine, "hand_over", None)
+        if hand_over is not None:
+            hand_over(world)
+        elif config.has_generators:
+            world.wait()
+        published[0] = step
 
     parts = Parts(
         config=config,
@@ -153,14 +306,35 @@ def assemble(
         score=partial(score, task=task, config=config, device=device),
         pack=partial(pack, pad=task.tokenizer.pad),
         publish=publish,
-        save=save,
+        published=lambda: published[0],
+        save=partial(save_shards, world=world) if learner.is_sharded else save,
         injection=injection,
         prompts_random=generator,
         device=device,
         world=world,
     )
+    if (remote := parts._referring()) is not None:
+        origin.begin(learner, remote)
     made: Parts = faults.broken(parts, config.run.fault, seed=config.run.seed)
     return made
+
+
+def build(
+    config: Config, vocabulary_size: int, device: torch.device, *, seed: int, world: World, is_adapted: bool = True
+) -> Model:
+    """The configured policy on the device, sharded over the ranks where that is asked for.
+
+    What will be sharded is built on the CPU: whole, it may be more than a card holds. Raises BadSetting.
+    """
+    if config.run.offload and device.type == "cpu":
+        raise BadSetting(OFFLOAD_ON_CPU)
+    if config.run.sharding == "none" or world.size == 1:  # one rank would hold every row anyway
+        return models.build(config, vocabulary_size, seed=seed, device=device, is_adapted=is_adapted)
+    from trainer import sharding
+
+    model = models.build(config, vocabulary_size, seed=seed, device=torch.device("cpu"), is_adapted=is_adapted)
+    sharding.shard(model, config, device, world=world)
+    return model
 
 
 def make_critic(config: Config, vocabulary_size: int, device: torch.device, *, seed: int) -> Critic | None:
@@ -172,28 +346,33 @@ def make_critic(config: Config, vocabulary_size: int, device: torch.device, *, s
     return critic.build(config, vocabulary_size, seed=seed, device=device)
 
 
-def make_engine(config: Config, task: Task, device: torch.device, *, seed: int, sampling_seed: int) -> Engine:
-    """The engine of a configuration, with the weights that the policy starts with; its draws have their own seed."""
-    end, rollout = task.tokenizer.end, config.rollout
-    if rollout.engine == "builtin":
-        from trainer.engines.builtin import Sampler
-        from trainer.models.decoder import Decoder
+def make_engine(
+    config: Config, task: Task, device: torch.device, *, seed: int, world: World, logs: Path | None = None
+) -> Engine:
+    """The engine of a rank, with the weights that the policy starts with; its draws have their own seed.
 
-        decoder = models.build(config, task.tokenizer.vocabulary_size, seed=seed, device=device, is_adapted=False)
-        if not isinstance(decoder, Decoder):
-            raise BadSetting(f"engine=builtin cannot sample from {config.model.path}: engine=transformers can")
-        return Sampler(decoder, end=end, seed=sampling_seed)
-    if rollout.engine == "scripted":
-        from trainer.engines import scripted
+    Generators in other processes write what they have to say to files in `logs`.
+    """
+    sampling_seed, places = seed + world.rank * _RANK_APART, placed.mine()
+    if places is None and config.rollout.generators == 0:
+        return making.make(config, task, device, seed=seed, sampling_seed=sampling_seed)
+    from trainer.engines import joint, process, remote
+    from trainer.engines.serving import Order
 
-        return scripted.start(config, task)
-    if rollout.engine == "transformers":
-        from trainer.engines import transformers
-
-        return transformers.start(config, task, device, seed=sampling_seed)
-    from trainer.engines import vllm
-
-    return vllm.start(config, task, seed=sampling_seed)
+    order = Order.of(config, task, seed=seed)
+    if places is not None:
+        start = places.start
+        pool = remote.Pool(
+            lambda at: start(at, order),
+            places.count,
+            timeout_s=config.rollout.generator_timeout_s,
+            sharers=places.sharers,
+            sends=places.sends,
+        )
+    else:
+        pool = process.pool(order, world.share(range(config.rollout.generators)), logs=logs)
+    kind = joint.Joint if pool.sharers > 1 else remote.Remote
+    return remote.over(pool, order, seed=sampling_seed, kind=kind)
 
 
 def draw(prompts: Sequence[Prompt], count: int, generator: torch.Generator) -> list[Prompt]:

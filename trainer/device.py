@@ -22,15 +22,29 @@ if TYPE_CHECKING:
 ACCEPTED = ("auto", "cpu", "npu", "cuda")
 
 # Ray's name for what a device is to it.
-RAY_RESOURCES: Mapping[str, str] = {"npu": "NPU", "cuda": "GPU"}
+RAY_NPU, RAY_GPU = "NPU", "GPU"
+RAY_RESOURCES: Mapping[str, str] = {"npu": RAY_NPU, "cuda": RAY_GPU}
+# By Ray's name: what a process reads to know its cards, and what keeps Ray from writing it.
+VISIBLE: Mapping[str, str] = {RAY_NPU: "ASCEND_RT_VISIBLE_DEVICES", RAY_GPU: "CUDA_VISIBLE_DEVICES"}
+# What tells a card's collectives the interface by which nodes meet, and says that an interface is meant by its whole
+# name: a plain value is a prefix.
+INTERFACE: Mapping[str, str] = {RAY_NPU: "HCCL_SOCKET_IFNAME"}
+INTERFACE_EXACT = "={}"
+RAY_KEEPS_OUT: Mapping[str, str] = {
+    RAY_NPU: "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
+    RAY_GPU: "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+}
 
 # What torch_npu reads when it is imported, by the role of the process. Training queues operators in two stages and
-# lets segments grow; engines of vllm-ascend manage their memory in pools, which growing segments break.
+# lets segments grow; engines of vllm-ascend manage their memory in pools, which growing segments break: one that sleeps
+# refuses to start beside them, also in the learner's process.
 # Source: alibaba/ROLL ascend_npu_env_config.md; vllm-project/vllm-ascend Dockerfile v0.23.0.
 NPU_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
     "train": {"TASK_QUEUE_ENABLE": "2", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
     "rollout": {"TASK_QUEUE_ENABLE": "1"},
 }
+# Which of them were set here, for whoever inherits the environment in another role.
+_PREPARED = "TRAINER_PREPARED"
 # Compiled operators are kept here between runs; CANN's own default lies in the working folder or the home folder.
 CACHE_VARIABLE = "ACL_OP_COMPILER_CACHE_DIR"
 
@@ -92,9 +106,15 @@ def _npu_is_available(role: str = "train") -> bool:
 
 
 def prepare(role: str, environ: MutableMapping[str, str]) -> None:
-    """Sets the variables of a role that are not set, and the folder that keeps compiled operators."""
-    for name, value in NPU_ENVIRONMENT[role].items():
-        environ.setdefault(name, value)
+    """Sets the variables of a role that the user has not set, and the folder that keeps compiled operators.
+
+    Those that were set here for another role, in this process or in its parent, are taken back first.
+    """
+    for name in filter(None, environ.get(_PREPARED, "").split(",")):
+        environ.pop(name, None)
+    chosen = {name: value for name, value in NPU_ENVIRONMENT[role].items() if name not in environ}
+    environ.update(chosen)
+    environ[_PREPARED] = ",".join(chosen)
     if CACHE_VARIABLE not in environ:
         cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".cache")
         folder = Path(cache) / "npuenv" / "npu-operators"
@@ -118,6 +138,19 @@ def count(device: torch.device) -> int:
 def backend(device: torch.device) -> str:
     """What carries the collectives of ranks on such devices."""
     return {"npu": "hccl", "cuda": "nccl"}.get(device.type, "gloo")
+
+
+def of_barrier(backend: str) -> list[int] | None:
+    """The card that a barrier of such collectives uses: else they guess one from the rank. None: it needs none."""
+    import torch
+
+    kinds = {"hccl": "npu", "nccl": "cuda"}
+    return [int(getattr(torch, kinds[backend]).current_device())] if backend in kinds else None
+
+
+def reduces_float64(device: torch.device) -> bool:
+    """Whether what carries the collectives there adds float64; HCCL takes 32 bits at most of a floating point."""
+    return device.type in ("cpu", "cuda")
 
 
 def synchronize(device: torch.device) -> None:

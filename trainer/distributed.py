@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer import device as devices
 from trainer import launch
+from trainer.shards import MEAN_OF, is_sharded, local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
-# A rank that waits this long for the others gives up. Compiling operators for the first time takes minutes on an NPU.
-TIMEOUT = timedelta(minutes=30)
+# A rank that waits this much longer for the others than a step may take gives up: whoever watches the ranks is first.
+_PATIENCE_S = 600.0
+_WIDE = 4  # bytes of a float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +45,39 @@ class World:
         return self.rank == 0
 
     def add(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, in place."""
+        """The sum over the ranks, in place; of float64 in float32 where the device cannot do better."""
         if self.size > 1:
-            torch.distributed.all_reduce(tensor)
+            _reduce(tensor)
         return tensor
 
     def largest(self, tensor: Tensor) -> Tensor:
-        """The maximum over the ranks, in place."""
+        """The maximum over the ranks, in place; likewise."""
         if self.size > 1:
-            torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+            _reduce(tensor, op=torch.distributed.ReduceOp.MAX)
         return tensor
 
     def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sums the gradients over the ranks: each has divided its own by the counts of all, so no mean is taken.
 
         One message for all tensors of a dtype. A parameter without a gradient on one rank must have none on any.
+        Those of sharded parameters are summed on the way back already; where torch took their mean, it is undone.
         """
         if self.size == 1:
             return
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
-            if parameter.grad is not None:
+            if parameter.grad is None:
+                continue
+            if is_sharded(parameter):
+                if hasattr(parameter, MEAN_OF):
+                    local(parameter.grad).mul_(getattr(parameter, MEAN_OF))
+            else:
                 by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
         for gradients in by_dtype.values():
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            torch.distributed.all_reduce(flat)
+            if flat.element_size() < _WIDE:  # in 8 bits a sum of many ranks loses what each adds
+                flat = flat.float()
+            _reduce(flat)
             for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
@@ -81,22 +92,43 @@ class World:
     def wait(self) -> None:
         """Until all ranks are here."""
         if self.size > 1:
-            torch.distributed.barrier()
+            torch.distributed.barrier(device_ids=devices.of_barrier(torch.distributed.get_backend()))
 
     def share(self, items: Sequence[Any]) -> list[Any]:
         """This rank's part of what all ranks hold: every `size`-th, from its own number on. No collective."""
         return list(items[self.rank :: self.size])
 
 
-def join(backend: str) -> World:
-    """Meets the other ranks. Raises RuntimeError when they do not come."""
+def _reduce(tensor: Tensor, **how: Any) -> None:
+    """An all-reduce in place, in float32 where the device's collectives know no float64."""
+    if tensor.dtype != torch.float64 or devices.reduces_float64(tensor.device):
+        torch.distributed.all_reduce(tensor, **how)
+        return
+    narrow = tensor.float()
+    torch.distributed.all_reduce(narrow, **how)
+    tensor.copy_(narrow)
+
+
+def join(backend: str, *, limit_s: float = 1800.0) -> World:
+    """Meets the other ranks. Raises RuntimeError when they do not come.
+
+    `limit_s`: what a step may take; compiling operators for the first time takes minutes on an NPU.
+    """
     if not launch.is_rank():
         return World.alone()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = os.environ.get(launch.RENDEZVOUS)
     method = f"file://{place}" if place else "env://"
-    torch.distributed.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
+    patience = timedelta(seconds=limit_s + _PATIENCE_S)
+    torch.distributed.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=patience)
     return World(rank, size)
+
+
+def present() -> World:
+    """The world that this process has joined; that of one process where it has joined none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return World.alone()
+    return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
 
 
 def leave(world: World) -> None:
@@ -105,20 +137,24 @@ def leave(world: World) -> None:
         torch.distributed.destroy_process_group()
 
 
-def checksum(weights: Mapping[str, Tensor]) -> int:
+def checksum(weights: Iterable[tuple[str, Tensor]]) -> int:
     """A number that weights with one bit changed do not share: the sum of their bits as whole numbers, by position.
 
-    Not against intent, only against accident. Example: two ranks whose weights agree have the same.
+    Goes through all of them, with room for a piece of one at a time beside it. Not against intent, only against
+    accident. Example: two ranks whose weights agree have the same.
     """
     total = 0
-    for number, weight in enumerate(weights.values(), start=1):
-        whole = weight.detach().contiguous().reshape(-1).view(_INTEGERS[weight.element_size()]).to(torch.int64)
-        places = torch.arange(1, whole.numel() + 1, device=whole.device, dtype=torch.int64)
-        total = (total + number * int((whole * (2 * places + 1)).sum())) & (2**63 - 1)
+    for number, (_, weight) in enumerate(weights, start=1):
+        flat = weight.detach().contiguous().reshape(-1).view(_INTEGERS[weight.element_size()])
+        for start in range(0, flat.numel(), _PIECE):
+            piece = flat[start : start + _PIECE].to(torch.int64)
+            places = torch.arange(start + 1, start + 1 + len(piece), device=piece.device, dtype=torch.int64)
+            total = (total + number * int((piece * (2 * places + 1)).sum())) & (2**63 - 1)
     return total
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PIECE = 1 << 20  # values
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Ways to break a run on purpose, so that a verdict can be seen to fail.
 
 Each wraps one part of an otherwise unchanged run when it is put together: a setting (`settings`), the task (`task`), a
-part (`broken`), the arithmetic (`arithmetic`). Nothing else knows of them.
+part (`broken`), the arithmetic (`arithmetic`), a generator in another process (`server`). Nothing else knows of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import signal
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from trainer.shards import is_sharded, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.config import Config
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.elsewhere import Generated
+    from trainer.engines.serving import Server
     from trainer.saving.checkpoint import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
@@ -59,10 +65,11 @@ def broken(parts: Any, fault: str, *, seed: int) -> Any:
         "mask-off-by-one": lambda: replace(parts, pack=off_by_one(parts.pack)),
         "zero-advantage": lambda: replace(parts, pack=unrewarded(parts.pack)),
         "stale-sampler": lambda: replace(parts, publish=Once(parts.publish)),
-        "corrupt-checkpoint": lambda: replace(parts, save=corrupted(parts.save)),
+        "stale-weights": lambda: replace(parts, publish=Once(parts.publish)),
+        "corrupt-checkpoint": lambda: replace(parts, save=corrupted(parts.save, parts.world.rank)),
         "full-disk": lambda: replace(parts, save=full),
         "rank-dies": lambda: replace(parts, publish=deadly(parts.publish, parts.world.rank)),
-        "rank-differs": lambda: replace(parts, publish=drifting(parts.publish, parts.learner, parts.world.rank)),
+        "rank-differs": lambda: replace(parts, publish=drifting(parts)),
     }
     if fault == "nan-gradient":
         poison(parts.learner.model.named_parameters())
@@ -80,16 +87,60 @@ def deadly(publish: Callable[[int], None], rank: int) -> Callable[[int], None]:
     return publish_or_die
 
 
-def drifting(publish: Callable[[int], None], learner: Any, rank: int) -> Callable[[int], None]:
-    """Moves one weight of rank 1 a little after the second step."""
+def drifting(parts: Any) -> Callable[[int], None]:
+    """Moves one weight of rank 1 a little after the second step.
+
+    Where the ranks have one copy of the weights between them, it is one of those that rank 1 samples with.
+    """
+    learner, rank = parts.learner, parts.world.rank
 
     @torch.no_grad()
     def publish_moved(step: int) -> None:
-        if rank == 1 and step == 2:
+        if step == 2 and not learner.is_sharded and rank == 1:
             next(iter(learner.model.parameters())).reshape(-1)[0] += 0.001
-        publish(step)
+        parts.publish(step)
+        if step == 2 and learner.is_sharded:
+            weights = dict(learner.weights())  # of all ranks: it is a collective
+            if rank == 1:
+                next(iter(weights.values())).reshape(-1)[0] += 0.001
+                parts.engine.receive(weights)
 
     return publish_moved
+
+
+def server(made: Server, fault: str, *, vocabulary_size: int) -> Server:
+    """What answers in a generator's process, broken from the third version of the weights on."""
+    spoil: dict[str, Callable[[Generated], Generated]] = {
+        "generator-dies": dies,
+        "generator-garbage": partial(babbles, token=vocabulary_size),
+    }
+    if fault in spoil:
+        made.generate = spoiled(made.generate, spoil[fault])  # type: ignore[method-assign, assignment]
+    return made
+
+
+def spoiled(
+    generate: Callable[[Sequence[Tokens], Sampling], Generated], spoil: Callable[[Generated], Generated]
+) -> Callable[[Sequence[Tokens], Sampling], Generated]:
+    """Greedy answers and those of the first two versions as they are, all others changed."""
+
+    def generate_spoiled(prompts: Sequence[Tokens], sampling: Sampling) -> Generated:
+        found = generate(prompts, sampling)
+        return found if found.version < 2 or sampling.is_greedy else spoil(found)
+
+    return generate_spoiled
+
+
+def dies(found: Generated) -> Generated:
+    """Kills this process before it answers, as the kernel does when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+def babbles(found: Generated, *, token: int) -> Generated:
+    """The same answers, each beginning with a token that nobody knows."""
+    groups = [tuple(replace(each, tokens=(token, *each.tokens[1:])) for each in group) for group in found.groups]
+    return replace(found, groups=groups)
 
 
 def arithmetic(fault: str) -> AbstractContextManager[Any]:
@@ -183,18 +234,26 @@ class Once:
 def poison(parameters: Any) -> None:
     """Makes the gradient of the first trained parameter NaN, as one bad operator in the backward pass does."""
     first = next(each for _, each in parameters if each.requires_grad)
-    first.register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
+    if is_sharded(first):  # autograd knows the gathered weight; the gradient of its rows is put there by torch's hooks
+        first.register_post_accumulate_grad_hook(lambda each: local(each.grad).fill_(torch.nan))
+    else:
+        first.register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
 
 
-def corrupted(save: Save) -> Save:
-    """Turns over one bit in the middle of the saved file."""
+def corrupted(save: Save, rank: int = 0) -> Save:
+    """Turns over one bit in the middle of the saved file, of several in the largest; one rank does it for all."""
 
     def save_corrupted(state: State, folder: Path) -> Saved:
         saved = save(state, folder)
-        with (folder / saved.file).open("r+b") as file:
-            file.seek(saved.bytes // 2)
+        if rank > 0:
+            return saved
+        place = folder / saved.file
+        path = max(place.iterdir(), key=lambda each: each.stat().st_size) if place.is_dir() else place
+        with path.open("r+b") as file:
+            middle = path.stat().st_size // 2
+            file.seek(middle)
             byte = file.read(1)[0]
-            file.seek(saved.bytes // 2)
+            file.seek(middle)
             file.write(bytes([byte ^ 1]))
         return saved
 

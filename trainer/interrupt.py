@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Interrupt:
 
 
 def ignore() -> None:
-    """From here on signals do nothing: what is left to do takes no time."""
+    """From here on signals do nothing: what is left to do takes no time. They are the main thread's alone."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -5,6 +5,7 @@ The process that starts them computes nothing and imports no torch: it lives whe
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer.children import exit_code
 
@@ -23,9 +24,16 @@ if TYPE_CHECKING:
 
 # The file where ranks on one machine find each other; without it MASTER_ADDR and MASTER_PORT say where.
 RENDEZVOUS = "TRAINER_RENDEZVOUS"
+# The process that started a rank of this machine: without it a rank was started by another launcher.
+_LAUNCHER = "TRAINER_LAUNCHER"
+# Set in a process of a placed run: what the header tells of its placement, in JSON.
+PLACED = "TRAINER_PLACED"
 # How long the other ranks may take to end by themselves after one has failed: they write what they know. The one that
 # the others failed for may be among them: they can see its death before it is seen here.
 _GRACE_S = 5.0
+# How long after the first rank the last one may take to end well. They end a checkpoint together.
+_TOGETHER_S = 60.0
+_SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +42,11 @@ class Ended:
 
     rank: int
     code: int  # negative: the signal that ended it
+    is_stuck: bool = False  # it did not end when the others did
 
     def __str__(self) -> str:
+        if self.is_stuck:
+            return f"rank {self.rank} did not end within {_TOGETHER_S:g} s of the others"
         how = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with {self.code}"
         return f"rank {self.rank} {how}"
 
@@ -43,6 +54,16 @@ class Ended:
 def is_rank() -> bool:
     """Whether this process was started as one of several, here or by another launcher."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_placed() -> bool:
+    """Whether this process was given its place by `trainer.placement`."""
+    return PLACED in os.environ
+
+
+def size() -> int:
+    """How many ranks this process's launcher started."""
+    return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
 
 def rank() -> int:
@@ -60,21 +81,11 @@ def run_ranks(argv: Sequence[str], size: int, logs: Path) -> Ended:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainer-"))
         ranks: list[subprocess.Popen[bytes]] = []
-        for rank in range(size):
-            log = None if rank == 0 else stack.enter_context((logs / f"rank-{rank}.log").open("wb"))
-            environ = {
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                RENDEZVOUS: str(Path(folder) / "rendezvous"),
-            }
-            if sys.platform == "linux":
-                environ.setdefault(
-                    "GLOO_SOCKET_IFNAME", "lo"
-                )  # all ranks are here: no need of a host name that resolves
-            ranks.append(subprocess.Popen([sys.executable, "-m", "trainer", *argv], env=environ, stderr=log))
         try:
+            for rank in range(size):
+                log = None if rank == 0 else stack.enter_context((logs / f"rank-{rank}.log").open("wb"))
+                environ = {**os.environ, **_place(rank, size, Path(folder) / "rendezvous")}
+                ranks.append(subprocess.Popen([sys.executable, "-m", "trainer", *argv], env=environ, stderr=log))
             return _wait(ranks)
         except KeyboardInterrupt:
             for process in ranks:
@@ -84,9 +95,45 @@ def run_ranks(argv: Sequence[str], size: int, logs: Path) -> Ended:
             except KeyboardInterrupt:
                 _end(ranks)
             raise
+        except OSError:  # one of them could not be started: the others would wait for it
+            for process in ranks:
+                process.kill()
+                process.wait()
+            raise
+
+
+def _place(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
+    """What a rank's environment says of its place."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    place |= {RENDEZVOUS: str(rendezvous), _LAUNCHER: str(os.getpid())}
+    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        place["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here: no need of a host name that resolves
+    return place
+
+
+def end_with_launcher() -> None:
+    """Lets a rank that `run_ranks` started be killed when that process is: nobody would end it, and it has cards."""
+    if _LAUNCHER not in os.environ or is_placed() or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != int(os.environ[_LAUNCHER]):  # it was gone before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process; a rank without the interpreter's own end.
+
+    The threads of gloo outlive their process group where shards use it, and may need Python while it is taken down.
+    """
+    if is_rank() and not is_placed():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
+    deadline = None
     while True:
         codes = [exit_code(process) for process in ranks]
         if any(codes):
@@ -95,6 +142,11 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> Ended:
             for process in ranks:
                 process.wait()
             return Ended(0, 0)
+        if 0 in codes and deadline is None:
+            deadline = time.monotonic() + _TOGETHER_S
+        if deadline is not None and time.monotonic() > deadline:
+            _end(ranks)
+            return Ended(codes.index(None), 1, is_stuck=True)
         time.sleep(0.01)
 
 

@@ -8,6 +8,7 @@ cut.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from trainer.algorithms.packing import select
 from trainer.algorithms.schedule import learning_rate
 from trainer.distributed import World
 from trainer.models import lora
+from trainer.shards import is_sharded, local, put, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
 
 # Numbers of a step that are maxima over its tokens; the others add up over its parts.
 _MAXIMA = ("ratio_max", "logprob_diff_max", *MAXIMA)
+
+
+def _gathered(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """All rows of a sharded weight, rounded before they travel; any other weight as it is."""
+    return whole(weight.detach().to(dtype)) if is_sharded(weight) else weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,10 @@ class Update:
 
 
 class Learner:
-    """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups."""
+    """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
+
+    Without a reference, where the divergence counts, somebody else says what it would: see `look`.
+    """
 
     def __init__(
         self,
@@ -98,7 +108,9 @@ class Learner:
         self.model, self.critic, self._world = model, critic, world or World.alone()
         self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
-        self._descent = Descent.start(model.named_parameters(), weight_decay=config.optim.weight_decay)
+        self._descent = Descent.start(
+            model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.add
+        )
         algorithm = config.algorithm
         self._clip = Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip or None)
         self._convention = CONVENTIONS[algorithm.convention]
@@ -121,9 +133,49 @@ class Learner:
         """Rollout batches learnt so far."""
         return self.updates // self._config.optim.mini_batches
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this rank holds its rows of the weights alone."""
+        return any(is_sharded(parameter) for parameter in self.model.parameters())
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What this rank holds of each weight of the model, by reference."""
+        return {name: local(each) for name, each in self.model.named_parameters()}
+
     def weights(self) -> Mapping[str, Tensor]:
-        """What an engine is to sample with, under transformers' names; adapters are merged into them."""
-        return lora.merged(self.model) if self._config.model.lora_rank else dict(self.model.named_parameters())
+        """What an engine is to sample with, under transformers' names; adapters are merged into them.
+
+        By reference where nothing is sharded; else a whole copy, and a collective.
+        """
+        return dict(self.full_weights())
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """`weights` one after the other: of a sharded model no more than one is gathered at a time. A collective."""
+        dtype = getattr(torch, self._config.run.dtype)
+        if self._config.model.lora_rank:
+            return lora.each_merged(self.model, partial(_gathered, dtype=dtype))
+        return ((name, _gathered(each, dtype)) for name, each in self.model.named_parameters())
+
+    def reference_weights(self) -> Iterator[tuple[str, Tensor]] | None:
+        """The reference's, one after the other, under transformers' names and in the run's dtype; None: it has none.
+
+        Of a sharded one each is gathered: a collective.
+        """
+        return None if self._reference is None else self._plain(self._reference)
+
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Likewise the policy's without adapters: at the start of a run, what its reference is."""
+        return self._plain(self.model)
+
+    def room(self) -> dict[str, Tensor]:
+        """Tensors on the CPU as `base_weights` gives them, whose values mean nothing."""
+        dtype = getattr(torch, self._config.run.dtype)
+        own = ((name, each) for name, each in self.model.named_parameters() if ".lora_" not in name)
+        return {name: torch.empty(each.shape, dtype=dtype) for name, each in own}
+
+    def _plain(self, model: Model) -> Iterator[tuple[str, Tensor]]:
+        dtype = getattr(torch, self._config.run.dtype)
+        return ((name, _gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
 
     def lr(self) -> float:
         """The learning rate of the next optimizer step."""
@@ -132,13 +184,22 @@ class Learner:
         return optim.lr * learning_rate(optim.lr_schedule, self.updates, total, warmup=optim.warmup_steps)
 
     @torch.no_grad()
-    def look(self, batch: Batch) -> Known:
-        """What must be known of a batch before its first optimizer step."""
+    def look(self, batch: Batch, reference_BT: Tensor | None = None) -> Known:
+        """What must be known of a batch before its first optimizer step.
+
+        `reference_BT` is what a reference elsewhere says of the answers. Raises ValueError where that is missing.
+        """
         algorithm = self._config.algorithm
+        if reference_BT is not None:
+            reference_BT = reference_BT.to(batch.sampler_logprobs_BT)
+        elif self._reference is not None:
+            reference_BT = self._logprobs(self._reference, batch)
+        elif self._config.reference_at == "generators":
+            raise ValueError("no generator has said what its reference policy says of these answers")
         needs_old = self._config.optim.mini_batches > 1 or algorithm.kl_in == "reward"
         return Known(
             old_BT=self._logprobs(self.model, batch) if needs_old else None,
-            reference_BT=self._logprobs(self._reference, batch) if self._reference is not None else None,
+            reference_BT=reference_BT,
             values_BT=self.critic.values(batch) if self.critic is not None else None,
         )
 
@@ -186,18 +247,27 @@ class Learner:
         """Log-probabilities [B, T] of a whole batch, micro batch by micro batch."""
         temperature, size = self._config.rollout.temperature, self._config.optim.micro_batch_rows
         made_BT = torch.zeros_like(batch.sampler_logprobs_BT)
-        if not size or size >= len(made_BT):
+        if not size or (size >= len(made_BT) and not self.is_sharded):
             return model.score(batch, temperature=temperature, with_entropy=False).logprobs_BT.to(made_BT.dtype)
         rows = torch.arange(len(made_BT), device=made_BT.device)
-        for some in torch.split(rows, size):
+        parts = list(torch.split(rows, size))
+        if self.is_sharded:  # every pass is a collective: a rank with fewer rows computes its first one again
+            num_passes = int(self._world.largest(rows.new_tensor(len(parts))))
+            parts += [rows[:1]] * (num_passes - len(parts))
+        for some in parts:
             part = select(batch, some)
             scored = model.score(part, temperature=temperature, with_entropy=False)
             made_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(made_BT.dtype)
         return made_BT
 
     def _mini_batches(self, batch: Batch) -> Iterator[Tensor]:
-        """Row numbers of each mini batch: whole groups, drawn anew each time; sizes differ by one group at most."""
-        order_P = torch.randperm(len(batch.prompts_PS), generator=self._generator)
+        """Row numbers of each mini batch: whole groups, drawn anew each time; sizes differ by one group at most.
+
+        As many numbers are drawn where groups are missing: with dynamic sampling not all ranks have as many.
+        """
+        num_groups, usual = len(batch.prompts_PS), self._config.rollout.prompts_per_step // self._world.size
+        order_P = torch.randperm(max(num_groups, usual), generator=self._generator)
+        order_P = order_P[order_P < num_groups]
         prompt_of_B = batch.prompt_of_B.cpu()
         for prompts in order_P.tensor_split(self._config.optim.mini_batches):
             yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
@@ -211,12 +281,16 @@ class Learner:
     def _accumulate(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
         """Puts the mini batch's gradient into the parameters; gives back its measured means."""
         self._descent.clear()
-        totals = self._count(batch.mask_BT[rows])
+        passes = [
+            each for each in torch.split(rows, self._config.optim.micro_batch_rows or max(1, len(rows))) if len(each)
+        ]
+        totals, num_passes = self._count(batch.mask_BT[rows], len(passes))
         parts = []
-        for some in torch.split(rows, self._config.optim.micro_batch_rows or len(rows)):
+        for some in passes:
             part = select(batch, some)
             width = part.tokens_BT.shape[1]
             parts.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
+        parts += [self._idle(batch, known, advantages_BT, totals) for _ in range(num_passes - len(passes))]
         table = torch.stack([value for each in parts for value in each.values()]).double().view(len(parts), -1)
         # one transfer from the device for all numbers
         sums, largest = torch.stack(
@@ -226,13 +300,23 @@ class Learner:
         names = list(parts[0])
         return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
 
-    def _count(self, mask_BT: Tensor) -> Totals:
-        """The denominators of one optimizer step, over all ranks."""
+    def _idle(self, batch: Batch, known: Known, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
+        """A pass whose gradient is 0, for a rank that has fewer rows than another: passes are taken together."""
+        first = torch.zeros(1, dtype=torch.int64, device=batch.tokens_BT.device)
+        part = select(batch, first)
+        width = part.tokens_BT.shape[1]
+        part = replace(part, mask_BT=torch.zeros_like(part.mask_BT))
+        return self._backward(part, known.take(first, width), advantages_BT[first, :width], totals)
+
+    def _count(self, mask_BT: Tensor, num_passes: int) -> tuple[Totals, int]:
+        """The denominators of one optimizer step, over all ranks; and the most passes that any of them takes."""
         own = count(mask_BT, self._convention)
         both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
         num_tokens, num_rows = self._world.add(both).clamp(min=1).unbind()
-        width = int(self._world.largest(torch.tensor(own.width, device=mask_BT.device)))
-        return replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width)
+        most = torch.tensor([own.width, num_passes], device=mask_BT.device)
+        width, num_passes = self._world.largest(most).tolist()
+        # Of no rows, where fewer groups have a signal than there are mini batches, one pass over nothing is taken.
+        return replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width), max(1, num_passes)
 
     def _backward(self, part: Batch, known: Known, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
         """Adds a micro batch's share of the gradient; gives back its share of each mean, and its maxima."""
@@ -312,10 +396,13 @@ class Learner:
     def start_here(self) -> None:
         """Takes the present weights for those that the run starts from: the reference policy becomes them."""
         policy = dict(self.model.named_parameters())
-        for name, own in self._reference.named_parameters() if self._reference is not None else ():
-            own.copy_(policy[name])
+        if self._reference is not None:
+            # What adapters have learnt so far belongs to it, and they are not part of it.
+            start = dict(self.full_weights()) if self._config.model.lora_rank else policy
+            for name, own in self._reference.named_parameters():
+                put(own, start[name])
         for name, wide in self._descent.optimizer.master.items():
-            wide.copy_(policy[name])
+            put(wide, policy[name])
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
@@ -335,7 +422,11 @@ class Learner:
         """Continues from a state that `state` gave; copies the values."""
         own = self.state()
         for part in ("policy", "reference"):
-            copy_into(own.get(part, {}), state.get(part, {}))
+            if part not in state and part == "reference":
+                continue  # it was elsewhere, and had what this one has been made with
+            # What a whole bfloat16 model keeps beside its weights is the weight of a sharded one.
+            wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
+            copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
         self._descent.restore_moments(state)
         self._kl.coef = state["kl_coef"]
         self._generator.set_state(state["groups_random"].cpu())

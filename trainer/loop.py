@@ -23,20 +23,25 @@ if TYPE_CHECKING:
 
 
 def advance(parts: Parts, step: int, progress: Progress) -> Turn:
-    """One turn: new rollouts, one update from them, the new weights to the sampler."""
-    groups, rewards_PG, num_drawn = parts.rollouts(progress)
+    """One turn: new rollouts, one update from them, the new weights to the sampler.
+
+    One step off policy the rollouts lay ready, and those of the next turn are made while this one's are learnt from.
+    """
+    made = parts.rollouts(progress)
+    lag = parts.learner.steps_done - made.step
     parts.engine.sleep()
     with progress.part("old_log_prob"):
-        batch = parts.pack(groups, rewards_PG)
-        known = parts.learner.look(batch)
+        batch = parts.pack(made.groups, made.rewards_PG)
+        known = parts.learner.look(batch, made.reference_BT)
     with progress.part("adv"):
         judged = parts.learner.judge(batch, known)
     with progress.part("update_actor"):
         update = parts.learner.update(batch, known, judged)
+    parts.settle(progress)
     with progress.part("update_weights"):
         parts.engine.wake()
         parts.publish(step)
-    return Turn(groups, rewards_PG, batch, known, judged, update, num_drawn)
+    return Turn(made.groups, made.rewards_PG, batch, known, judged, update, made.num_drawn, parts.spent(), lag)
 
 
 def train(

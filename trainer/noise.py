@@ -17,7 +17,7 @@ import torch
 from trainer.config import BadSetting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -84,6 +84,15 @@ class Injection:
     def apply(self, weights: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """The weights for the sampler after `step` steps; see `noisy`."""
         return noisy(weights, self.names, self.sigma(step), seed=self.seed, step=step)
+
+    def apply_each(self, weights: Iterable[tuple[str, Tensor]], step: int) -> Iterator[tuple[str, Tensor]]:
+        """`apply`, one tensor after the other; a name that never came is told at the end."""
+        sigma, missing = self.sigma(step), set(self.names)
+        for name, weight in weights:
+            names = [name] if name in missing else []
+            yield from noisy({name: weight}, names, sigma, seed=self.seed, step=step).items()
+            missing.discard(name)
+        noisy({}, sorted(missing), sigma, seed=self.seed, step=step)
 
     def describe(self, step: int) -> dict[str, object]:
         """What a record says of it: the deviation and the parameters that get it (none while it is 0)."""

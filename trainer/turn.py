@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trainer.engines.elsewhere import Spent
     from trainer.learner import Judged, Known, Update
     from trainer.types import Batch, Group
 
@@ -23,3 +24,5 @@ class Turn:
     judged: Judged
     update: Update
     num_drawn: int  # groups generated; more than `groups` where some were without signal and drawn again
+    spent: Spent | None = None  # of generators in other processes; None: there are none
+    lag: int = 0  # steps that the weights which drew the answers were behind those that learnt from them

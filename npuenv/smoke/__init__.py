@@ -7,6 +7,7 @@ picks the finding that explains the others. What the records do not hold is unkn
 
 from npuenv.smoke.judge import cause, judge
 from npuenv.smoke.learning import gain_by_chance
+from npuenv.smoke.node import head_elsewhere, lent
 from npuenv.smoke.run import (
     LOG,
     METRICS,
@@ -15,6 +16,7 @@ from npuenv.smoke.run import (
     default_out,
     follow,
     parse_record,
+    records_of,
     sole_use,
     start,
     tail_of_log,
@@ -29,8 +31,11 @@ __all__ = [
     "default_out",
     "follow",
     "gain_by_chance",
+    "head_elsewhere",
     "judge",
+    "lent",
     "parse_record",
+    "records_of",
     "sole_use",
     "start",
     "tail_of_log",

@@ -41,6 +41,8 @@ CAUSES = (
     "full-disk",
     "cannot-save",
     "rank-died",
+    "generator-lost",
+    "stale-weights",
     "collective-broken",
     "lr-zero",
     "nan-gradient",
@@ -105,7 +107,7 @@ def _completed(run: Reading) -> Finding:
     if run.is_completed and end is not None:
         args = {"steps": end.get("steps_done"), "seconds": f"{number(end, 'wall_s'):.1f}"}
         return finding(check, Status.OK, "completed", args)
-    reason = str((end or {}).get("reason") or run.log_tail.strip().rpartition("\n")[2])
+    reason = str((_loss(run) or end or {}).get("reason") or run.log_tail.strip().rpartition("\n")[2])
     if "No space left on device" in reason:
         return finding(check, Status.FAIL, "full-disk", {"reason": reason}, evidence=reason)
     if run.exit_code is not None and run.exit_code < 0:
@@ -121,9 +123,19 @@ def _completed(run: Reading) -> Finding:
 def _dead_rank(run: Reading) -> Record | None:
     """The record of the rank that ended first; None where rank 0 did by an error of its own, which its `end` tells."""
     died = next((each for each in run.records if each.get("kind") == "ranks" and each.get("passed") is False), None)
-    if died is None or (died.get("rank") == 0 and number(died, "code") > 0 and run.end is not None):
+    if (
+        died is None
+        or died.get("rank") is None
+        or (died.get("rank") == 0 and number(died, "code") > 0 and run.end is not None)
+    ):
         return None
     return died
+
+
+def _loss(run: Reading) -> Record | None:
+    """The record of what a placed run was lost by, where that is no rank: a generator, a node, all of them hanging."""
+    found = (each for each in reversed(run.records) if each.get("kind") == "ranks" and each.get("rank") is None)
+    return next(found, None)
 
 
 def _how(died: Record) -> Message | str:
@@ -251,6 +263,8 @@ def _logprobs_agree(run: Reading) -> Finding:
         return finding(check, Status.UNKNOWN, "no-steps")
     if run.setting("noise_stages"):
         return finding(check, Status.SKIP, "logprobs-noisy")
+    if run.setting("off_policy"):
+        return finding(check, Status.SKIP, "logprobs-off-policy")
     if run.setting("engine") == "scripted":
         return finding(check, Status.SKIP, "logprobs-scripted")
     largest = _highest(run.steps, "training/rollout_logprobs_diff_max")

@@ -26,7 +26,7 @@ SILENCE_LIMIT_S = 600.0
 # What no note can lift.
 LONGEST_SILENCE_S = 7200.0
 # Byte code is kept on purpose: compiling torch's modules anew costs 1.2 s at every start.
-_NEVER_INHERITED = ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "CONDA_PREFIX")
+NEVER_INHERITED = ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,19 @@ def start(target: Target, settings: Mapping[str, str]) -> Running:
     """
     if not target.python.is_file():
         raise BadInput(Message("smoke.no-python", {"path": str(target.python)}), Message("smoke.no-python-hint"))
-    scene = _prepare(target.out)
+    scene = make_scene(target.out)
     # -P (from 3.11) keeps the working folder off the path; before that the folder is merely empty.
     argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve()), "--cwd", os.getcwd()]
     argv += [f"{key}={value}" for key, value in settings.items()]
     env = {"PYTHONPATH": str(scene / "path"), "PYTHONSAFEPATH": "1"}
     try:
-        return Running(argv, cwd=scene / "work", env=env, log=target.out / LOG, unset=_NEVER_INHERITED)
+        return Running(argv, cwd=scene / "work", env=env, log=target.out / LOG, unset=NEVER_INHERITED)
     except OSError as error:
         args = {"path": str(target.python), "reason": error.strerror or str(error)}
         raise BadInput(Message("smoke.bad-python", args), Message("smoke.no-python-hint")) from error
 
 
-def _prepare(out: Path) -> Path:
+def make_scene(out: Path) -> Path:
     """Makes the output folder with its `scene`: `path` with a link to the trainer alone, and an empty `work`."""
     scene = out / "scene"
     try:
@@ -108,11 +108,14 @@ def follow(running: Running, out: Path, *, silence_limit_s: float = SILENCE_LIMI
     A note announces what may take long, the first use of a card above all; until the next record its `may_take_s` is
     the limit, if that is more. Raises StepFailed when nothing was written for longer; the caller stops the process.
     """
-    path, rest, offset = out / METRICS, b"", 0
+    path, rest, offset, which = out / METRICS, b"", 0, 0
     last, limit_s = time.monotonic(), silence_limit_s
     while True:
         has_ended = running.wait(0.05) is not None
-        fresh = _read_from(path, offset)
+        if (now := number_of(path)) != which:
+            # A run that goes on after a loss puts a shorter file in its place; what that holds was read already.
+            rest, offset, which = b"", path.stat().st_size if which else 0, now
+        fresh = read_from(path, offset)
         offset += len(fresh)
         *lines, rest = (rest + fresh).split(b"\n")
         for line in lines:
@@ -132,13 +135,27 @@ def _announced_s(record: Record) -> float:
     return min(float(value), LONGEST_SILENCE_S) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
-def _read_from(path: Path, offset: int) -> bytes:
+def read_from(path: Path, offset: int) -> bytes:
+    """What a file holds from an offset on; nothing where there is no file."""
     try:
         with path.open("rb") as records:
             records.seek(offset)
             return records.read()
     except FileNotFoundError:
-        return b""  # the trainer has not come to its first record yet
+        return b""  # nothing was written yet
+
+
+def number_of(path: Path) -> int:
+    """The file system's number of a file, another one when it was put in the place of an earlier one; 0: no file."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def records_of(out: Path) -> list[Record]:
+    """All records of a run that has ended: those of a run that went on after a loss are continuous only here."""
+    return [parse_record(line.decode("utf-8", "replace")) for line in read_from(out / METRICS, 0).splitlines()]
 
 
 def tail_of_log(out: Path) -> str:

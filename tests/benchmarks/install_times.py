@@ -138,6 +138,7 @@ class Bench:
             shutil.rmtree(self.environ["UV_CACHE_DIR"], ignore_errors=True)
         for old in self.scratch.glob("env*"):
             shutil.rmtree(old)
+        os.sync()  # else the run pays for writing out what the one before it has left
         self.number += 1
         return str(self.scratch / f"env{self.number}")
 

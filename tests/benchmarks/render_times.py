@@ -1,8 +1,9 @@
-"""Times of rendering images: all combinations in one process, and one from the command line, start included.
+"""Times of rendering: all images in one process, and single commands, start included.
 
     python tests/benchmarks/render_times.py
 
-Each lock is read once. Nothing is asserted: machines differ.
+The commands are measured in turn with the import of the two libraries that any such program loads, so that a busy
+machine shows in both. Modules are compiled before, as an installation has them. Nothing is asserted: machines differ.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ from npuenv.resolve import resolve  # noqa: E402
 from npuenv.resolve.types import Stack  # noqa: E402
 
 REPEAT = 7
-ONE = ("render-docker", "verl-cann9.1.0", "--hardware", "a2", "--os", "ubuntu22.04", "-o")
+COMMANDS = (
+    ("-c", "import click, jinja2"),
+    ("-m", "npuenv", "--version"),
+    ("-m", "npuenv", "render-docker", "verl-cann9.1.0", "--hardware", "a2", "--os", "ubuntu22.04", "-o", "{folder}"),
+    ("-m", "npuenv", "render-docker", "vllm-ascend-0.18.0", "--hardware", "a2", "-o", "{folder}"),
+    ("-m", "npuenv", "render-launch", "--for", "verl", "--recipe", "grpo-qwen2.5-7b", "-o", "{folder}/run"),
+    ("-m", "npuenv", "resolve", "verl-cann9.1.0", "--hardware", "a2", "--json"),
+    ("-m", "npuenv", "install", "cpu", "--dry-run"),
+    ("-m", "npuenv", "lock", "--help"),
+)
 
 
 def all_combinations() -> int:
@@ -47,13 +57,15 @@ def all_combinations() -> int:
     return num
 
 
-def one() -> tuple[float, float]:
+def one(command: tuple[str, ...], compiled: str) -> tuple[float, float]:
     """Wall seconds and seconds of the processor of one command, from start to exit."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": compiled}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
+        words = [word.replace("{folder}", folder) for word in command]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run([sys.executable, "-m", "npuenv", *ONE, folder], check=True, env=env, capture_output=True)
+        subprocess.run([sys.executable, *words], check=True, env=env, capture_output=True)
         wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
         return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -63,9 +75,11 @@ def main() -> None:
     num = all_combinations()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     print(f"all {num} combinations: {wall:.1f} s wall, {cpu:.1f} s of the processor")
-    walls, cpus = zip(*(one() for _ in range(REPEAT)), strict=True)
-    wall, cpu = statistics.median(walls), statistics.median(cpus)
-    print(f"one, start included: median {wall:.2f} s wall, {cpu:.2f} s of the processor")
+    with tempfile.TemporaryDirectory() as compiled:
+        rounds = [[one(command, compiled) for command in COMMANDS] for _ in range(REPEAT + 1)][1:]
+    for command, times in zip(COMMANDS, zip(*rounds, strict=True), strict=True):
+        wall, cpu = (statistics.median(each) for each in zip(*times, strict=True))
+        print(f"{cpu:.2f} s of the processor, {wall:.2f} s wall: python {' '.join(command)}")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,27 @@ def test_a_planted_fault_is_named_by_the_first_sentence(words: str, key: str, se
     assert named.fix is not None and say(named.fix.says) and say(named.fix.says, "zh")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "key", "sentence"),
+    [
+        ("fault=generator-dies", "generator-lost", "FAIL: the processes that generate answers fail again and again: "),
+        (
+            "fault=generator-garbage",
+            "generator-lost",
+            "FAIL: the processes that generate answers fail again and again: ",
+        ),
+        ("fault=stale-weights", "stale-weights", "FAIL: new weights do not reach the processes that generate: "),
+    ],
+)
+def test_a_planted_fault_of_another_process_is_named_too(
+    words: str, key: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Generators are started by this process: they find the trainer, and torch, where it does.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(torch.__file__).parents[1])]))
+    test_a_planted_fault_is_named_by_the_first_sentence(f"generators=1 {words}", key, sentence, tmp_path)
+
+
 def test_without_a_fault_four_steps_are_too_few_to_tell_and_nothing_else_is_wrong(tmp_path: Path) -> None:
     found = judged(tmp_path)
     assert verdict(found) == "unknown"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import BadSetting, Config, describe, differing, parse
+from trainer.config import BadSetting, Config, describe, differing, instead, parse
 from trainer.overrides import verl
 
 DEVICES = ("auto", "cpu")
@@ -79,7 +79,7 @@ def test_an_unknown_setting_is_answered_with_three_names_at_most_and_the_place_o
 def test_every_setting_has_its_own_name() -> None:
     config = Config()
     sections = [getattr(config, name) for name in ("run", "task", "model", "rollout", "algorithm", "optim", "noise")]
-    names = [name for part in [*sections, config.output] for name in part.__slots__]
+    names = [name for part in [*sections, config.output, config.placement] for name in part.__slots__]
     assert len(names) == len(set(names)) == len(config.flat())
 
 
@@ -109,3 +109,32 @@ def test_only_what_cannot_change_a_number_already_made_is_free_to_change() -> No
 
 def test_words_in_capitals_are_the_same_choices() -> None:
     assert read("resume=True", "scale_by_std=FALSE").run.resume == "true"
+
+
+def test_a_word_is_put_in_the_place_of_those_that_set_the_same_in_either_spelling() -> None:
+    words = ["save_every=5", "lr=0.1", "+trainer.save_freq=-1", "run.save_every=0", "data.train_batch_size=4"]
+    changed = ["lr=0.1", "+trainer.save_freq=10", "data.train_batch_size=4", "save_every=10"]
+    assert instead(words, "save_every", "10") == changed
+    assert read(*changed).run.save_every == 10
+    words = ["trainer.resume_mode=disable", "resume=false"]
+    assert instead(words, "resume", "auto") == ["trainer.resume_mode=auto", "resume=auto"]
+    assert read(*instead(words, "resume", "auto")).run.resume == "auto"
+    assert instead([], "resume", "auto") == ["resume=auto"]
+
+
+def test_cards_are_apart_by_their_numbers_and_not_by_how_they_are_written() -> None:
+    for words in (
+        ["train_cards=0-3", "infer_cards=[0,1,2,3]"],
+        ["train_cards=0-3"],
+        ["train_cards=0,1", "infer_cards=1,0"],
+    ):
+        assert not read(*words).has_generators, words
+    assert read("train_cards=0-3", "infer_cards=[4,5]").has_generators
+    assert read("generators=1").has_generators
+    with pytest.raises(BadSetting, match="several engines of vllm need train_cards: else each of them takes the first"):
+        read("engine=vllm", "path=x", "ranks=2")
+    with pytest.raises(BadSetting, match="several engines of vllm"):
+        read("engine=vllm", "path=x", "generators=2")
+    assert read("engine=vllm", "path=x", "generators=1").has_generators
+    with pytest.raises(BadSetting, match="generators=2 counts processes on this machine, and infer_cards=1 places one"):
+        read("train_cards=0", "infer_cards=1", "generators=2")

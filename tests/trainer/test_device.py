@@ -82,12 +82,30 @@ def test_a_role_sets_what_the_user_has_not_set(tmp_path: Path) -> None:
         "TASK_QUEUE_ENABLE": "0",
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
         CACHE_VARIABLE: str(cache),
+        "TRAINER_PREPARED": "PYTORCH_NPU_ALLOC_CONF",
     }
     assert cache.is_dir()
     rollout = {"XDG_CACHE_HOME": str(tmp_path / "c"), CACHE_VARIABLE: "/kept"}
     prepare("rollout", rollout)
-    assert rollout == {"XDG_CACHE_HOME": str(tmp_path / "c"), CACHE_VARIABLE: "/kept", "TASK_QUEUE_ENABLE": "1"}
+    assert rollout == {
+        "XDG_CACHE_HOME": str(tmp_path / "c"),
+        CACHE_VARIABLE: "/kept",
+        "TASK_QUEUE_ENABLE": "1",
+        "TRAINER_PREPARED": "TASK_QUEUE_ENABLE",
+    }
     assert not (tmp_path / "c").exists()
+
+
+def test_a_child_in_another_role_has_what_the_user_set_and_nothing_of_its_parents_role() -> None:
+    environ = {CACHE_VARIABLE: "/kept", "TASK_QUEUE_ENABLE": "0"}
+    prepare("train", environ)
+    prepare("rollout", environ)
+    assert "PYTORCH_NPU_ALLOC_CONF" not in environ
+    assert environ["TASK_QUEUE_ENABLE"] == "0"
+    environ = {CACHE_VARIABLE: "/kept", "PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:64"}
+    prepare("train", environ)
+    prepare("rollout", environ)
+    assert (environ["PYTORCH_NPU_ALLOC_CONF"], environ["TASK_QUEUE_ENABLE"]) == ("max_split_size_mb:64", "1")
 
 
 def test_a_home_that_cannot_be_written_leaves_the_cache_where_cann_wants_it(tmp_path: Path) -> None:

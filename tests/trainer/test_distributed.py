@@ -11,6 +11,7 @@ import pytest
 import torch
 from trainer_cases import ROOT, of_a_child, only, read
 
+from trainer import device as devices
 from trainer.distributed import Agreement, World, checksum
 from trainer.launch import Ended, run_ranks
 from trainer.metrics.step import over_ranks
@@ -45,6 +46,30 @@ def test_one_process_is_a_world_whose_collectives_change_nothing() -> None:
     assert world.gather("x") == ["x"]
     assert world.share([1, 2]) == [1, 2]
     assert world.is_first
+
+
+def test_float64_travels_as_float32_where_the_collectives_know_no_wider_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.dtype] = []
+
+    def reduced(tensor: torch.Tensor, **how: object) -> None:
+        sent.append(tensor.dtype)
+        tensor.mul_(2)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", reduced)
+    two, value = World(0, 2), torch.tensor([1.5, 3.0], dtype=torch.float64)
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    weight.grad = torch.ones(1, dtype=torch.float64)
+    assert two.add(value) is value
+    monkeypatch.setattr(devices, "reduces_float64", lambda device: False)
+    two.largest(value)
+    two.add(torch.ones(1, dtype=torch.int64))
+    two.add_gradients([weight])
+    assert sent == [torch.float64, torch.float32, torch.int64, torch.float32]
+    assert (value.dtype, value.tolist(), weight.grad.tolist()) == (torch.float64, [6.0, 12.0], [2.0])
+
+
+def test_only_an_npu_is_known_not_to_add_float64() -> None:
+    assert [devices.reduces_float64(torch.device(name)) for name in ("cpu", "cuda:0", "meta")] == [True, True, False]
 
 
 def test_two_ranks_add_gradients_and_values(tmp_path: Path) -> None:
@@ -95,11 +120,11 @@ def test_two_ranks_give_the_update_of_one_when_they_see_its_rows(tmp_path: Path)
 def test_a_checksum_sees_one_bit_and_an_exchange_of_two_values() -> None:
     weights = {"a": torch.tensor([1.0, 2.0, 3.0]), "b": torch.tensor([0.5], dtype=torch.bfloat16)}
     again = {name: weight.clone() for name, weight in weights.items()}
-    assert checksum(weights) == checksum(again)
+    assert checksum(weights.items()) == checksum(again.items())
     again["a"].view(torch.int32)[1] ^= 1
-    assert checksum(weights) != checksum(again)
+    assert checksum(weights.items()) != checksum(again.items())
     swapped = {**weights, "a": torch.tensor([2.0, 1.0, 3.0])}
-    assert checksum(weights) != checksum(swapped)
+    assert checksum(weights.items()) != checksum(swapped.items())
 
 
 def test_ranks_with_other_weights_are_told_with_the_step_where_it_began() -> None:

@@ -13,16 +13,17 @@ from trainer_cases import CPU, END, PAD, TINY, changed, group, rollout
 from trainer import faults
 from trainer.algorithms.packing import pack
 from trainer.assembly import assemble
-from trainer.config import Config, Run
+from trainer.config import Config
 from trainer.saving.checkpoint import CorruptCheckpoint, Saved, State, load, save
+from trainer.sections import Run
 from trainer.tasks.successor import successor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-# Other processes' faults: `trainer.launch` and the world know them.
-ELSEWHERE = {"rank-dies", "rank-differs"}
+# Faults of other processes: `trainer.launch`, the world and generators know them.
+ELSEWHERE = {"rank-dies", "rank-differs", "generator-dies", "generator-garbage", "stale-weights"}
 PLACES = {
     "settings": {"lr-zero"},
     "task": {"constant-reward", "no-signal", "reward-raises", "reward-hangs", "no-end-token"},

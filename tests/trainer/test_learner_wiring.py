@@ -254,3 +254,21 @@ def test_a_step_whose_gradient_is_not_finite_counts_as_done() -> None:
     made, of = learner(lr=0.1), batch()
     made.update(of, made.look(of), Advantages(torch.full_like(of.sampler_logprobs_BT, math.nan), None))
     assert (made.steps_done, made.updates) == (1, 1)
+
+
+def test_a_mini_batch_without_rows_leaves_the_numbers_of_the_others_as_they_are() -> None:
+    """With dynamic sampling fewer groups may be kept than there are mini batches."""
+    made = learner(mini_batches=2, correction="token", micro_batch_rows=2)
+    found = update(made, by_policy(made, batch(0), log_ratio=-0.5))
+    assert made.updates == 2
+    assert found.weights is not None
+    assert (found.weights.min, found.weights.max) == pytest.approx((math.exp(-0.5), math.exp(-0.5)))
+
+
+def test_the_order_of_later_groups_does_not_depend_on_how_many_were_kept() -> None:
+    states = []
+    for numbers in ((0,), (0, 1, 2)):
+        made = learner(prompts_per_step=3, mini_batches=2)
+        update(made, batch(*numbers))
+        states.append(made.state()["groups_random"])
+    assert torch.equal(*states)

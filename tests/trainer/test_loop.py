@@ -194,7 +194,8 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
     answers = {each.text: same for each in assemble(config, CPU, seed=0).task.train}
     answers |= {"0=": mixed, "1=": (rollout((2, END)), rollout((END,))), "2=": (rollout((3, END)), rollout((END,)))}
     parts, _ = scripted(config, answers)
-    groups, rewards_PG, num_drawn = parts.rollouts(Progress())
+    made = parts.rollouts(Progress())
+    groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert [row.tolist() for row in rewards_PG] == [[1.0, 0.0], [1.0, 0.0]]
     assert {group.prompt.text for group in groups} <= {"0=", "1=", "2="}
     assert num_drawn > 2
@@ -204,7 +205,8 @@ def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
     config = changed(TINY, distractors=0, rollouts_per_prompt=2, dynamic_sampling=True, max_generations=4)
     same = (rollout((END,)), rollout((END,)))
     parts, _ = scripted(config, {each.text: same for each in assemble(config, CPU, seed=0).task.train})
-    groups, rewards_PG, num_drawn = parts.rollouts(Progress())
+    made = parts.rollouts(Progress())
+    groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert (len(groups), num_drawn) == (3, 12)
     assert rewards_PG.unique().numel() == 1
 
@@ -213,7 +215,7 @@ def test_an_answer_near_its_limit_costs_reward() -> None:
     config = changed(TINY, distractors=0, reward="exact", overlong_buffer=2, overlong_factor=0.5)
     parts, _ = scripted(config, {each.text: (rollout((1, 1, 1)), rollout((1, END)), rollout((END,)), rollout((END,)))
                                  for each in assemble(config, CPU, seed=0).task.train})  # fmt: skip
-    rewards = parts.rollouts(Progress())[1]
+    rewards = parts.rollouts(Progress()).rewards_PG
     # of at most 3 tokens the last 2 cost 0.25 each
     assert rewards[:, 0].tolist() == [-0.5] * 3
     assert rewards[:, 2].tolist() == [0.0] * 3

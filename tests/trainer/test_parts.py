@@ -10,6 +10,7 @@ import torch
 from core_cases import SMALL, on_ranks
 from trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted
 
+from trainer import device as devices
 from trainer.assembly import assemble, reward_limit_s
 from trainer.distributed import World
 from trainer.learner import Learner
@@ -85,13 +86,14 @@ def test_dynamic_sampling_stops_at_enough_groups_and_keeps_the_first() -> None:
     prompts = assemble(config, CPU, seed=0).task.train
     useful = {each.text: (rollout((int(each.expected), END)), rollout((END,))) for each in prompts}
     parts, _ = scripted(config, useful)
-    assert parts.rollouts(Progress())[2] == 4
+    assert parts.rollouts(Progress()).num_drawn == 4
     # One group of the first batch has no signal: three are kept, and one of the second.
     parts, _ = scripted(config, useful)
     expected = [each.text for each in scripted(config, useful)[0].draw()]
     dull = {**useful, expected[1]: (rollout((END,)), rollout((END,)))}
     parts, _ = scripted(config, dull)
-    groups, rewards_PG, num_drawn = parts.rollouts(Progress())
+    made = parts.rollouts(Progress())
+    groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert num_drawn == 8
     assert [each.prompt.text for each in groups[:3]] == [expected[0], *expected[2:]]
     assert rewards_PG.tolist() == [[1.0, 0.0]] * 4
@@ -222,7 +224,7 @@ def test_the_engine_sleeps_while_the_learner_learns_and_wakes_before_it_gets_the
     assert told == ["generate", "sleep", "wake", "receive"]
 
 
-def test_an_engine_that_has_its_card_for_itself_is_lent_to_the_trial_of_the_checkpoint(tmp_path: Path) -> None:
+def test_beside_an_engine_that_has_its_card_for_itself_the_checkpoint_is_compared_on_the_disk(tmp_path: Path) -> None:
     """One that is called vllm stands for it: its own sampler is the built-in one here, and no second one is made."""
     config = changed(SMALL, steps=2)
     parts = assemble(config, CPU, seed=0)
@@ -230,3 +232,67 @@ def test_an_engine_that_has_its_card_for_itself_is_lent_to_the_trial_of_the_chec
     records = run(tmp_path, named, replace(parts, config=named))
     found = only(records, kind="stage", name="checkpoint")
     assert (found["passed"], found["restored_equal"], found["next_step_equal"]) == (True, True, None)
+
+
+def test_where_a_device_has_no_room_for_the_state_twice_nothing_is_restored_beside_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = assemble
+    monkeypatch.setattr("trainer.stages.watch.assemble", None)
+    monkeypatch.setattr("trainer.device.memory", lambda device: devices.Memory(free=40_000, total=1 << 40))
+    records = run(tmp_path, SMALL, made(SMALL, CPU, seed=0))
+    found = only(records, kind="stage", name="checkpoint")
+    assert found["bytes"] > 40_000
+    assert (found["passed"], found["restored_equal"], found["next_step_equal"]) == (True, True, None)
+
+
+def test_a_file_that_is_not_the_state_is_found_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.device.memory", lambda device: devices.Memory(free=40_000, total=1 << 40))
+    monkeypatch.setattr("trainer.stages.watch.load", lambda folder, device: {"step": 0})
+    found = only(run(tmp_path, SMALL), kind="stage", name="checkpoint")
+    assert (found["passed"], found["restored_equal"]) == (False, False)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_one_prompt_is_enough_however_many_heads_share_their_keys(kv_heads: int, tmp_path: Path) -> None:
+    config = changed(SMALL, prompts_per_step=1, mini_batches=1, steps=1, heads=4, kv_heads=kv_heads)
+    assert only(run(tmp_path, config), kind="stage", name="logprobs")["passed"] is True
+
+
+def test_ranks_that_draw_again_different_numbers_of_times_stay_with_one_stream_of_prompts() -> None:
+    config = changed(SMALL, prompts_per_step=4, rollouts_per_prompt=2, dynamic_sampling=True, max_generations=5)
+
+    def job(world: World) -> tuple[int, torch.Tensor]:
+        dull = 3 * world.rank  # batches in a row
+
+        def score(groups: Any) -> torch.Tensor:
+            nonlocal dull
+            dull -= 1
+            return torch.tensor([[0.0, float(dull < 0)]] * len(groups))
+
+        parts = replace(assemble(config, CPU, seed=0, world=world), score=score)
+        return parts.make(Progress()).num_drawn, parts.prompts_random.get_state()
+
+    (first, one), (second, two) = on_ranks(job)
+    assert (first, second) == (2, 8)
+    assert torch.equal(one, two)
+
+
+def test_weights_are_published_when_all_ranks_have_their_answers_and_have_sent_theirs() -> None:
+    """Ranks may have a generator in common."""
+    config = changed(SMALL, prompts_per_step=4, generators=2)
+    done: list[str] = []
+
+    class Engine:
+        def receive(self, weights: object) -> None:
+            done.append("receive")
+
+    def job(world: World) -> None:
+        engine: Any = Engine()
+        parts = assemble(config, CPU, seed=0, world=world, engine=engine)
+        done.append("answers")
+        parts.publish(1)
+        done.append("asks")
+
+    on_ranks(job)
+    assert done == ["answers"] * 2 + ["receive"] * 2 + ["asks"] * 2

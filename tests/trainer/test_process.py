@@ -206,10 +206,14 @@ def test_a_run_on_verls_words_says_in_its_header_what_became_of_each(scene: Path
     assert entry.main(["--out", str(out), *words]) == 0
     header = read(out)[0]
     assert header["translated"]["actor_rollout_ref.actor.ppo_mini_batch_size=2"] == "mini_batches=2 (4 / 2)"
-    assert header["ignored"] == {"trainer.nnodes=1": "ranks=N starts the processes on this machine"}
+    assert header["ignored"] == {
+        "trainer.nnodes=1": "train_cards and infer_cards name the cards, a process each, and Ray starts those; "
+        "nodes=N says in how many nodes they are"
+    }
     settings = {name: header["settings"][name] for name in ("prompts_per_step", "rollouts_per_prompt", "steps", "seed")}
     assert settings == {"prompts_per_step": 4, "rollouts_per_prompt": 2, "steps": 2, "seed": 5}
     assert header["assumed"]["lr"] == "1e-6"
+    assert (header["ranks"], header["sharding"]) == (1, "none")
     assert header["settings"]["lr"] == 1e-6
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,13 +16,14 @@ from core_cases import ADAPTIVE, batch, learner, on_ranks, update
 from torch import Tensor
 
 from trainer import launch
+from trainer.__main__ import main
 from trainer.distributed import World
+from trainer.interrupt import Interrupt
 from trainer.launch import Ended, run_ranks
 from trainer.learner import Known, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 
 # The groups of each rank: unequal in rows' lengths and in width.
@@ -171,6 +173,77 @@ def test_ranks_that_hang_after_another_failed_are_stopped(tmp_path: Path, monkey
     assert time.monotonic() - began < 10
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid-0").read_text()), 0)
+
+
+def test_a_rank_that_does_not_end_with_the_others_is_named_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.launch._TOGETHER_S", 0.3)
+    monkeypatch.setattr("trainer.launch._GRACE_S", 0.2)
+    text = "(folder / f'pid-{rank}').write_text(str(os.getpid()))\nif rank == 1:\n    time.sleep(60)"
+    ended = ranks(tmp_path, monkeypatch, text)
+    assert (ended.rank, ended.code, str(ended)) == (1, 1, "rank 1 did not end within 0.3 s of the others")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid-1").read_text()), 0)
+
+
+def test_ranks_are_stopped_where_one_of_them_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, popen = [], subprocess.Popen
+
+    def start(argv: list[str], **options: Any) -> Any:
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(BlockingIOError):
+        run_ranks([], 2, tmp_path / "logs")
+    assert started[0].returncode == -9
+
+
+LAUNCHER = """
+import os, pathlib, subprocess, sys
+from trainer import launch
+folder, popen = pathlib.Path(sys.argv[1]), subprocess.Popen
+code = "import os, sys, time, pathlib; from trainer import launch; launch.end_with_launcher(); "
+code += "pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.getpid())); time.sleep(60)"
+subprocess.Popen = lambda argv, **options: popen([sys.executable, "-c", code, str(folder)], **options)
+launch.run_ranks([], 2, folder / "logs")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process hears of its parent's end on Linux alone")
+def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(launch.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path)], env=environ) as leader:
+        files = [tmp_path / "0", tmp_path / "1"]
+        deadline = time.monotonic() + 60
+        while not all(each.is_file() and each.read_text() for each in files) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        pids = [int(each.read_text()) for each in files]
+        leader.kill()
+        while any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def is_running(pid: int) -> bool:
+    """Whether it computes: one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_ranks_that_a_launcher_did_not_start_so_many_of_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["--out", str(tmp_path), "ranks=8", "device=cpu"], interrupt=Interrupt()) == 2
+    assert "ranks=8, but WORLD_SIZE=2 says that a launcher started 2 processes" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_alone_is_rank_0_whatever_a_launcher_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

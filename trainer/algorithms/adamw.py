@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -75,13 +75,17 @@ class AdamW:
 
 
 @torch.no_grad()
-def clip(gradients: Sequence[Tensor | None], largest: float) -> float:
+def clip(gradients: Sequence[Tensor | None], largest: float, *, add: Callable[[Tensor], Tensor] | None = None) -> float:
     """Scales the gradients, in place, to a common norm of at most `largest`; gives back the norm before that.
 
     As torch.nn.utils.clip_grad_norm_ does it, with fewer calls; where the norm is not finite they stay as they are.
+    `add` sums over ranks that hold other rows of the gradients each; None: they are all here.
     """
     present = [each for each in gradients if each is not None]
-    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))) if present else 0.0
+    norm = 0.0
+    if present:
+        whole = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present)))
+        norm = float(whole if add is None else add(whole.square()).sqrt())
     if math.isfinite(norm) and norm > largest:
         torch._foreach_mul_(present, largest / (norm + 1e-6))
     return norm

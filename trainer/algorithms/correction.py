@@ -13,6 +13,7 @@ report of them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def shares(found: Correction, mask_BT: Tensor, totals: Totals, *, level: str, ca
         "weight_high": high.sum() / number,
         "weight_low": low.sum() / number,
         "weight_max": shown_BT.max(),
-        "weight_min_negated": -torch.where(mask_BT, shown_BT, shown_BT.max()).min(),
+        "weight_min_negated": torch.where(mask_BT, -shown_BT, -math.inf).max(),  # nothing on: never the largest
     }
 
 
@@ -114,7 +115,7 @@ def spread(whole: Mapping[str, float]) -> Spread:
         mean=mean,
         std=max(square - excess * excess, 0.0) ** 0.5,
         max=whole["weight_max"],
-        min=-whole["weight_min_negated"],
+        min=whole["weight_max"] if whole["weight_min_negated"] == -math.inf else -whole["weight_min_negated"],
         eff_sample_size=mean * mean / squares if squares > 0 else 0.0,
         ratio_fraction_high=whole["weight_high"],
         ratio_fraction_low=whole["weight_low"],

@@ -23,6 +23,9 @@ class Sampling:
     max_new_tokens: int
     temperature: float
     is_greedy: bool = False  # the likeliest token each time; the temperature then only scales the log-probabilities
+    # One number for each prompt, below 2**31, that alone decides its draws, whatever is asked beside it; empty: the
+    # engine's own random numbers do, in the order of its calls.
+    seeds: tuple[int, ...] = ()
 
 
 class Engine(Protocol):

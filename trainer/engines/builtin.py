@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainer.engines.draws import pick, uniform
 from trainer.models.generation import Run
 from trainer.types import Rollout, Stop
 
@@ -42,9 +43,11 @@ class Sampler:
         logprobs_TB = torch.zeros(tokens_TB.shape, dtype=self._wide, device=self._device)
         rows_R = torch.arange(tokens_TB.shape[1], device=self._device)
         is_needed_R, is_moved = torch.ones_like(rows_R, dtype=torch.bool), False
+        chances_TB = uniform(sampling, len(prompts), dtype=self._wide, device=self._device)
         logits_RV = run.start().repeat_interleave(size, dim=0)
         for step in range(sampling.max_new_tokens):
-            drawn_R, chosen_R = self._draw(logits_RV, sampling)
+            chance_R = None if chances_TB is None else chances_TB[step, rows_R]
+            drawn_R, chosen_R = self._draw(logits_RV, sampling, chance_R)
             # A row that has ended is drawn on for a while; nothing reads what stands after its end.
             if is_moved:
                 rows_N = rows_R[is_needed_R]
@@ -67,23 +70,24 @@ class Sampler:
         rollouts = [_until_end(tokens, logprobs, self._end) for tokens, logprobs in pairs]
         return [tuple(rollouts[at : at + size]) for at in range(0, len(rollouts), size)]
 
-    def _draw(self, logits_RV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-        """Each row's token and its log-probability at the temperature."""
+    def _draw(self, logits_RV: Tensor, sampling: Sampling, chance_R: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Each row's token and its log-probability at the temperature; `chance_R` decides, if it is given."""
         logits_RV = logits_RV.to(self._wide)
         if sampling.temperature != 1.0:
             logits_RV = logits_RV / sampling.temperature
         logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
-        drawn_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp())
+        drawn_R = logprobs_RV.argmax(dim=1) if sampling.is_greedy else self._pick(logprobs_RV.exp(), chance_R)
         return drawn_R, logprobs_RV.gather(1, drawn_R[:, None]).squeeze(1)
 
-    def _pick(self, chances_RV: Tensor) -> Tensor:
+    def _pick(self, chances_RV: Tensor, chance_R: Tensor | None = None) -> Tensor:
         """A token of each row, as likely as its chance."""
+        if chance_R is not None:
+            return pick(chances_RV, chance_R)
         if chances_RV.shape[1] > _FEW_TOKENS:
             return torch.multinomial(chances_RV, 1, generator=self._generator).squeeze(1)
-        # One random number a row, not one a token. Half of the line is open, so that a token of no chance is no one's.
-        bounds_RV = chances_RV.cumsum(dim=1)
-        uniform_R1 = torch.rand(len(bounds_RV), 1, generator=self._generator, dtype=self._wide, device=self._device)
-        return (bounds_RV[:, :-1] <= uniform_R1 * bounds_RV[:, -1:]).sum(dim=1)
+        # One random number a row, not one a token.
+        uniform_R = torch.rand(len(chances_RV), generator=self._generator, dtype=self._wide, device=self._device)
+        return pick(chances_RV, uniform_R)
 
     @torch.no_grad()
     def receive(self, weights: Mapping[str, Tensor]) -> None:

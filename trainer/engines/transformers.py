@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
+from trainer.engines.draws import pick, uniform
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
 class Chooser:
     """A logits processor: draws each row's token, notes its log-probability, and forbids all others."""
 
-    def __init__(self, sampling: Sampling, generator: torch.Generator) -> None:
+    def __init__(self, sampling: Sampling, generator: torch.Generator, chances_TB: Tensor | None) -> None:
         self._sampling = sampling
         self._generator = generator
+        self._chances_TB = chances_TB  # they decide instead of the generator, if they are given
         self.logprobs: list[Tensor] = []  # [B] for each step
 
     def __call__(self, tokens_BT: Tensor, logits_BV: Tensor) -> Tensor:
         logprobs_BV = torch.log_softmax(logits_BV.float() / self._sampling.temperature, dim=-1)
         if self._sampling.is_greedy:
             chosen_B = logprobs_BV.argmax(dim=1)
+        elif self._chances_TB is not None:
+            chosen_B = pick(logprobs_BV.exp(), self._chances_TB[len(self.logprobs)])
         else:
             chosen_B = torch.multinomial(logprobs_BV.exp(), 1, generator=self._generator).squeeze(1)
         self.logprobs.append(logprobs_BV.gather(1, chosen_B[:, None]).squeeze(1))
@@ -64,7 +68,8 @@ class Generator:
         places = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         tokens_PS = torch.tensor(padded, dtype=torch.int64, device=self._device)
         mask_PS = torch.tensor(places, dtype=torch.int64, device=self._device)
-        chooser = Chooser(sampling, self._generator)
+        chances_TB = uniform(sampling, len(prompts), dtype=torch.float32, device=self._device)
+        chooser = Chooser(sampling, self._generator, chances_TB)
         whole_BT = self._model.generate(
             tokens_PS.repeat_interleave(size, dim=0),
             attention_mask=mask_PS.repeat_interleave(size, dim=0),

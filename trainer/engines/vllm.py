@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.config import BadSetting
+from trainer.engines.draws import new_seeds
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from trainer.tasks.base import Task
 
 _BUCKET_BYTES = 1 << 28  # of weights handed over at once; with tensor parallelism each bucket is copied to every worker
-_LARGEST_SEED = 2**31 - 1
 
 # What vLLM makes one parameter of, and which of the learner's, in this order.
 _STACKED = {
@@ -83,7 +83,7 @@ class Vllm:
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
         """Log-probabilities are vLLM's processed ones, after the temperature; of greedy answers those at 1."""
-        seeds = torch.randint(_LARGEST_SEED, (len(prompts),), generator=self._generator).tolist()
+        seeds = sampling.seeds or new_seeds(len(prompts), self._generator)
         results = self._llm.generate(
             [self._package.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
             [self._params(sampling, seed) for seed in seeds],
@@ -245,6 +245,9 @@ def arguments(config: Config, task: Task, folder: Path, *, seed: int) -> dict[st
         "enable_sleep_mode": rollout.sleep,
         "logprobs_mode": "processed_logprobs",
     }
+    if rollout.tensor_parallel > 1:
+        # Within a placement group of Ray vllm would take Ray for its workers too, one bundle each: ours hold all cards.
+        chosen["distributed_executor_backend"] = "mp"
     if task.environment is None:
         chosen["max_model_len"] = config.task.max_prompt_tokens + task.max_new_tokens
     return chosen

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.shards import local
 from trainer.types import Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -27,9 +28,15 @@ _SAMPLED = 4096
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    """True when shape, dtype and every bit agree: a NaN equals itself and 0.0 is not -0.0."""
+    """True when shape, dtype and every bit agree: a NaN equals itself and 0.0 is not -0.0.
+
+    Of sharded tensors only this rank's rows are looked at.
+    """
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
+    left, right = local(left), local(right)
+    if left.device != right.device:  # an engine may keep its weights on the host
+        left, right = left.cpu(), right.cpu()
     return torch.equal(_bytes(left), _bytes(right))
 
 
@@ -37,12 +44,17 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def first_difference(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> str | None:
-    """The first name that only one side has or whose tensors differ in a bit; None when there is none."""
-    for name in [*left, *(extra for extra in right if extra not in left)]:
-        if name not in left or name not in right or not same_bits(left[name], right[name]):
-            return name
-    return None
+def first_difference(left: Iterable[tuple[str, Tensor]], right: Mapping[str, Tensor]) -> str | None:
+    """The first name that only one side has or whose tensors differ in a bit; None when there is none.
+
+    Goes through all of `left`, holding one tensor at a time: to make it may be a collective.
+    """
+    first, seen = None, set()
+    for name, tensor in left:
+        seen.add(name)
+        if first is None and (name not in right or not same_bits(tensor, right[name])):
+            first = name
+    return first or next((extra for extra in right if extra not in seen), None)
 
 
 @dataclass(slots=True)
@@ -85,9 +97,9 @@ class WeightsCheck:
     first_name: str | None = None
     tensors: int = 0
 
-    def add(self, step: int, learner: Mapping[str, Tensor], sampler: Mapping[str, Tensor]) -> None:
+    def add(self, step: int, learner: Iterable[tuple[str, Tensor]], sampler: Mapping[str, Tensor]) -> None:
         self.publishes += 1
-        self.tensors = len(learner)
+        self.tensors = len(sampler)
         name = first_difference(learner, sampler)
         if name is not None:
             self.unequal += 1

@@ -31,7 +31,7 @@ LOSS_LIMIT, REWARD_LIMIT = 0.02, 0.04
 _LOSSES = ("actor/loss", "train/loss", "loss")
 _REWARDS = ("critic/rewards/mean", "critic/score/mean")
 # Clocks and counts of where the runs ran: shown by no difference of what was computed.
-_NOT_COMPUTED = ("timing_s/", "timing_per_token_ms/", "perf/", "wall_s", "step")
+_NOT_COMPUTED = ("timing_s/", "timing_per_token_ms/", "perf/", "generators/", "learner/idle_s", "wall_s", "step")
 _ROWS = 12  # so that the text fits a screen
 
 

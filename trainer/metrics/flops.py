@@ -12,10 +12,11 @@ and addition:
   three times the forward in all. Frozen weights (LoRA) have no gradient of their own. Attention's backward: twice.
 
 By phase: `gen` is one forward over all answers drawn (each place is computed once with a cache). `old_log_prob` is a
-forward of the policy where it is needed, one of the reference and one of the critic where there are any. `update_actor`
-is forward and backward of the policy, and of the critic. Norms, softmax, sampling, optimizer and transfers count as
-nothing although they take time, and what an engine or gradient checkpointing computes twice is counted once: this is
-model FLOPs utilisation, which falls when work is repeated. Padding is no work either.
+forward of the policy where it is needed, one of the reference and one of the critic where there are any; where the
+generators have the reference, its forward is `ref`. `update_actor` is forward and backward of the policy, and of the
+critic. Norms, softmax, sampling, optimizer and transfers count as nothing although they take time, and what an engine
+or gradient checkpointing computes twice is counted once: this is model FLOPs utilisation, which falls when work is
+repeated. Padding is no work either.
 
 Example: a prompt of 3 tokens with answers of 2 and 3 tokens: 3 + 1 + 2 = 6 tokens, 1 + 1 + 2 = 4 predicting places,
 (1 + 2 + 3) + 4 + (4 + 5) = 19 pairs.
@@ -165,13 +166,16 @@ def of_phases(model: Sizes, done: Work, config: Config, *, drawn_over_used: floa
     algorithm = config.algorithm
     plain = replace(model, body=model.body - model.adapters)
     critic = replace(plain, learning=plain.body, output=0) if algorithm.estimator == "gae" else None
-    looks = int(config.optim.mini_batches > 1 or algorithm.kl_in == "reward") + int(algorithm.kl_coef > 0)
+    place = config.reference_at
+    looks = int(config.optim.mini_batches > 1 or algorithm.kl_in == "reward") + int(place == "learner")
     looking = looks * forward(model, done)
     updating = forward(model, done) + backward(model, done)
     if critic is not None:
         looking += forward(critic, done)
         updating += forward(critic, done) + backward(critic, done)
     phases = {"gen": forward(plain, done) * drawn_over_used, "old_log_prob": looking, "update_actor": updating}
+    if place == "generators":
+        phases["ref"] = forward(plain, done)
     return {name: float(each) for name, each in phases.items() if each}
 
 

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 # verl's names where it has one: `actor` is the update, `actor_infer` the pass before it.
-_MFU = {"gen": "perf/mfu/gen", "old_log_prob": "perf/mfu/actor_infer", "update_actor": "perf/mfu/actor"}
+_MFU = {
+    "gen": "perf/mfu/gen",
+    "old_log_prob": "perf/mfu/actor_infer",
+    "ref": "perf/mfu/ref",
+    "update_actor": "perf/mfu/actor",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ class Records:
         if not append and (folder / FILE).is_file() and not (folder / FILE).is_symlink():
             (folder / FILE).replace(folder / PREVIOUS)
         self._followers = list(followers)
-        self._file: TextIO = (folder / FILE).open("a" if append else "w", encoding="utf-8")
+        # At the end even where another process has written meanwhile: why a run ended is added from outside.
+        self._file: TextIO = open(  # noqa: SIM115
+            folder / FILE,
+            "a" if append else "w",
+            encoding="utf-8",
+            opener=lambda path, flags: os.open(path, flags | os.O_APPEND, 0o666),
+        )
 
     def write(self, kind: str, **values: Any) -> None:
         """Appends one record. Floats that JSON cannot hold become the texts `nan`, `inf` and `-inf`."""

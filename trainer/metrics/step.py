@@ -189,6 +189,27 @@ def of_times(parts: Mapping[str, float], lengths: Mapping[str, Any], seconds: fl
     return found
 
 
+def of_generators(turn: Turn, parts: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """What each side waited for the other, and how far apart they are; nothing where each rank generates itself.
+
+    The generators are idle while the learner learns, unless they work one step ahead; the learner is while it waits
+    for answers. `lag`: updates between the weights that drew the answers and those that learnt from them.
+    """
+    if turn.spent is None:
+        return {}
+    spent = turn.spent
+    found = {
+        "generators/lag": turn.lag,
+        "generators/busy_s": spent.busy_s,
+        "generators/idle_s": max(seconds - spent.busy_s, 0.0),
+        "generators/lost": spent.num_lost,
+        "learner/idle_s": parts.get("gen_wait", parts.get("gen", 0.0) + parts.get("ref", 0.0)),
+    }
+    if spent.weights_s > 0:
+        found["generators/weights_mib_per_s"] = spent.weights_bytes / (1 << 20) / spent.weights_s
+    return found
+
+
 def of_validation(prompts: Sequence[Prompt], correct: Sequence[int], *, task: str) -> dict[str, float]:
     """Greedy accuracy by where the questions come from: `val-core/openai/gsm8k/acc/mean@1`.
 
@@ -204,6 +225,7 @@ def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress
     """The values of a `step` record."""
     lengths, parts = of_lengths(turn.groups, config), progress.since_last_step()
     found = {
+        **of_generators(turn, parts, seconds),
         **of_rewards(turn.rewards_PG, turn.judged.rewards_B),
         **of_advantages(turn.batch, turn.known, turn.judged),
         **of_update(turn.update, turn.judged.kl_coef, config),
@@ -224,6 +246,7 @@ def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress
 _ADDED = (
     "groups_with_signal",
     "groups_drawn",
+    "generators/lost",
     "generated_tokens",
     "computed_tokens",
     "perf/total_num_tokens",
@@ -231,7 +254,7 @@ _ADDED = (
     "perf/computed_tokens_per_s",
     "perf/end_to_end_tokens_per_s",
 )
-_LARGEST = ("/max", "_max", "wall_s", "_used_share", "_gb", "perf/time_per_step")
+_LARGEST = ("/max", "generators/lag", "_max", "wall_s", "_used_share", "_gb", "perf/time_per_step")
 
 
 def over_ranks(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from trainer.models import files, lora
 from trainer.models.decoder import Decoder, Shape
 
 if TYPE_CHECKING:
-    from trainer.config import Config, Model
+    from trainer.config import Config
     from trainer.models.pretrained import Pretrained
+    from trainer.sections import Model
 
 _START_DEVIATION = 0.02
 

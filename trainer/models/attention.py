@@ -77,7 +77,7 @@ def two_weights(
 ) -> Tensor:
     """What each row takes of the prompt's values, then of its own: [P*K, G*n, S + T], every row's sum 1."""
     batch, rows, size = queries.shape
-    of_own = scores(queries.view(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
+    of_own = scores(queries.reshape(len(own_keys), -1, size), own_keys, own_mask).view(batch, rows, -1)
     return torch.softmax(torch.cat((scores(queries, prompt_keys, prompt_mask), of_own), dim=2), dim=-1)
 
 

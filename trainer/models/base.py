@@ -25,6 +25,12 @@ class Scored:
 class Model(nn.Module, ABC):
     """A policy. Its parameters carry transformers' names."""
 
+    is_gathered = False  # whether its weights are gathered from all ranks before each use and freed after it
+
+    def gather_weights(self) -> None:
+        """Says that from now on they are: a rank then computes each layer as often as any, and leaves them alone."""
+        self.is_gathered = True
+
     @abstractmethod
     def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
         """The log-probability of each masked token of the answers; a prompt is computed once for all its answers."""

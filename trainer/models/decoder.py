@@ -61,13 +61,13 @@ def angles(num_positions: int, shape: Shape, like: Tensor) -> Turn:
     return angles_L1D.cos().to(like.dtype), angles_L1D.sin().to(like.dtype)
 
 
-def together(x_NH: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+def together(x_NH: Tensor, layers: Sequence[nn.Module], join: ops.Join = ops.fused) -> Tensor:
     """The outputs of several linear layers next to each other; one product, unless one of them is adapted."""
     if any(type(each) is not nn.Linear for each in layers):
         return torch.cat([each(x_NH) for each in layers], dim=-1)
     linears = cast("Sequence[nn.Linear]", layers)
     biases = [each.bias for each in linears if each.bias is not None]
-    return ops.linears(x_NH, [each.weight for each in linears], biases)
+    return ops.linears(x_NH, [each.weight for each in linears], biases, join=join)
 
 
 class Attention(nn.Module):
@@ -82,10 +82,11 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.size, shape.hidden, bias=False)
         self.q_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
         self.k_norm = RMSNorm(self.size, shape.norm_epsilon) if shape.is_qwen3 else None
+        self.join: ops.Join = ops.fused
 
     def parts(self, x_NH: Tensor) -> Tensor:
         """The heads of queries, keys and values [N, heads + 2 K, D], not turned yet."""
-        parts = together(x_NH, (self.q_proj, self.k_proj, self.v_proj))
+        parts = together(x_NH, (self.q_proj, self.k_proj, self.v_proj), self.join)
         parts = parts.view(len(x_NH), self.heads + 2 * self.kv_heads, self.size)
         if self.q_norm is None or self.k_norm is None:
             return parts
@@ -123,10 +124,12 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self.join: ops.Join = ops.fused
 
     def forward(self, x_NH: Tensor) -> Tensor:
         if all(type(each) is nn.Linear for each in (self.gate_proj, self.up_proj, self.down_proj)):
-            return ops.mlp(x_NH, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+            weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+            return ops.mlp(x_NH, *weights, join=self.join)
         return self.down_proj(nn.functional.silu(self.gate_proj(x_NH)) * self.up_proj(x_NH))  # type: ignore[no-any-return]
 
 
@@ -175,6 +178,12 @@ class Decoder(Model):
         self.lm_head = None if shape.is_tied else nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         self._angles: Turn | None = None  # of the places seen so far
 
+    def gather_weights(self) -> None:
+        super().gather_weights()
+        for module in self.modules():
+            if isinstance(module, (Attention, MLP)):
+                module.join = ops.copied
+
     def angles(self, num_positions: int) -> Turn:
         """Cosine and sine [L, 1, D] of at least so many places, in the weights' dtype; kept for the next call."""
         like, known = self.model.embed_tokens.weight, self._angles
@@ -207,15 +216,28 @@ class Decoder(Model):
     def _through(self, layer: nn.Module, x_NH: Tensor, turn: Turn, layout: Layout, is_last: bool) -> Tensor:
         if not (self.gradient_checkpointing and torch.is_grad_enabled()):
             return layer(x_NH, turn, layout, is_last)  # type: ignore[no-any-return]
+        if self.is_gathered:  # what is computed again begins with gathering: torch's hooks know its own way only
+            from torch.utils.checkpoint import checkpoint
+
+            return checkpoint(layer, x_NH, turn, layout, is_last, use_reentrant=False)  # type: ignore[no-any-return]
         return ops.again(lambda x_NH: layer(x_NH, turn, layout, is_last), x_NH, layer.parameters())
 
     def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
         layout = lay_out(batch)
+        logprobs_C, entropy_C = self(layout, temperature, with_entropy)
+        empty = logprobs_C.new_zeros(batch.mask_BT.numel())
+        logprobs_BT = empty.index_copy(0, layout.place_C, logprobs_C).view_as(batch.mask_BT)
+        if not with_entropy:
+            return Scored(logprobs_BT, empty.view_as(batch.mask_BT))
+        return Scored(logprobs_BT, empty.index_copy(0, layout.place_C, entropy_C).view_as(batch.mask_BT))
+
+    def forward(self, layout: Layout, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """Each masked token's log-probability [C], and the entropy of its distribution."""
         hidden_MH = self.hidden(layout)
         if layout.source_M is not None:
             hidden_MH = hidden_MH.index_select(0, layout.source_M)
-        logprobs_C, entropy_C = ops.chances(
+        return ops.chances(
             hidden_MH,
             self.output_weight,
             source_C=layout.source_C,
@@ -223,8 +245,3 @@ class Decoder(Model):
             temperature=temperature,
             with_entropy=with_entropy,
         )
-        empty = logprobs_C.new_zeros(batch.mask_BT.numel())
-        logprobs_BT = empty.index_copy(0, layout.place_C, logprobs_C).view_as(batch.mask_BT)
-        if not with_entropy:
-            return Scored(logprobs_BT, empty.view_as(batch.mask_BT))
-        return Scored(logprobs_BT, empty.index_copy(0, layout.place_C, entropy_C).view_as(batch.mask_BT))

@@ -18,7 +18,7 @@ from trainer.config import BadSetting
 from trainer.models import files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _PREFIX = "base_model.model."  # peft's, before every name
@@ -48,11 +48,12 @@ class Adapted(nn.Module):
         thin = functional.linear(functional.linear(x, self.lora_A.weight), self.lora_B.weight)
         return functional.linear(x, self.weight, self.bias).add(thin, alpha=self.alpha / self.rank)
 
-    def merged(self) -> Tensor:
+    def merged(self, gather: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Tensor:
         """The one weight that does the same; computed in float32 at least."""
-        wide = torch.promote_types(self.weight.dtype, torch.float32)
-        change = self.lora_B.weight.to(wide) @ self.lora_A.weight.to(wide)
-        return self.weight.to(wide).add(change, alpha=self.alpha / self.rank).to(self.weight.dtype)
+        weight, factors = gather(self.weight), [gather(each.weight) for each in (self.lora_B, self.lora_A)]
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        change = factors[0].to(wide) @ factors[1].to(wide)
+        return weight.to(wide).add(change, alpha=self.alpha / self.rank).to(weight.dtype)
 
 
 def attach(model: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> list[str]:
@@ -84,9 +85,20 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, Adapted]]:
 @torch.no_grad()
 def merged(model: nn.Module) -> dict[str, Tensor]:
     """The weights under the names, and with the values, of the model without adapters; what an engine is to receive."""
-    layers = dict(adapted(model))
-    weights = {name: weight for name, weight in model.named_parameters() if ".lora_" not in name}
-    return weights | {f"{name}.weight": layer.merged() for name, layer in layers.items()}
+    return dict(each_merged(model))
+
+
+def each_merged(
+    model: nn.Module, gather: Callable[[Tensor], Tensor] = torch.Tensor.detach
+) -> Iterator[tuple[str, Tensor]]:
+    """`merged` one after the other; `gather` gives a whole weight for a sharded one."""
+    layers = {id(layer.weight): layer for _, layer in adapted(model)}
+    for name, weight in model.named_parameters():
+        if ".lora_" not in name:
+            with torch.no_grad():
+                layer = layers.get(id(weight))
+                made = gather(weight) if layer is None else layer.merged(gather)
+            yield name, made
 
 
 def save(model: nn.Module, folder: Path, *, base: str) -> None:

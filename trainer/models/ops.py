@@ -5,6 +5,7 @@ Each keeps for the way back only what it cannot make again cheaply. `fused` lets
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd import Function
 from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableMapping, Sequence
+    from collections.abc import Iterable, MutableMapping, Sequence
 
 # Logits held at once, as numbers: rows of the output layer are taken in parts of about this size.
 _LOGITS_AT_ONCE = 1 << 22
@@ -114,39 +115,50 @@ def fused(parameters: Sequence[Tensor]) -> Tensor:
     return whole
 
 
+@torch.no_grad()
+def copied(parameters: Sequence[Tensor]) -> Tensor:
+    """The parameters' rows as a tensor of its own; they stay where they are.
+
+    For weights that are gathered anew for each use: their memory is not theirs to change.
+    """
+    return torch.cat(list(parameters))
+
+
+Join = Callable[["Sequence[Tensor]"], Tensor]
+
+
 class _Linears(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, num_weights: int, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, num_weights: int, join: Join, *parameters: Tensor) -> Tensor:
         weights, biases = parameters[:num_weights], parameters[num_weights:]
-        ctx.num_weights, ctx.sizes = num_weights, [each.shape[0] for each in weights]
+        ctx.join, ctx.sizes = join, [each.shape[0] for each in weights]
         ctx.save_for_backward(x, *weights)
-        whole = fused(weights)
-        return torch.nn.functional.linear(x, whole, fused(biases) if biases else None)
+        return torch.nn.functional.linear(x, join(weights), join(biases) if biases else None)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        to_x = gradient @ fused(weights) if ctx.needs_input_grad[0] else None
+        to_x = gradient @ ctx.join(weights) if ctx.needs_input_grad[0] else None
         to_weights: tuple[Tensor | None, ...] = (None,) * len(weights)
-        if ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[3]:
             to_weights = torch.split(gradient.t() @ x, ctx.sizes)
-        num_biases = len(ctx.needs_input_grad) - 2 - len(weights)
+        num_biases = len(ctx.needs_input_grad) - 3 - len(weights)
         to_biases: tuple[Tensor | None, ...] = (None,) * num_biases
         if num_biases and ctx.needs_input_grad[-1]:
             to_biases = torch.split(gradient.sum(0), ctx.sizes)
-        return (to_x, None, *to_weights, *to_biases)
+        return (to_x, None, None, *to_weights, *to_biases)
 
 
-def linears(x_NH: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
+def linears(x_NH: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, join: Join = fused) -> Tensor:
     """Several linear layers of one input as one: [N, H] -> their outputs next to each other."""
     if not torch.is_grad_enabled():
-        return torch.nn.functional.linear(x_NH, fused(weights), fused(biases) if biases else None)
-    return _Linears.apply(x_NH, len(weights), *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+        return torch.nn.functional.linear(x_NH, join(weights), join(biases) if biases else None)
+    return _Linears.apply(x_NH, len(weights), join, *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _opened(x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, fused((gate_weight, up_weight)))
+def _opened(x: Tensor, gate_weight: Tensor, up_weight: Tensor, join: Join) -> Tensor:
+    return torch.nn.functional.linear(x, join((gate_weight, up_weight)))
 
 
 def _closed(both: Tensor, down_weight: Tensor) -> Tensor:
@@ -156,8 +168,9 @@ def _closed(both: Tensor, down_weight: Tensor) -> Tensor:
 
 class _Mlp(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
-        both = _opened(x, gate_weight, up_weight)
+    def forward(ctx: Any, join: Join, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+        both = _opened(x, gate_weight, up_weight, join)
+        ctx.join = join
         ctx.save_for_backward(x, both, gate_weight, up_weight, down_weight)
         return _closed(both, down_weight)
 
@@ -169,20 +182,20 @@ class _Mlp(Function):
         to_gate, to_up = to_both.chunk(2, dim=-1)
         opened, to_middle = torch.nn.functional.silu(gate), gradient @ down_weight
         torch.mul(to_middle, opened, out=to_up)
-        to_down = gradient.t() @ opened.mul_(up) if ctx.needs_input_grad[3] else None
+        to_down = gradient.t() @ opened.mul_(up) if ctx.needs_input_grad[4] else None
         torch.ops.aten.silu_backward.grad_input(to_middle.mul_(up), gate, grad_input=to_gate)
-        to_x = to_both @ fused((gate_weight, up_weight))
-        if not ctx.needs_input_grad[1]:
-            return to_x, None, None, to_down
+        to_x = to_both @ ctx.join((gate_weight, up_weight))
+        if not ctx.needs_input_grad[2]:
+            return None, to_x, None, None, to_down
         to_gate_weight, to_up_weight = (to_both.t() @ x).chunk(2)
-        return to_x, to_gate_weight, to_up_weight, to_down
+        return None, to_x, to_gate_weight, to_up_weight, to_down
 
 
-def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+def mlp(x_NH: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, *, join: Join = fused) -> Tensor:
     """down(silu(gate(x)) * up(x))"""
     if not torch.is_grad_enabled():
-        return _closed(_opened(x_NH, gate_weight, up_weight), down_weight)
-    return _Mlp.apply(x_NH, gate_weight, up_weight, down_weight)  # type: ignore[no-any-return, no-untyped-call]
+        return _closed(_opened(x_NH, gate_weight, up_weight, join), down_weight)
+    return _Mlp.apply(join, x_NH, gate_weight, up_weight, down_weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Again(Function):
@@ -282,7 +295,7 @@ def _parts(hidden: Tensor, weight: Tensor, source: Tensor) -> list[tuple[slice, 
     """Rows of the hidden states, and the targets that they predict."""
     size = max(1, _LOGITS_AT_ONCE // len(weight))
     bounds = [*range(0, len(hidden), size), len(hidden)]
-    if len(bounds) == 2:
+    if len(bounds) <= 2:
         return [(slice(0, len(hidden)), slice(0, len(source)))]
     places = torch.searchsorted(source, torch.tensor(bounds, device=source.device)).tolist()
     return [(slice(bounds[at], bounds[at + 1]), slice(places[at], places[at + 1])) for at in range(len(bounds) - 1)]

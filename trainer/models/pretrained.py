@@ -45,10 +45,17 @@ class Pretrained(Model):
 
     def score(self, batch: Batch, *, temperature: float, with_entropy: bool = True) -> Scored:
         """Each masked token's log-probability [B, T], and the entropy of its distribution; both 0 elsewhere."""
-        before_BTH: Tensor = self._whole_rows(batch) if self.gradient_checkpointing else self._shared(batch)
         wanted_BT = batch.mask_BT
-        hidden_CH, target_C = before_BTH[wanted_BT], batch.tokens_BT[wanted_BT]
-        logprobs_C, entropy_C = ops.chances(
+        logprobs_C, entropy_C = self(batch, temperature, with_entropy)
+        empty = logprobs_C.new_zeros(wanted_BT.shape)
+        logprobs_BT = empty.masked_scatter(wanted_BT, logprobs_C)
+        return Scored(logprobs_BT, empty.masked_scatter(wanted_BT, entropy_C) if with_entropy else empty)
+
+    def forward(self, batch: Batch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """Each masked token's log-probability [C], and the entropy of its distribution."""
+        before_BTH: Tensor = self._whole_rows(batch) if self.gradient_checkpointing else self._shared(batch)
+        hidden_CH, target_C = before_BTH[batch.mask_BT], batch.tokens_BT[batch.mask_BT]
+        return ops.chances(
             hidden_CH,
             self._head.weight,
             source_C=torch.arange(len(target_C), device=target_C.device),
@@ -56,13 +63,12 @@ class Pretrained(Model):
             temperature=temperature,
             with_entropy=with_entropy,
         )
-        empty = logprobs_C.new_zeros(wanted_BT.shape)
-        logprobs_BT = empty.masked_scatter(wanted_BT, logprobs_C)
-        return Scored(logprobs_BT, empty.masked_scatter(wanted_BT, entropy_C) if with_entropy else empty)
 
     def _shared(self, batch: Batch) -> Tensor:
         """Hidden states [B, T, H] of the place before each answer token; the prompts through the cache."""
         length, width = batch.prompts_PS.shape[1], batch.tokens_BT.shape[1] - 1
+        if self.is_gathered:
+            width = max(width, 1)  # another rank may have longer answers, and waits for this one in their pass
         steps = torch.arange(max(length, width), device=batch.tokens_BT.device)
         is_prompt_PS = steps[:length] < batch.prompt_lengths_P[:, None]
         body: Any = self.inner.base_model
@@ -80,13 +86,14 @@ class Pretrained(Model):
         cache.batch_select_indices(batch.prompt_of_B)
         is_answer_BT = steps[:width] < batch.lengths_B[:, None]
         answers = body(
-            input_ids=batch.tokens_BT[:, :-1],
+            input_ids=batch.tokens_BT[:, :width],
             attention_mask=torch.cat((is_prompt_PS[batch.prompt_of_B], is_answer_BT), dim=1).long(),
             position_ids=batch.prompt_lengths_P[batch.prompt_of_B, None] + steps[:width],
             past_key_values=cache,
             use_cache=True,
         )
-        return torch.cat((last_BH[:, None], answers.last_hidden_state), dim=1)
+        states_BTH = torch.cat((last_BH[:, None], answers.last_hidden_state), dim=1)
+        return states_BTH[:, : batch.tokens_BT.shape[1]]
 
     def _whole_rows(self, batch: Batch) -> Tensor:
         """The same, each row with its prompt before it; the padding stands at the end."""

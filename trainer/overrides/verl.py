@@ -81,6 +81,11 @@ def knows(key: str) -> bool:
     return key in names() or key.startswith(tuple(IGNORED_BELOW))
 
 
+def sets_alone(key: str) -> str | None:
+    """Our setting that one of verl's keys decides by itself; None for one that it decides together with others."""
+    return SAME.get(key) or EVERY.get(key) or (WORDS[key][0] if key in WORDS else None)
+
+
 def translate(given: Mapping[str, str], own: Mapping[str, str]) -> Translation:
     """Our settings for verl's words; `own` are the words given under our names, which count where verl's are silent.
 

@@ -100,6 +100,8 @@ _ROWS = "ppo_micro_batch_size_per_gpu sets the rows of every forward pass of the
 _MEMORY = "weights and optimizer stay on the device"
 _HOME = "--out names the folder of a run"
 _RANKS = "ranks=N starts the processes"
+_CARDS = "train_cards and infer_cards name the cards, a process each, and Ray starts those"
+_RAY = "ray=ADDRESS names the Ray to join; without train_cards there is none"
 _ENGINE = "the engine is left to decide"
 # Accepted whatever the value, with the reason why it changes nothing.
 IGNORED: Mapping[str, str] = {
@@ -155,8 +157,8 @@ IGNORED: Mapping[str, str] = {
     "trainer.project_name": _HOME,
     "trainer.experiment_name": _HOME,
     "trainer.default_local_dir": _HOME,
-    "trainer.n_gpus_per_node": _RANKS,
-    "trainer.nnodes": f"{_RANKS} on this machine",
+    "trainer.n_gpus_per_node": f"{_CARDS}; cards_per_node=N says how many a node has",
+    "trainer.nnodes": f"{_CARDS}; nodes=N says in how many nodes they are",
     "trainer.val_before_train": "every run is validated before its first step",
     "trainer.balance_batch": "a rank's share is whole groups",
     "trainer.log_val_generations": "each evaluation keeps a few answers",
@@ -164,8 +166,8 @@ IGNORED: Mapping[str, str] = {
     "trainer.max_critic_ckpt_to_keep": "the last whole checkpoint is kept",
 }
 IGNORED_BELOW: Mapping[str, str] = {
-    "ray_kwargs.": "the trainer starts no Ray",
-    "ray_init.": "the trainer starts no Ray",
+    "ray_kwargs.": _RAY,
+    "ray_init.": _RAY,
     f"{ACTOR}megatron.": "one process per device holds the whole model",
     "actor_rollout_ref.ref.megatron.": "one process per device holds the whole model",
     f"{ROLLOUT}engine_kwargs.": _ENGINE,

@@ -2,44 +2,53 @@
 
 At every moment the manifest names a whole state file, however the process or the machine ends: a state is on the disk
 before the manifest that names it takes the older one's place, and the older state goes only after that. What a killed
-save leaves behind is removed by the next one. Start from `save` and `load`; `manifest` says what lies
-there.
+save leaves behind is removed by the next one. Start from `save` and `load`; `manifest` says what lies there, `sharded`
+writes and reads a state of which every rank holds some rows.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import shutil
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from trainer.distributed import present
 from trainer.metrics.checks import same_bits
+from trainer.saving.disk import FULL, STORED, UNFINISHED_FILE, State, digest_of, flatten, name_in_manifest, put
 from trainer.saving.manifest import MANIFEST, CorruptCheckpoint, Saved, read
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-State = dict[str, Any]
-__all__ = ["MANIFEST", "CorruptCheckpoint", "Saved", "State", "difference", "flatten", "load", "save"]
-# A disk with less room than this is full: file systems keep some blocks back.
-_FULL = 1 << 20
+    from trainer.distributed import World
+
+__all__ = [
+    "MANIFEST",
+    "STORED",
+    "CorruptCheckpoint",
+    "Saved",
+    "State",
+    "difference",
+    "flatten",
+    "load",
+    "save",
+    "save_shards",
+]
 
 
 def save(state: State, folder: Path) -> Saved:
     """Writes the state, and then removes the one that stood there before. Raises OSError where that fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / "state.unfinished"
+    unfinished = folder / UNFINISHED_FILE
     try:
         torch.save(state, unfinished)
     except (RuntimeError, OSError) as error:
         raise _cannot_save(error, unfinished) from error
-    digest, size = _digest(unfinished), unfinished.stat().st_size
+    digest, size = digest_of(unfinished), unfinished.stat().st_size
     saved = Saved(
         f"state-{digest[:16]}.pt",
         digest,
@@ -48,33 +57,16 @@ def save(state: State, folder: Path) -> Saved:
         state.get("step"),
         dict(state.get("settings", {})),
     )
-    _put(unfinished, folder / saved.file)
-    written = folder / "manifest.unfinished"
-    try:
-        written.write_text(json.dumps(asdict(saved)) + "\n", encoding="utf-8")
-    except OSError:
-        written.unlink(missing_ok=True)
-        raise
-    _put(written, folder / MANIFEST)
-    for old in folder.glob("state-*.pt"):
-        if old.name != saved.file:
-            old.unlink()
+    put(unfinished, folder / saved.file)
+    name_in_manifest(saved, folder)
     return saved
 
 
-def _put(unfinished: Path, place: Path) -> None:
-    """Gives a file its name once its bytes are on the disk; then the name is there too, whatever happens."""
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(unfinished, place)
-    folder = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems whose folders cannot be synchronised
-            raise
-    finally:
-        os.close(folder)
+def save_shards(state: State, folder: Path, *, world: World) -> Saved:
+    """Writes a state of which each rank holds some rows: see `sharded.save`. A collective. Raises OSError."""
+    from trainer.saving import sharded
+
+    return sharded.save(state, folder, world=world)
 
 
 def _cannot_save(error: Exception, unfinished: Path) -> OSError:
@@ -83,7 +75,7 @@ def _cannot_save(error: Exception, unfinished: Path) -> OSError:
     torch's writer makes a RuntimeError without a number of every failed write.
     """
     written = unfinished.stat().st_size if unfinished.exists() else 0
-    is_full = shutil.disk_usage(unfinished.parent).free < _FULL
+    is_full = shutil.disk_usage(unfinished.parent).free < FULL
     unfinished.unlink(missing_ok=True)  # else there is no room to say so either
     if isinstance(error, OSError):
         return error
@@ -100,17 +92,22 @@ def _file_limit() -> float:
 
 
 def load(folder: Path, device: torch.device) -> State:
-    """The saved state. Raises CorruptCheckpoint when the file is not the one that the manifest describes.
+    """The saved state; of a sharded one, see `sharded.load`, the tensors are on the disk still.
 
+    Raises CorruptCheckpoint when a file is not the one that the manifest describes.
     Nothing else is loaded in its place: an older state beside it is named, and the choice is the reader's.
     """
     saved = read(folder)
     if saved is None:
         raise CorruptCheckpoint(f"{folder / MANIFEST} is missing{_others(folder, None)}")
+    if saved.files:
+        from trainer.saving import sharded
+
+        return sharded.load(folder, saved, world=present())
     path = folder / saved.file
     if not path.is_file():
         raise CorruptCheckpoint(f"{path.name} is missing{_others(folder, saved)}")
-    found = _digest(path)
+    found = digest_of(path)
     if found != saved.sha256:
         raise CorruptCheckpoint(
             f"{path.name} has the digest {found[:16]}, not {saved.sha256[:16]}{_others(folder, saved)}"
@@ -122,16 +119,8 @@ def load(folder: Path, device: torch.device) -> State:
 def _others(folder: Path, saved: Saved | None) -> str:
     """Which other states lie there; their names hold the start of their digest, so each can be checked."""
     names = sorted(path.name for path in folder.glob("state-*.pt") if saved is None or path.name != saved.file)
-    whole = [name for name in names if name == f"state-{_digest(folder / name)[:16]}.pt"]
+    whole = [name for name in names if name == f"state-{digest_of(folder / name)[:16]}.pt"]
     return f"; {', '.join(whole)} beside it is whole, and was not taken" if whole else "; there is no other state"
-
-
-def flatten(state: State, prefix: str = "") -> dict[str, Any]:
-    """Nested names joined by `/`. Example: {"a": {"b": 1}} -> {"a/b": 1}"""
-    flat: dict[str, Any] = {}
-    for name, value in state.items():
-        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def difference(left: State, right: State) -> str | None:
@@ -147,11 +136,3 @@ def _same(left: object, right: object) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return same_bits(left, right)
     return type(left) is type(right) and left == right
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -26,6 +26,7 @@ class Saved:
     tensors: int
     step: int | None = None  # of the state, if it names one
     settings: dict[str, Any] = field(default_factory=dict)  # of the run, if the state holds them
+    files: dict[str, str] = field(default_factory=dict)  # of a sharded state, whose `file` is a folder: their digests
 
 
 def read(folder: Path) -> Saved | None:

@@ -1,8 +1,8 @@
 """Going on from the checkpoint of an output folder: what may have changed since, and where its records go on.
 
 A resumed run makes on a CPU the same bits as one that was never stopped, from any step: the state holds the weights,
-the moments, the reference policy, the random numbers of prompts, answers and mini batches, and the coefficient of the
-divergence. Start from `find` and `continue_records`.
+the moments, the reference policy (or what it is known by, see `origin`), the random numbers of prompts, answers and
+mini batches, and the coefficient of the divergence. Start from `find` and `continue_records`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def find(out: Path, config: Config, command: str = "train") -> Point | None:
         saved = manifest.read(out / FOLDER)
     except (manifest.CorruptCheckpoint, OSError) as error:
         raise BadSetting(f"resume={config.run.resume}: {error}") from error
-    if saved is None and config.run.resume == "auto" and not any((out / FOLDER).glob("state-*.pt")):
+    if saved is None and config.run.resume == "auto" and not any((out / FOLDER).glob("state-*")):
         return None
     if saved is None or saved.step is None:
         raise BadSetting(f"resume={config.run.resume}: {out / FOLDER} holds no checkpoint of a run to go on from")
@@ -127,6 +127,8 @@ def _is_later(record: Mapping[str, Any], step: int) -> bool:
     kind = record.get("kind")
     if kind == "eval":
         return record.get("when") == "after" or int(record.get("step") or 0) > step
+    if kind == "stage" and "cause" in record:
+        return True  # why the earlier process ended, which is no fault of the run that goes on
     return kind in ("end", "ranks") or (kind == "step" and int(record.get("step") or 0) > step)
 
 

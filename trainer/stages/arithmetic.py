@@ -11,7 +11,8 @@ import torch
 
 from trainer import models
 from trainer.algorithms.packing import pack
-from trainer.config import Config, Model, Run
+from trainer.config import Config
+from trainer.sections import Model, Run
 from trainer.stages.stage import Stage
 from trainer.types import Group, Prompt, Rollout, Stop
 

@@ -24,8 +24,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def of_error(error: BaseException) -> dict[str, Any] | None:
     """The values of the `stage` record that an error is worth; None where its stage is recorded or cannot be told.
 
-    `cause` is a word for what went wrong: import-failed, reward-hangs, reward-raises, out-of-memory, full-disk,
-    cannot-save, or broken.
+    `cause` is a word for what went wrong: import-failed, generator-lost, stale-weights, reward-hangs, reward-raises,
+    out-of-memory, full-disk, cannot-save, or broken.
     """
     name, cause = _place(error)
     if name is None:
@@ -38,6 +38,8 @@ def _place(error: BaseException) -> tuple[str | None, str]:
     kind = type(error).__name__
     if kind == "StageFailed":
         return None, ""
+    if kind in ("GeneratorLost", "StaleWeights"):
+        return "generation", "generator-lost" if kind == "GeneratorLost" else "stale-weights"
     if kind in ("RewardBroken", "RewardHung"):
         is_late = kind == "RewardHung" or type(error.__cause__).__name__ == "Hung"
         return "reward", "reward-hangs" if is_late else "reward-raises"

@@ -15,6 +15,7 @@ import torch
 from trainer import device as devices
 from trainer.algorithms.packing import pack
 from trainer.rollouts import collect
+from trainer.shards import local
 from trainer.stages import arithmetic, packages
 from trainer.stages.stage import Stage, StageFailed, announce, run, write
 
@@ -105,7 +106,7 @@ def needed_bytes(parts: Parts, config: Config) -> int:
     Weights, moments, reference and sampler are there already. A lower bound: activations inside the model are left out.
     """
     parameters = [each for _, each in parts.learner.model.named_parameters() if each.requires_grad]
-    gradients = sum(each.numel() * each.element_size() for each in parameters)
+    gradients = sum(local(each).numel() * each.element_size() for each in parameters)
     rollout = config.rollout
     rows = rollout.prompts_per_step * rollout.rollouts_per_prompt // config.optim.mini_batches
     rows = min(rows, config.optim.micro_batch_rows or rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainer import device as devices
 from trainer import faults
 from trainer.assembly import Parts, assemble, score
@@ -30,9 +32,15 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.metrics.records import Records
+    from trainer.saving.disk import State
+    from trainer.tasks.base import Task
     from trainer.turn import Turn
+    from trainer.types import Group
 
 _NUM_SAMPLES = 5
+# The state once more, and the activations of a turn.
+_TWIN = 1.5
+NO_ROOM = "the shards have their digests; the device has no room to restore them beside the run"
 
 
 class Watch:
@@ -54,7 +62,7 @@ class Watch:
         self._mask, self._weights = MaskCheck(), WeightsCheck()
         self._logprobs = LogprobsCheck(*logprob_limits(config))
         self._generation, self._reward = GenerationCheck(parts.task.tokenizer.end), RewardCheck()
-        self._update = UpdateCheck.begin(dict(parts.learner.model.named_parameters()))
+        self._update = UpdateCheck.begin(parts.learner.parameters())
         self._agreement = Agreement()
         self._checkpoint: dict[str, Any] = {}
         self._checked = Progress()  # the time that looking takes, by stage
@@ -94,7 +102,7 @@ class Watch:
             return
         with self._progress.part("try_checkpoint"), self._checked.part("checkpoint"):
             self._advance(twin, step, Progress())
-            name = difference(self._parts.state(step), twin.state(step))
+            name = self._first_of_ranks(difference(self._parts.state(step), twin.state(step)))
         self._checkpoint |= {"next_step_equal": name is None, "next_step_first_different": name}
         self._checkpoint["passed"] = self._checkpoint["restored_equal"] and name is None
 
@@ -108,14 +116,23 @@ class Watch:
         with self._checked.part("mask"):
             self._mask.add(turn.groups, turn.batch)
         with self._checked.part("sampler-weights"):
-            expected = parts.learner.weights()
-            if parts.injection is not None:
-                expected = parts.injection.apply(expected, step)
-            self._weights.add(step, expected, parts.engine.weights())
+            # One tensor after the other: all at once there may be no room for those of shards.
+            held = parts.learner.full_weights()
+            expected = held if parts.injection is None else parts.injection.apply_each(held, step)
+            sampled = parts.engine.weights()
+            self._weights.add(step, expected, sampled)
         self._logprobs.add(update.logprob_diff_max, update.logprob_diff_mean, update.sampler_kl)
         if parts.world.size > 1:
             with self._checked.part("ranks-agree"):
-                self._agreement.add(step, parts.world.gather(checksum(parts.learner.weights())))
+                # Shards are one copy of the weights between them: what may differ is what each rank samples with.
+                compared = sampled.items() if parts.learner.is_sharded else parts.learner.full_weights()
+                self._agreement.add(step, parts.world.gather(checksum(compared)))
+
+    def _first_of_ranks(self, name: str | None) -> str | None:
+        """Of sharded tensors each rank compares its own rows: the first rank's name that is one; a collective then."""
+        if not self._parts.learner.is_sharded:
+            return name
+        return next(filter(None, self._parts.world.gather(name)), None)
 
     def _second_opinion(self, turn: Turn) -> Tensor | None:
         """The rewards of a turn asked for once more, past whatever stands between the task and the loop.
@@ -143,7 +160,7 @@ class Watch:
             **self._generation.result(),
             "tokens_per_s": self._generation.tokens / max(spent.get("gen", 0), 1e-9),
         }
-        update = self._update.result(dict(self._parts.learner.model.named_parameters()))
+        update = self._update.result(self._parts.learner.parameters())
         self._tell("generation", generation, spent.get("gen", 0.0))
         self._tell("reward", self._reward.result())
         self._tell("update", {**update, "device_peak_mib": devices.peak_mib(device)}, spent.get("update_actor", 0.0))
@@ -152,6 +169,9 @@ class Watch:
         self._tell("logprobs", self._logprobs.result(), 0.0)
         if self._parts.world.size > 1:
             self._tell("ranks-agree", self._agreement.result())
+        if (own := self._parts.lost_generators()) is not None:
+            lost = [each for rank in self._parts.world.gather(own) for each in rank]
+            self._tell("generators", {"passed": True, "num_lost": len(lost), "lost": lost})
         counts = {when: sum(numbers) for when, numbers in self._validated.items()}
         is_whole = counts.get("before", 0) > 0 and counts.get("before") == counts.get("after")
         validation = {"passed": is_whole, "evaluations": counts, "heldout_prompts": len(self._parts.task.heldout)}
@@ -174,19 +194,36 @@ class Watch:
         live = self._parts.state(step)
         saved = self._parts.keep(live, folder)
         result = {"passed": False, "step": step, "tensors": saved.tensors, "bytes": saved.bytes, "sha256": saved.sha256}
-        # A vllm engine has its card for itself: there is no room for a second one, whose turn could be compared.
-        lent = self._parts.engine if self._config.rollout.engine == "vllm" else None
-        seed = self._config.run.seed + 1
-        twin = assemble(self._config, self._parts.device, seed=seed, world=self._parts.world, engine=lent)
+        # Generators in other processes serve both. Else a vllm engine has its card for itself: there is no room for a
+        # second one, whose turn could be compared.
+        shared = self._parts.twin_engine()
+        is_alone = self._config.rollout.engine == "vllm" and shared is None
         try:
+            if is_alone or not self._has_room(saved.bytes):
+                return None, {**result, **self._against_disk(live, folder), "next_step_equal": None}
+            seed = self._config.run.seed + 1
+            twin = assemble(self._config, self._parts.device, seed=seed, world=self._parts.world, engine=shared)
             twin.restore(load(folder, self._parts.device))
         except CorruptCheckpoint as error:
             return None, {**result, "restored_equal": False, "next_step_equal": None, "reason": str(error)}
-        name = difference(live, twin.state(step))
-        result |= {"restored_equal": name is None, "first_different": name}
-        if lent is not None:
-            return None, {**result, "passed": name is None, "next_step_equal": None}
-        return twin, result
+        name = self._first_of_ranks(difference(live, twin.state(step)))
+        return twin, {**result, "restored_equal": name is None, "first_different": name}
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether every rank's device can hold the state once more, and take a turn with it. A collective."""
+        parts = self._parts
+        devices.give_back(parts.device)
+        room = devices.memory(parts.device)
+        own = num_bytes // parts.world.size if parts.learner.is_sharded else num_bytes
+        return all(parts.world.gather(room is None or room.free > _TWIN * own))
+
+    def _against_disk(self, live: State, folder: Path) -> dict[str, Any]:
+        """What is on the disk against the state that was saved, tensor by tensor; of shards their digests alone."""
+        saved = load(folder, torch.device("cpu"))
+        if self._parts.learner.is_sharded:
+            return {"passed": None, "restored_equal": None, "reason": NO_ROOM}
+        name = difference(live, saved)
+        return {"passed": name is None, "restored_equal": name is None, "first_different": name}
 
 
 def logprob_limits(config: Config) -> tuple[float, float]:
@@ -196,30 +233,39 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     learner are 0.01 apart in the mean, and single unlikely tokens by more than 1.
     """
     run = config.run
-    if config.noise.noise_stages:
-        return 8.0, 1.0  # the sampler is another policy on purpose; that its weights are the noisy ones is told apart
+    if config.noise.noise_stages or config.rollout.off_policy:
+        return 8.0, 1.0  # the sampler is another policy on purpose; that its weights are those meant is told apart
     is_exact = run.dtype in ("float32", "float64") and run.matmul_precision == "highest"
     return (LOGPROB_LIMIT, LOGPROB_LIMIT) if is_exact and config.rollout.engine != "vllm" else (4.0, 0.05)
 
 
 def evaluate(parts: Parts) -> dict[str, Any]:
-    """Greedy answers to every held-out prompt, in the task's order, from the engine's present weights."""
-    task = parts.task
-    groups = collect(parts.engine, task.heldout, task, parts.sampling(is_greedy=True))
-    correct = [int(task.is_right(group.prompt, group.rollouts[0])) for group in groups]
-    samples = [
-        {
-            "prompt": group.prompt.text,
-            "answer": task.tokenizer.decode(group.rollouts[0].tokens),
-            "expected": group.prompt.expected,
-        }
-        for group in groups[:: -(-len(groups) // _NUM_SAMPLES)]
-    ]
+    """Greedy answers to every held-out prompt, in the task's order, from the engine's present weights.
+
+    Each rank answers its share; all ranks have all of them. A collective.
+    """
+    task, world = parts.task, parts.world
+    own = world.share(task.heldout)
+    groups = collect(parts.engine, own, task, parts.sampling(is_greedy=True)) if own else []
+    answers: list[tuple[int, str]] = [(0, "")] * len(task.heldout)
+    for rank, some in enumerate(world.gather([_answer(task, group) for group in groups])):
+        answers[rank :: world.size] = some
+    correct = [is_right for is_right, _ in answers]
+    shown = range(0, len(answers), -(-len(answers) // _NUM_SAMPLES))
     return {
         "split": "heldout" if task.is_disjoint else "train",
         "num_prompts": len(correct),
         "num_correct": sum(correct),
         "accuracy": sum(correct) / len(correct),
         "correct": correct,
-        "samples": samples,
+        "samples": [
+            {"prompt": task.heldout[n].text, "answer": answers[n][1], "expected": task.heldout[n].expected}
+            for n in shown
+        ],
     }
+
+
+def _answer(task: Task, group: Group) -> tuple[int, str]:
+    """Whether the first answer is right, and what it says."""
+    first = group.rollouts[0]
+    return int(task.is_right(group.prompt, first)), task.tokenizer.decode(first.tokens)

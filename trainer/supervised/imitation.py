@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trainer.config import Optim
     from trainer.models.base import Model
+    from trainer.sections import Optim
     from trainer.types import Batch, Group
 
 
@@ -42,7 +42,7 @@ class Imitator:
     ) -> None:
         self.model, self._optim, self._pad, self._device = model, optim, pad, device
         self._world = world or World.alone()
-        self._descent = Descent.start(model.named_parameters(), weight_decay=optim.weight_decay)
+        self._descent = Descent.start(model.named_parameters(), weight_decay=optim.weight_decay, add=self._world.add)
 
     def step(self, groups: Sequence[Group], *, lr: float) -> Lesson:
         """One optimizer step on this rank's answers.

@@ -81,6 +81,8 @@ class Tuning:
 
 def assemble(config: Config, device: torch.device, world: World) -> Tuning:
     """The parts that a configuration asks for. Raises BadSetting."""
+    if config.run.sharding != "none" and world.size > 1:
+        raise BadSetting(f"sharding={config.run.sharding} is for learning from rewards: sft takes sharding=none")
     tokenizer = tokenizers.choose(config.model.path)
     train = _groups("train_files", config.task.train_files, tokenizer, config)
     val = _groups("val_files", config.task.val_files, tokenizer, config) if config.task.val_files else []

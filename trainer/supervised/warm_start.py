@@ -81,7 +81,7 @@ def run(parts: Parts, config: Config, records: Records, progress: Progress) -> N
             records.write("warm-start", step=step, of=optim.warm_start_steps, **told)
             if ended:
                 break
-        parts.learner.start_here()
+        parts.start_here()
         parts.publish(0)
 
 

@@ -22,7 +22,8 @@ from trainer.tasks.worker import Broken, Hung, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trainer.config import Config, Questions
+    from trainer.config import Config
+    from trainer.sections import Questions
     from trainer.tasks.base import Tokenizer
     from trainer.types import Prompt, Rollout
 

@@ -19,7 +19,7 @@ from trainer.types import Prompt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from trainer.config import Questions
+    from trainer.sections import Questions
     from trainer.tasks.base import Tokenizer
 
     Row = Mapping[str, Any]

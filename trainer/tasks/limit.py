@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 import traceback
@@ -30,8 +31,8 @@ def score(groups: Sequence[Group], task: Task, *, limit_s: float | None) -> list
     """Each answer's reward: what the environment paid, else the task's.
 
     Raises RewardBroken with the line of the function that raised, or that ran when `limit_s` (None: none) was over. The
-    alarm is heard between steps of Python code, and in the main thread alone: a function of the user's, which may hang
-    anywhere, runs in a process of its own (`trainer.tasks.worker`).
+    alarm is heard between steps of Python code: a function of the user's, which may hang anywhere, runs in a process of
+    its own (`trainer.tasks.worker`).
     """
     try:
         with _alarm(limit_s):
@@ -56,8 +57,12 @@ def line_of(error: BaseException) -> str:
 
 @contextmanager
 def _alarm(limit_s: float | None) -> Iterator[None]:
-    if limit_s is None or threading.current_thread() is not threading.main_thread():
+    if limit_s is None:
         yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        with _alarm_elsewhere(limit_s):
+            yield
         return
 
     def ring(number: int, frame: object) -> None:
@@ -70,3 +75,25 @@ def _alarm(limit_s: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _alarm_elsewhere(limit_s: float) -> Iterator[None]:
+    """The same for another thread than the main one, which signals do not reach: there a run is within Ray's actor."""
+    thread, lock, is_over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def ring() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_TimeUp))
+
+    timer = threading.Timer(limit_s, ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            is_over = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # one that rang and was not heard yet

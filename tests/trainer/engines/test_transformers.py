@@ -118,6 +118,18 @@ def test_a_restored_random_state_draws_the_same_again() -> None:
     assert made.generate(PROMPTS, sampling) == first != second
 
 
+def test_seeds_of_prompts_draw_what_the_built_in_sampler_draws_by_them_and_beside_whatever() -> None:
+    sampling = Sampling(3, 6, 0.7, seeds=(5, 6, 7, 8))
+    made = engine()
+    state = made.random_state().clone()
+    theirs = made.generate(PROMPTS, sampling)
+    ours = Sampler(decoder(), end=WORDS.end, seed=9).generate(PROMPTS, sampling)
+    assert [[each.tokens for each in group] for group in theirs] == [[each.tokens for each in group] for group in ours]
+    (alone,) = made.generate(PROMPTS[2:3], Sampling(3, 6, 0.7, seeds=(7,)))
+    assert [each.tokens for each in alone] == [each.tokens for each in theirs[2]]
+    assert torch.equal(made.random_state(), state)
+
+
 def test_received_weights_are_copied_and_a_missing_one_is_named() -> None:
     made, given = engine(), decoder(seed=1)
     made.receive({**dict(given.named_parameters()), "lm_head.weight": given.output_weight})

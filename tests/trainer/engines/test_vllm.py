@@ -154,6 +154,14 @@ def test_each_request_has_its_own_seed_and_a_restored_state_gives_the_same_ones(
     assert len({*first, *second}) == 4
 
 
+def test_seeds_of_prompts_are_those_of_their_requests() -> None:
+    made, llm = engine()
+    state = made.random_state().clone()
+    made.generate([(1,), (2,)], Sampling(1, 2, 1.0, seeds=(41, 42)))
+    assert [asked["seed"] for asked in llm.calls[-1][1][1]] == [41, 42]
+    assert torch.equal(made.random_state(), state)
+
+
 def test_weights_handed_over_in_place_are_read_back_bit_for_bit() -> None:
     made, llm = engine()
     made.receive(WEIGHTS)
@@ -249,6 +257,8 @@ def test_the_arguments_follow_the_configuration() -> None:
     words = ["memory_fraction=0.3", "tensor_parallel=2", "sleep=true", "enforce_eager=true", "max_prompt_tokens=20"]
     given = arguments(parse(words, devices=("cpu",)), task(), Path("somewhere"), seed=2**40 + 3)
     assert given["max_model_len"] == 27
+    assert given["distributed_executor_backend"] == "mp"
+    assert "distributed_executor_backend" not in arguments(parse([], devices=("cpu",)), task(), Path("x"), seed=0)
     assert (given["gpu_memory_utilization"], given["tensor_parallel_size"], given["seed"]) == (0.3, 2, 3)
     assert (given["enable_sleep_mode"], given["enforce_eager"], given["logprobs_mode"]) == (
         True,

@@ -261,6 +261,7 @@ def transport(folder: Path) -> dict[str, Any]:
     return {
         "sent": [pickle.loads(pickle.dumps(each)).func.__name__ for each in (*sent, partial(engine_module.reload))],
         "args": [args.tensor_parallel_size, args.enable_sleep_mode, args.gpu_memory_utilization],
+        "backend": args.distributed_executor_backend,
     }
 
 

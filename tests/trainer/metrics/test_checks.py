@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from trainer.metrics.checks import (
     same_bits,
 )
 from trainer.types import Group, Rollout, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 GROUPS = [group("14=", (5, END), (5, 5, 5)), group("4=", (END,), (3, END))]
 BATCH = pack(GROUPS, torch.zeros(2, 2), pad=PAD)
@@ -183,18 +187,31 @@ def test_the_same_bits_is_what_it_says(left: torch.Tensor, right: torch.Tensor, 
 
 def test_the_first_different_name_is_told_missing_ones_too() -> None:
     one, two = torch.ones(2), torch.zeros(2)
-    assert first_difference({"a": one, "b": one}, {"a": one, "b": one}) is None
-    assert first_difference({"a": one, "b": one, "c": one}, {"a": one, "b": two, "c": two}) == "b"
-    assert first_difference({"a": one, "b": one}, {"a": one}) == "b"
-    assert first_difference({"a": one}, {"a": one, "c": one}) == "c"
+    assert first_difference({"a": one, "b": one}.items(), {"a": one, "b": one}) is None
+    assert first_difference({"a": one, "b": one, "c": one}.items(), {"a": one, "b": two, "c": two}) == "b"
+    assert first_difference({"a": one, "b": one}.items(), {"a": one}) == "b"
+    assert first_difference({"a": one}.items(), {"a": one, "c": one}) == "c"
+
+
+def test_every_weight_is_asked_for_whichever_differs_first() -> None:
+    """To gather one is a collective: a rank that stopped at its difference would leave the others waiting."""
+    asked = []
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in "abc":
+            asked.append(name)
+            yield name, torch.ones(2)
+
+    assert first_difference(weights(), {"a": torch.zeros(2), "b": torch.ones(2), "c": torch.ones(2)}) == "a"
+    assert asked == ["a", "b", "c"]
 
 
 def test_weights_that_once_differed_do_not_pass_and_the_first_place_is_kept() -> None:
     check, one = WeightsCheck(), torch.ones(2)
-    check.add(1, {"a": one}, {"a": one})
+    check.add(1, {"a": one}.items(), {"a": one})
     assert check.result()["passed"] is True
-    check.add(2, {"a": one}, {"a": one + 1})
-    check.add(3, {"a": one}, {"b": one})
+    check.add(2, {"a": one}.items(), {"a": one + 1})
+    check.add(3, {"a": one}.items(), {"b": one})
     assert check.result() == {
         "passed": False, "publishes": 3, "tensors": 1, "unequal": 2, "first_step": 2, "first_name": "a",
     }  # fmt: skip

@@ -47,7 +47,8 @@ def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
         config = changed(config, peak_tflops=0.5)
         progress.meter = meter.start(parts.learner.model, config, CPU)
     with progress.part("gen"):
-        groups, rewards_PG, num_drawn = parts.rollouts(Progress())
+        made = parts.rollouts(Progress())
+        groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     with progress.part("old_log_prob"):
         batch = parts.pack(groups, rewards_PG)
         known = parts.learner.look(batch)
@@ -56,7 +57,7 @@ def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
         update = parts.learner.update(batch, known, judged)
     turn = SimpleNamespace(
         groups=groups, rewards_PG=rewards_PG, batch=batch, known=known, judged=judged, update=update,
-        num_drawn=num_drawn,
+        num_drawn=num_drawn, spent=None,
     )  # fmt: skip
     return step.describe_step(turn, config, 2.0, progress)  # type: ignore[arg-type]
 
@@ -114,7 +115,8 @@ def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_r
     in_loss = described(changed(TINY, kl_in="loss"))
     assert in_loss["critic/rewards/mean"] == in_loss["critic/score/mean"]
     parts = assemble(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
-    groups, rewards_PG, _ = parts.rollouts(Progress())
+    made = parts.rollouts(Progress())
+    groups, rewards_PG = made.groups, made.rewards_PG
     batch = parts.pack(groups, rewards_PG)
     known = parts.learner.look(batch)
     assert known.reference_BT is not None

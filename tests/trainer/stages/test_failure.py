@@ -6,7 +6,7 @@ import errno
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import torch
@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+T = TypeVar("T")
+
 GROUPS = [group("14=", (5, END), (6, END))]
+
+
+def in_a_thread(act: Callable[[], T]) -> T:
+    """What it gives back in a thread that is not the main one."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(act()))
+    thread.start()
+    thread.join(timeout=30)
+    return found[0]
 
 
 def caught(action: Callable[[], Any]) -> BaseException:
@@ -57,7 +68,8 @@ def test_a_reward_that_raises_is_named_with_its_line() -> None:
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-raises")
 
 
-def test_a_reward_that_hangs_is_stopped_and_named_even_where_it_catches_everything() -> None:
+@pytest.mark.parametrize("is_main", [True, False], ids=["main thread", "another thread, as in Ray"])
+def test_a_reward_that_hangs_is_stopped_and_named_even_where_it_catches_everything(is_main: bool) -> None:
     def hangs(prompt: object, rollout: object) -> float:
         while True:
             try:
@@ -66,7 +78,7 @@ def test_a_reward_that_hangs_is_stopped_and_named_even_where_it_catches_everythi
                 continue
 
     began = time.monotonic()
-    error = caught(lambda: score(hangs, 0.2))
+    error = caught(lambda: score(hangs, 0.2)) if is_main else in_a_thread(lambda: caught(lambda: score(hangs, 0.2)))
     assert 0.2 <= time.monotonic() - began < 3
     assert "did not come back within 0.2 s: it was at test_failure.py:" in str(error)
     assert str(error).endswith(" hangs")
@@ -74,18 +86,24 @@ def test_a_reward_that_hangs_is_stopped_and_named_even_where_it_catches_everythi
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-hangs")
 
 
-def test_the_alarm_is_off_afterwards_and_is_not_set_outside_the_main_thread() -> None:
+def test_the_alarm_is_off_afterwards() -> None:
     import signal
 
     before = signal.getsignal(signal.SIGALRM)
     assert score(lambda prompt, rollout: 1.0, 0.05) == [[1.0, 1.0]]
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
     assert signal.getsignal(signal.SIGALRM) == before
-    found: list[list[list[float]]] = []
-    thread = threading.Thread(target=lambda: found.append(score(lambda prompt, rollout: 1.0)))
-    thread.start()
-    thread.join()
-    assert found == [[[1.0, 1.0]]]
+
+
+def test_off_the_main_thread_the_alarm_is_off_afterwards_too() -> None:
+    def in_time() -> list[list[float]]:
+        found = score(lambda prompt, rollout: 1.0, 0.05)
+        deadline = time.monotonic() + 0.2
+        while time.monotonic() < deadline:  # the alarm would be heard here
+            time.sleep(0.01)
+        return found
+
+    assert in_a_thread(in_time) == [[1.0, 1.0]]
 
 
 def test_a_worker_that_hung_is_told_from_one_that_raised() -> None:

@@ -1,0 +1,28 @@
+"""The smoke test through verl or ROLL themselves: their smallest GRPO as `npuenv render-launch` writes it.
+
+`look` finds the framework in the target, `prepare` renders the run and `start` starts it, `follow` turns what it prints
+into records, `judge` turns those into findings with the words of the built-in test, and `cause` picks the one that
+explains the others. Nothing is installed and no Ray is joined: the run starts one of its own.
+"""
+
+from npuenv.smoke.backends.judging import Diagnosed, cause, diagnosed, judge
+from npuenv.smoke.backends.starting import BACKENDS, Asked, asked, prepare, start, used_cards
+from npuenv.smoke.backends.target import Found, look
+from npuenv.smoke.backends.watching import follow, header
+
+__all__ = [
+    "BACKENDS",
+    "Asked",
+    "Diagnosed",
+    "Found",
+    "asked",
+    "cause",
+    "diagnosed",
+    "follow",
+    "header",
+    "judge",
+    "look",
+    "prepare",
+    "start",
+    "used_cards",
+]

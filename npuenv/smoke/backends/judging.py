@@ -1,0 +1,210 @@
+"""What a framework's run means: one finding for each question of the smoke test, and the one that explains the others.
+
+What a framework does not print, such as the weights that its sampler holds, is not looked at, and said to be so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv.checks import Finding, Status
+from npuenv.messages import Message
+from npuenv.smoke.backends.reading import is_accuracy
+from npuenv.smoke.reading import Reading, finding, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from npuenv.smoke.run import Record
+
+# From here on the diagnosis is sure of a cause; below, it is said to be a possible one.
+_LIKELY = 0.65
+# Each of these is looked at where a run prints it; the first two must be there.
+_NEEDED = ("critic/score/mean", "actor/grad_norm")
+_WATCHED = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/entropy", *_NEEDED)
+_UNSEEN = {
+    "training.weights-published": "weights",
+    "training.mask-exact": "mask",
+    "training.logprobs-agree": "logprobs",
+    "training.checkpoint-exact": "checkpoint",
+}
+# From causes to symptoms, as in the judgement of the built-in trainer.
+CAUSES = (
+    "backend-cause",
+    "backend-perhaps",
+    "backend-pending",
+    "backend-silent",
+    "killed",
+    "not-completed",
+    "ended-in-silence",
+    "not-finite",
+    "backend-constant-reward",
+    "backend-steps-missing",
+    "backend-no-accuracy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """The likeliest cause that the diagnosis found in a log, with the line that shows it."""
+
+    id: str
+    line: str
+    is_sure: bool
+
+
+def diagnosed(log: str) -> Diagnosed | None:
+    """What the diagnosis of pasted reports finds in the log of a run that failed; None where it finds no cause."""
+    from npuenv.diagnose import Verdict, diagnose
+    from npuenv.host.report import read_paste
+
+    found = diagnose(read_paste(log.encode("utf-8", "replace")))
+    if found.verdict is not Verdict.CAUSE:
+        return None
+    first = found.causes[0]
+    return Diagnosed(first.id, first.line.shown, first.confidence >= _LIKELY)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a framework's run gave."""
+
+    reading: Reading
+    diagnosed: Diagnosed | None
+
+    @property
+    def backend(self) -> str:
+        return str((self.reading.header or {}).get("backend"))
+
+    @property
+    def stopped(self) -> Record | None:
+        """Why the run was ended from outside; None where it ended by itself."""
+        return next((each for each in self.reading.records if each.get("kind") == "stopped"), None)
+
+    @property
+    def is_completed(self) -> bool:
+        return self.reading.exit_code == 0 and self.stopped is None
+
+
+def judge(
+    records: Sequence[Record],
+    *,
+    exit_code: int | None,
+    log: str,
+    diagnose: Callable[[str], Diagnosed | None] = diagnosed,
+) -> tuple[Finding, ...]:
+    """The findings of a run. A log is diagnosed only where the run did not complete."""
+    reading = Reading(records, exit_code, log.strip().rpartition("\n")[2])
+    run = Run(reading, None)
+    if not run.is_completed:
+        run = Run(reading, diagnose(log))
+    return tuple(question(run) for question in QUESTIONS) + tuple(_unseen(run))
+
+
+def cause(findings: Sequence[Finding]) -> Finding | None:
+    """The failure that explains the others; without failures the first unknown; None when nothing is wrong."""
+    failed = [each for each in findings if each.status is Status.FAIL]
+    if failed:
+        return min(failed, key=lambda each: CAUSES.index(each.says.key.partition(".")[2]))
+    return next((each for each in findings if each.status is Status.UNKNOWN), None)
+
+
+def _completed(run: Run) -> Finding:
+    check, stopped, code = "training.completed", run.stopped, run.reading.exit_code
+    args: dict[str, object] = {"backend": run.backend, "reason": run.reading.log_tail}
+    if stopped is not None and stopped.get("why") == "pending":
+        args["demand"] = str(stopped.get("demand"))
+        return finding(check, Status.FAIL, "backend-pending", args, evidence=stopped)
+    if run.diagnosed is not None:
+        args["says"] = Message(f"diagnose.cause-{run.diagnosed.id}")
+        key = "backend-cause" if run.diagnosed.is_sure else "backend-perhaps"
+        return finding(check, Status.FAIL, key, args, evidence=run.diagnosed.line)
+    if stopped is not None:
+        return finding(
+            check, Status.FAIL, "backend-silent", {**args, "seconds": stopped.get("seconds")}, evidence=stopped
+        )
+    if code is not None and code < 0:
+        return finding(check, Status.FAIL, "killed", {"signal": -code}, evidence=run.reading.log_tail)
+    if code != 0:
+        key = "not-completed" if run.reading.log_tail else "ended-in-silence"
+        shown = "-" if code is None else code
+        return finding(check, Status.FAIL, key, {**args, "code": shown}, evidence=run.reading.log_tail)
+    return _all_steps(run, check)
+
+
+def _all_steps(run: Run, check: str) -> Finding:
+    wanted = run.reading.setting("steps")
+    done = len({step.get("step") for step in run.reading.steps})
+    args: dict[str, object] = {"backend": run.backend, "done": done, "steps": wanted}
+    if not isinstance(wanted, int) or done < wanted:
+        return finding(check, Status.FAIL, "backend-steps-missing", args)
+    header, end = run.reading.header or {}, run.reading.end or {}
+    args |= {"release": header.get("release"), "cards": run.reading.setting("cards")}
+    return finding(check, Status.OK, "backend-completed", {**args, "seconds": f"{number(end, 'wall_s'):.0f}"})
+
+
+def _losses_finite(run: Run) -> Finding:
+    check, steps = "training.losses-finite", run.reading.steps
+    if not steps:
+        return finding(check, Status.UNKNOWN, "no-steps")
+    for step in steps:
+        for name in _WATCHED:
+            if name in step and not math.isfinite(number(step, name)):
+                args = {"name": name, "value": str(step.get(name)), "step": step.get("step")}
+                return finding(check, Status.FAIL, "not-finite", args, evidence=_brief(step))
+    missing = next((name for name in _NEEDED if any(name not in step for step in steps)), None)
+    if missing is None and not any("actor/loss" in step for step in steps):
+        missing = "actor/loss"
+    if missing is not None:
+        return finding(check, Status.UNKNOWN, "backend-no-number", {"backend": run.backend, "name": missing})
+    seen = tuple(name for name in _WATCHED if all(name in step for step in steps))
+    return finding(check, Status.OK, "backend-finite", {"names": seen, "steps": len(steps)})
+
+
+def _reward(run: Run) -> Finding:
+    check, steps = "training.reward", run.reading.steps
+    if not steps:
+        return finding(check, Status.UNKNOWN, "no-steps")
+    names = ("critic/score/min", "critic/score/max", "critic/score/mean")
+    if not all(name in step for step in steps for name in names[:2]):
+        args = {"backend": run.backend, "name": "critic/score/min, critic/score/max"}
+        return finding(check, Status.UNKNOWN, "backend-no-number", args)
+    lows, highs = ([number(step, name) for step in steps] for name in names[:2])
+    shown: dict[str, object] = {"low": f"{min(lows):g}", "high": f"{max(highs):g}", "steps": len(steps)}
+    # Within one step, where answers to one prompt are compared: two steps may differ by their questions.
+    if not any(high > low for low, high in zip(lows, highs, strict=True)):
+        return finding(check, Status.FAIL, "backend-constant-reward", shown, evidence=_brief(steps[0]))
+    return finding(check, Status.OK, "backend-reward", shown)
+
+
+def _validated(run: Run) -> Finding:
+    check = "training.validated"
+    found = [each for each in run.reading.records if each.get("kind") == "eval"]
+    args: dict[str, object] = {"backend": run.backend, "name": "validation"}
+    if not found:
+        is_missed = run.is_completed and bool(run.reading.steps)
+        key = "backend-no-accuracy" if is_missed else "not-measured"
+        return finding(check, Status.FAIL if is_missed else Status.UNKNOWN, key, args)
+    name = next(name for name in found[-1] if is_accuracy(name))
+    values = tuple(f"{number(each, name):.3f}" for each in found if name in each)
+    if not all(math.isfinite(number(each, name)) for each in found if name in each):
+        said: dict[str, object] = {"name": name, "value": str(found[-1].get(name)), "step": found[-1].get("step")}
+        return finding(check, Status.FAIL, "not-finite", said, evidence=_brief(found[-1]))
+    return finding(check, Status.OK, "backend-validated", {"name": name, "values": values})
+
+
+def _unseen(run: Run) -> list[Finding]:
+    """What no line of a framework shows."""
+    args = {"backend": run.backend}
+    return [finding(check, Status.SKIP, f"backend-unseen-{what}", args) for check, what in _UNSEEN.items()]
+
+
+def _brief(record: Record) -> dict[str, object]:
+    """The part of a record that a finding rests on; the whole has a hundred numbers."""
+    kept = ("step", *_WATCHED, "critic/score/min", "critic/score/max")
+    return {name: value for name, value in record.items() if name in kept or is_accuracy(name)}
+
+
+QUESTIONS: tuple[Callable[[Run], Finding], ...] = (_completed, _losses_finite, _reward, _validated)

@@ -1,0 +1,198 @@
+"""From what was asked to a framework that runs: `prepare` renders its smallest GRPO, `start` starts it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from npuenv.errors import BadInput
+from npuenv.host.running import Running
+from npuenv.messages import Message
+from npuenv.smoke.backends.rows import rows
+from npuenv.smoke.backends.target import write_rows
+from npuenv.smoke.run import LOG, METRICS, NEVER_INHERITED, make_scene
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from npuenv.host.base import Host
+    from npuenv.resolve.types import Stack
+    from npuenv.smoke.backends.target import Found
+    from npuenv.smoke.run import Target
+
+BACKENDS = ("verl", "roll")
+# What this command decides itself; every other setting is a key of the framework.
+_NUMBERS = {"steps": 3, "cards": 0, "silence_limit_s": 900, "pending_limit_s": 60}
+_MOST_CARDS = 2  # enough for a collective; with fewer only one card is used
+_ANSWERS, _PROMPTS = 4, 8
+_RECIPES = {"verl": "quick-start", "roll": "agentic-frozen-lake"}
+# Folder of the log files of ROLL's processes, below the run's data.
+DRIVER_LOGS = "logs"
+_PREFIX = {"A": "actor_rollout_ref.actor", "R": "actor_rollout_ref.rollout", "F": "actor_rollout_ref.ref"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user wants of a run. `overrides` are the framework's own keys."""
+
+    steps: int
+    cards: int  # 0: as many as are needed
+    silence_limit_s: float
+    pending_limit_s: float
+    model: str | None = None  # a folder or a name; None: the recipe's
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+
+def asked(settings: Mapping[str, str], model: str | None) -> Asked:
+    """The settings of the command line. Raises BadInput for numbers that are none."""
+    numbers = {name: _number(name, settings.get(name, str(value))) for name, value in _NUMBERS.items()}
+    rest = {key: value for key, value in settings.items() if key not in _NUMBERS}
+    return Asked(
+        steps=max(numbers["steps"], 1),
+        cards=numbers["cards"],
+        silence_limit_s=numbers["silence_limit_s"],
+        pending_limit_s=numbers["pending_limit_s"],
+        model=model,
+        overrides=rest,
+    )
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise BadInput(Message("smoke.backend-bad-number", {"name": name, "value": text}))
+    return int(text)
+
+
+def used_cards(found: Found, asked: Asked) -> int:
+    """How many cards the run gets. Raises BadInput where more are asked for than there are."""
+    if asked.cards > found.cards:
+        args = {"cards": asked.cards, "seen": found.cards}
+        raise BadInput(Message("smoke.backend-too-few", args), Message("smoke.backend-too-few-hint"))
+    return asked.cards or min(found.cards, _MOST_CARDS)
+
+
+def smallest(framework: str, asked: Asked, *, cards: int, data: Path) -> dict[str, str]:
+    """The smallest run as the framework's keys, with the user's own on top."""
+    values = _smallest_verl(asked.steps, data) if framework == "verl" else _smallest_roll(asked.steps, cards, data)
+    return {**values, **asked.overrides}
+
+
+def _smallest_verl(steps: int, data: Path) -> dict[str, str]:
+    actor, rollout, reference = _PREFIX["A"], _PREFIX["R"], _PREFIX["F"]
+    return {
+        "data.train_files": str(data / "train.parquet"),
+        "data.val_files": str(data / "test.parquet"),
+        "data.train_batch_size": str(_PROMPTS),
+        "data.max_prompt_length": "256",
+        "data.max_response_length": "128",
+        f"{actor}.ppo_mini_batch_size": str(_PROMPTS),
+        f"{actor}.ppo_micro_batch_size_per_gpu": "2",
+        f"{rollout}.n": str(_ANSWERS),
+        f"{rollout}.tensor_model_parallel_size": "1",
+        f"{rollout}.gpu_memory_utilization": "0.4",
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": "2",
+        f"{reference}.log_prob_micro_batch_size_per_gpu": "2",
+        "trainer.total_training_steps": str(steps),
+        # One epoch holds all steps: the data are written for that many.
+        "trainer.total_epochs": "1",
+        "trainer.val_before_train": "True",
+        "trainer.test_freq": str(steps),
+        "trainer.save_freq": "-1",
+        "trainer.logger": "console",
+    }
+
+
+def _smallest_roll(steps: int, cards: int, data: Path) -> dict[str, str]:
+    batch = _ANSWERS * _PROMPTS
+    micro = 2
+    return {
+        # ROLL writes beside its own tree where nothing else is said.
+        "logging_dir": str(data / DRIVER_LOGS),
+        "output_dir": str(data / "output"),
+        "render_save_dir": str(data / "render"),
+        "checkpoint_config.output_dir": str(data / "checkpoints"),
+        "max_steps": str(steps),
+        "eval_steps": "1",
+        "rollout_batch_size": str(batch),
+        "val_batch_size": str(_PROMPTS),
+        "sequence_length": "2048",
+        "actor_train.training_args.per_device_train_batch_size": str(micro),
+        "actor_train.training_args.gradient_accumulation_steps": str(max(batch // (micro * max(cards, 1)), 1)),
+        "train_env_manager.num_env_groups": str(_PROMPTS),
+        "train_env_manager.group_size": str(_ANSWERS),
+        "train_env_manager.num_groups_partition": f"[{_PROMPTS}]",
+        "val_env_manager.num_env_groups": str(_PROMPTS),
+        "val_env_manager.tags": "[FrozenLake]",
+        "val_env_manager.num_groups_partition": f"[{_PROMPTS}]",
+    }
+
+
+def prepare(host: Host, target: Target, found: Found, asked: Asked, *, lang: str = "en") -> Path:
+    """Writes data and launch files below the output folder; the start script.
+
+    Raises BadInput for settings that the framework does not know or that do not go together.
+    """
+    from npuenv.render.launch.launching import Asked as ToRender
+    from npuenv.render.launch.launching import launch
+
+    scene = make_scene(target.out)
+    folder, data = scene / "launch", scene / "data"
+    # The logs of an earlier run there would be read as this run's.
+    shutil.rmtree(data, ignore_errors=True)
+    for each in (folder, data):
+        each.mkdir(parents=True, exist_ok=True)
+    if found.framework == "verl":
+        train, test = rows("train", 0, _PROMPTS * asked.steps), rows("test", 1000, _PROMPTS)
+        write_rows(host, target.python, {data / "train.parquet": train, data / "test.parquet": test})
+    cards = used_cards(found, asked)
+    wanted = ToRender(
+        found.framework,
+        _RECIPES[found.framework],
+        found.release,
+        model=asked.model,
+        cards_per_node=cards,
+        overrides=smallest(found.framework, asked, cards=cards, data=data),
+    )
+    for name, text in launch(wanted, _stack(found), lang=lang).files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder / "run.sh"
+
+
+def _stack(found: Found) -> Stack:
+    """The stack whose settings go with the release: its own where one is published, else the newest."""
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve import resolve
+    from npuenv.resolve.types import Request
+    from npuenv.resolve.types import Stack as Resolved
+
+    matrix = load_matrix()
+    known = {row.release for row in matrix.recipes if row.framework == found.framework}
+    release = found.release if found.release in known else None
+    result = resolve(Request(framework=found.framework, release=release), matrix)
+    if not isinstance(result, Resolved):
+        args = {"backend": found.framework, "release": found.release}
+        raise BadInput(Message("smoke.backend-no-stack", args), Message("smoke.backend-no-stack-hint"))
+    return result
+
+
+def start(target: Target, found: Found, script: Path, *, ray_folder: Path) -> Running:
+    """Starts the rendered script with the target's Python first on the path, in a Ray of its own.
+
+    Ray notes its latest cluster in its folder. In one of the run's own it finds none to join, and the processes of the
+    run find theirs, which RAY_ADDRESS=local would keep them from. The path must be short: sockets lie below it, and
+    their paths end at 107 characters. A cluster that is there already is not this run's, and must not end with it.
+    """
+    programs = target.python.parent
+    path = os.pathsep.join((str(programs), os.environ.get("PATH", os.defpath)))
+    env = {"PATH": path, "PYTHONUNBUFFERED": "1", "RAY_TMPDIR": str(ray_folder), "HYDRA_FULL_ERROR": "1"}
+    if found.tree:
+        env["ROLL_ROOT"] = found.tree
+    for old in (METRICS, LOG):
+        (target.out / old).unlink(missing_ok=True)
+    work = target.out / "scene" / "work"
+    return Running(
+        ["sh", str(script)], cwd=work, env=env, log=target.out / LOG, unset=(*NEVER_INHERITED, "RAY_ADDRESS")
+    )

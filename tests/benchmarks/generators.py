@@ -1,0 +1,97 @@
+"""Seconds of a step with one generator and two, on policy and one step off: `python tests/benchmarks/generators.py`.
+
+All runs take turns, step by step, so that what else the machine does meets each of them. Every process has one thread:
+with two generators and a learner that works at the same time, three cores are wanted. A row tells the median step, what
+it was spent on, and how long each side waited for the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from trainer.assembly import Parts, assemble
+from trainer.config import Config
+from trainer.loop import advance
+from trainer.metrics.progress import Progress
+from trainer.metrics.step import of_generators
+
+DEVICE = torch.device("cpu")
+
+
+@dataclass
+class Row:
+    """One run, and what its steps were like."""
+
+    name: str
+    parts: Parts
+    steps: int = 0
+    seconds: list[float] = field(default_factory=list)
+    learner_idle: list[float] = field(default_factory=list)
+    generator_idle: list[float] = field(default_factory=list)
+
+    def advance(self) -> None:
+        self.steps += 1
+        progress, began = Progress(), time.perf_counter()
+        turn = advance(self.parts, self.steps, progress)
+        seconds = time.perf_counter() - began
+        found = of_generators(turn, progress.seconds, seconds)
+        self.seconds.append(seconds)
+        self.learner_idle.append(found.get("learner/idle_s", progress.seconds.get("gen", 0.0)))
+        self.generator_idle.append(found.get("generators/idle_s", 0.0))
+
+
+def config(generators: int, off_policy: int, words: argparse.Namespace) -> Config:
+    plain = Config()
+    return replace(
+        plain,
+        run=replace(plain.run, steps=10_000, dtype=words.dtype),
+        task=replace(plain.task, max_new_tokens=words.tokens, task="addition"),
+        model=replace(
+            plain.model, layers=words.layers, hidden=words.hidden, heads=6, kv_heads=2, intermediate=words.intermediate
+        ),
+        rollout=replace(plain.rollout, generators=generators, off_policy=off_policy),
+        algorithm=replace(plain.algorithm, kl_coef=0.0, correction="token" if off_policy else "none"),
+        optim=replace(plain.optim, mini_batches=1, lr=1e-5),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in (("steps", 8), ("layers", 6), ("hidden", 384), ("intermediate", 1024), ("tokens", 16)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", default="float32")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [
+        Row(name, assemble(config(generators, off_policy, words), DEVICE, seed=0))
+        for name, generators, off_policy in (
+            ("in the learner", 0, 0),
+            ("1 generator", 1, 0),
+            ("2 generators", 2, 0),
+            ("1 generator, one step off", 1, 1),
+            ("2 generators, one step off", 2, 1),
+        )
+    ]
+    try:
+        for _ in range(words.steps + 2):
+            for row in rows:
+                row.advance()
+    finally:
+        for row in rows:
+            row.parts.close()
+    print("run                           step s   learner idle   generators idle   1 generator over it")
+    base = statistics.median(rows[1].seconds[2:])
+    for row in rows:
+        step, learner, generator = (
+            statistics.median(values[2:]) for values in (row.seconds, row.learner_idle, row.generator_idle)
+        )
+        print(f"{row.name:<28}{step:>8.3f}{learner:>15.3f}{generator:>18.3f}{base / step:>22.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""A generator in a child process: it answers as an engine here would, and however it ends somebody is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from generator_cases import FLAT, PROMPTS, Crew, weights
+from trainer_cases import PAD, changed, of_a_child
+
+from trainer.algorithms.packing import pack
+from trainer.config import BadSetting
+from trainer.engines import remote
+from trainer.engines.base import Sampling
+from trainer.engines.draws import new_seeds
+from trainer.engines.elsewhere import GeneratorLost
+from trainer.engines.process import ProcessGenerator, pool
+from trainer.engines.reference import asked
+from trainer.engines.serving import Order
+from trainer.engines.shared import Arena, look
+from trainer.tasks.successor import successor
+from trainer.types import Group, Prompt
+from trainer.weights.buckets import Packer, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.config import Config
+
+# Starting a process that imports torch takes 2 s, and 30 on a busy machine.
+LIMIT_S = 120.0
+SEEDED = Sampling(4, 3, 1.0, seeds=new_seeds(len(PROMPTS), torch.Generator().manual_seed(1)))
+
+
+def order(config: Config = FLAT) -> Order:
+    return Order.of(config, successor(1), seed=0)
+
+
+def started(log: Path | None = None, config: Config = FLAT) -> ProcessGenerator:
+    return ProcessGenerator("generator 0", order(config), Arena(), log=log, environ=of_a_child())
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGenerator]:
+    """One for all tests that leave it as it is."""
+    made = started(tmp_path_factory.mktemp("child") / "log", changed(FLAT, reference_place="generators"))
+    yield made
+    made.end()
+
+
+def is_gone(pid: int, limit_s: float = 30.0) -> bool:
+    """Whether a process of another's is no more, or a zombie, within a time."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_child_draws_what_an_engine_here_draws_with_weights_sent_either_way(child: ProcessGenerator) -> None:
+    local = Crew().start(0).server
+    answer = child.generate(PROMPTS, SEEDED)
+    found, wanted = answer.result(LIMIT_S), local.generate(PROMPTS, SEEDED)
+    assert (found.groups, found.version) == (wanted.groups, -1)
+    assert answer.result(0.0) is found
+    shared = Packer(1 << 12, child._arena.allocate)
+    for version, packer in enumerate((shared, Packer(1 << 12), shared)):
+        buckets = list(packer.pack(weights(version).items(), version))
+        assert len(buckets) > 2
+        loaded = [child.load(bucket) for bucket in buckets]
+        drawn = child.generate(PROMPTS, SEEDED)
+        assert [each.result(LIMIT_S) for each in loaded] == [None] * len(buckets)
+        for bucket in buckets:
+            local.load(bucket)
+        found = drawn.result(LIMIT_S)
+        assert (found.version, found.groups) == (version, local.generate(PROMPTS, SEEDED).groups)
+
+
+def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(child: ProcessGenerator) -> None:
+    local = Crew(changed(FLAT, reference_place="generators")).start(0).server
+    drawn = zip(PROMPTS, local.generate(PROMPTS, SEEDED).groups, strict=True)
+    answers = [Group(Prompt("", question, ""), said) for question, said in drawn]
+    batch = pack(answers, torch.zeros(4 * len(PROMPTS)), pad=PAD)
+    parts = [asked(batch, rows) for rows in torch.arange(4 * len(PROMPTS)).split(7)]
+    wanted = local.refer(parts)
+    for version in range(2):
+        loaded = [child.load(bucket) for bucket in Packer(1 << 12).pack(weights(8).items(), 100 + version)]
+        found = child.refer(parts).result(LIMIT_S)
+        assert [each.result(LIMIT_S) for each in loaded] == [None] * len(loaded)
+        assert all(torch.equal(one, other) for one, other in zip(found.logprobs, wanted.logprobs, strict=True))
+        assert (found.mark, len(found.logprobs)) == (wanted.mark, 3)
+    # Another one, sent either way.
+    for version, packer in enumerate((Packer(1 << 12, child._arena.allocate), Packer(1 << 12))):
+        for bucket in packer.pack(weights(9 + version).items(), version):
+            child.load_reference(bucket)
+            local.load_reference(bucket)
+        found, wanted = child.refer(parts).result(LIMIT_S), local.refer(parts)
+        assert found.mark == wanted.mark == fingerprint(weights(9 + version).items())
+        assert all(torch.equal(one, other) for one, other in zip(found.logprobs, wanted.logprobs, strict=True))
+
+
+def test_a_child_leaves_an_interrupt_to_the_process_that_started_it(child: ProcessGenerator) -> None:
+    for name in (signal.SIGINT, signal.SIGTERM):
+        os.kill(child.pid, name)
+    assert child.generate(PROMPTS[:1], replace(SEEDED, seeds=(1,))).result(LIMIT_S).groups
+
+
+def test_no_wait_is_longer_than_its_bound_and_a_late_answer_still_comes(child: ProcessGenerator) -> None:
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        prompts = [(at % 17, *(number % 17 for number in range(40))) for at in range(2000)]
+        answer = child.generate(prompts, Sampling(1, 1, 1.0, True))
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"generator 0 has not answered within 0\.2 s"):
+            answer.result(0.2)
+        assert time.monotonic() - began < 5.0
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    assert len(answer.result(LIMIT_S).groups) == 2000
+
+
+def test_a_killed_child_is_named_with_its_signal_and_never_comes_back() -> None:
+    made = started()
+    assert made.generate(PROMPTS, SEEDED).result(LIMIT_S).version == -1
+    os.kill(made.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(GeneratorLost, match="generator 0 was killed by SIGKILL"):
+            made.generate(PROMPTS, SEEDED).result(LIMIT_S)
+    made.end()
+    assert is_gone(made.pid)
+
+
+def test_a_stopped_child_is_ended_all_the_same() -> None:
+    made = started()
+    os.kill(made.pid, signal.SIGSTOP)
+    made.end()
+    assert is_gone(made.pid)
+    with pytest.raises(GeneratorLost, match="was ended"):
+        made.generate(PROMPTS, SEEDED).result(1.0)
+
+
+def test_an_engine_that_cannot_be_made_is_a_bad_setting_in_its_own_words(tmp_path: Path) -> None:
+    made = started(config=changed(FLAT, path=str(tmp_path)))
+    with pytest.raises(BadSetting, match=r"is no model folder: .*config\.json cannot be read"):
+        made.generate(PROMPTS, SEEDED).result(LIMIT_S)
+    made.end()
+
+
+def test_a_child_that_cannot_begin_is_named_with_the_last_line_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "generator-0.log"
+    made = ProcessGenerator("generator 0", order(), Arena(), log=log, environ={"PYTHONHOME": str(tmp_path)})
+    with pytest.raises(GeneratorLost, match=r"generator 0 ended with 1: \S+"):
+        made.generate(PROMPTS, SEEDED).result(LIMIT_S)
+    assert log.read_text(encoding="utf-8")
+    made.end()
+
+
+def test_children_end_with_the_process_that_started_them_even_when_it_is_killed_while_they_work() -> None:
+    program = """
+import sys, time
+from generator_cases import PROMPTS
+from test_process import order, SEEDED
+from trainer.engines.process import pool
+made = pool(order(), (0, 1))
+for slot in made.slots:
+    slot.generator.generate(PROMPTS, SEEDED).result(120)
+for slot in made.slots:
+    slot.generator.generate(PROMPTS * 5000, SEEDED.__class__(8, 200, 1.0, True))
+print(*(slot.generator.pid for slot in made.slots), flush=True)
+time.sleep(600)
+"""
+    here = Path(__file__).parent
+    path = os.pathsep.join([of_a_child()["PYTHONPATH"], str(here), str(here.parent)])
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env={**of_a_child(), "PYTHONPATH": path}, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_shared_memory_is_seen_by_its_place_and_unknown_memory_has_none() -> None:
+    arena = Arena()
+    first, second = arena.allocate(100), arena.allocate(5000)
+    first.fill_(7)
+    second.fill_(9)
+    for piece in (first, second):
+        place = arena.place(piece)
+        assert place is not None
+        assert torch.equal(look(arena.fd, place), piece)
+    assert arena.place(torch.zeros(100, dtype=torch.uint8)) is None
+    assert arena.place(first[:50]) is None
+    assert len(arena.allocate(0)) == 0
+    arena.close()
+    arena.close()
+    assert int(second.sum()) == 45_000
+
+
+def test_a_killed_child_is_replaced_and_the_answers_are_those_of_a_whole_crew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", of_a_child()["PYTHONPATH"])
+    crew = pool(order(changed(FLAT, generator_timeout_s=LIMIT_S)), (4, 5), logs=tmp_path)
+    engine, whole = remote.over(crew, order(), seed=3), Crew().engine(2)
+    plain = Sampling(4, 3, 1.0)
+    try:
+        for at in range(3):
+            for each in (engine, whole):
+                each.receive(weights(at))
+            assert engine.generate(PROMPTS, plain) == whole.generate(PROMPTS, plain)
+            victim = crew.slots[1].generator
+            assert isinstance(victim, ProcessGenerator)
+            if at == 0:
+                os.kill(victim.pid, signal.SIGKILL)
+        assert crew.losses == ["generator 5 was killed by SIGKILL"]
+    finally:
+        engine.end()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["generator-4.log", "generator-5.log"]

@@ -1,0 +1,265 @@
+"""An engine over generators elsewhere: the same answers however many they are and whatever happens to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from generator_cases import FLAT, PROMPTS, Crew, InProcess, dead, silent, weights
+from trainer_cases import END
+
+from trainer.engines.base import Sampling
+from trainer.engines.draws import new_seeds, pick, uniform
+from trainer.engines.elsewhere import Generated, GeneratorLost
+from trainer.engines.remote import MOST_TRIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trainer.types import Rollout
+
+FOUR = Sampling(4, 3, 1.0)
+
+
+def tokens(groups: Sequence[Sequence[Rollout]]) -> list[list[tuple[int, ...]]]:
+    return [[each.tokens for each in group] for group in groups]
+
+
+def logprobs(groups: Sequence[Sequence[Rollout]]) -> list[float]:
+    return [value for group in groups for each in group for value in each.logprobs]
+
+
+# Draws.
+
+
+def test_one_two_three_and_more_generators_than_prompts_draw_the_same() -> None:
+    made = [Crew().engine(size) for size in (1, 2, 3, 7)]
+    for _ in range(2):
+        found = [engine.generate(PROMPTS, FOUR) for engine in made]
+        for other in found[1:]:
+            assert tokens(other) == tokens(found[0])
+            assert logprobs(other) == pytest.approx(logprobs(found[0]), abs=1e-5)
+    assert len({str(tokens(Crew().engine(2, seed=seed).generate(PROMPTS, FOUR))) for seed in (1, 2)}) == 2
+
+
+def test_each_call_draws_anew_and_a_restored_state_draws_again() -> None:
+    engine = Crew().engine(2)
+    state = engine.random_state().clone()
+    first, second = engine.generate(PROMPTS, FOUR), engine.generate(PROMPTS, FOUR)
+    assert tokens(first) != tokens(second)
+    engine.restore_random_state(state)
+    assert engine.generate(PROMPTS, FOUR) == first
+
+
+def test_greedy_answers_cost_no_random_numbers() -> None:
+    engine = Crew().engine(2)
+    state = engine.random_state().clone()
+    greedy = Sampling(1, 3, 1.0, is_greedy=True)
+    assert engine.generate(PROMPTS, greedy) == engine.generate(PROMPTS, greedy)
+    assert torch.equal(engine.random_state(), state)
+
+
+def test_a_prompts_seed_alone_decides_its_draws_and_they_follow_the_chances() -> None:
+    generator = torch.Generator().manual_seed(0)
+    seeds = new_seeds(3, generator)
+    alike = replace(FOUR, seeds=seeds)
+    table = uniform(alike, 3, dtype=torch.float64, device="cpu")
+    alone = uniform(replace(FOUR, seeds=seeds[1:2]), 1, dtype=torch.float64, device="cpu")
+    assert table is not None and alone is not None
+    assert table.shape == (3, 12)
+    assert torch.equal(table[:, 4:8], alone)
+    assert uniform(FOUR, 3, dtype=torch.float64, device="cpu") is None
+    with pytest.raises(ValueError, match="3 seeds for 2 prompts"):
+        uniform(alike, 2, dtype=torch.float64, device="cpu")
+    # 20 000 draws: a share is off by more than 0.02 with a chance below 1e-7
+    drawn = pick(torch.tensor([[0.5, 0.0, 0.3, 0.2]]).repeat(20_000, 1), torch.rand(20_000, generator=generator))
+    shares = torch.bincount(drawn, minlength=4) / 20_000
+    assert shares.tolist() == pytest.approx([0.5, 0.0, 0.3, 0.2], abs=0.02)
+    assert shares[1] == 0
+
+
+# Weights.
+
+
+def test_published_weights_are_those_of_every_generator_and_come_back_by_name() -> None:
+    crew = Crew()
+    engine = crew.engine(2, bucket_mib=1)
+    sent = weights(5)
+    before = engine.generate(PROMPTS, FOUR)
+    engine.receive(sent)
+    assert all(torch.equal(engine.weights()[name], each) for name, each in sent.items())
+    assert engine.weights().keys() == sent.keys()
+    other = Crew().engine(1)
+    other.generate(PROMPTS, FOUR)
+    other.receive(sent)
+    after = engine.generate(PROMPTS, FOUR)
+    assert tokens(after) == tokens(other.generate(PROMPTS, FOUR))
+    assert tokens(after) != tokens(before)
+
+
+def test_what_was_published_stays_though_the_learner_moves_on() -> None:
+    engine, sent = Crew().engine(1), {name: each.detach().clone() for name, each in weights(5).items()}
+    engine.receive(sent)
+    kept = {name: each.clone() for name, each in sent.items()}
+    for each in sent.values():
+        each.zero_()
+    assert all(torch.equal(engine.weights()[name], each) for name, each in kept.items())
+
+
+def test_twins_share_generators_and_each_draws_with_its_own_weights() -> None:
+    crew = Crew()
+    live = crew.engine(2)
+    live.receive(weights(5))
+    alone = Crew().engine(2)
+    alone.receive(weights(5))
+    twin = live.twin()
+    twin.restore_random_state(live.random_state())
+    twin.receive(weights(6))
+    other = twin.generate(PROMPTS, FOUR)
+    for _ in range(2):
+        assert tokens(live.generate(PROMPTS, FOUR)) == tokens(alone.generate(PROMPTS, FOUR))
+        assert tokens(twin.generate(PROMPTS, FOUR)) != tokens(other)
+    assert len(crew.started) == 2
+    assert all(torch.equal(live.weights()[name], each) for name, each in weights(5).items())
+
+
+def test_sleeping_is_for_engines_that_were_asked_to() -> None:
+    for can_sleep, told in ((False, []), (True, ["sleep", "wake"])):
+        crew = Crew()
+        engine = crew.engine(2, sleep=can_sleep)
+        engine.sleep()
+        engine.wake()
+        assert [each.told for each in crew.started] == [told, told]
+
+
+# Faults.
+
+
+def answered(spoils: dict[int, list[Callable[[Generated], Generated]]], size: int = 2) -> tuple[Crew, list[str]]:
+    """Answers with these faults are those without; the crew, and what was lost."""
+    crew, whole = Crew(spoils=spoils), Crew().engine(size)
+    engine = crew.engine(size)
+    for each in (engine, whole):
+        each.receive(weights(5))
+    found, wanted = engine.generate(PROMPTS, FOUR), whole.generate(PROMPTS, FOUR)
+    assert found == wanted  # bit by bit: a lost share is made again as it was
+    assert torch.equal(engine.random_state(), whole.random_state())
+    return crew, engine.pool.losses
+
+
+def test_a_lost_share_is_made_again_by_another_and_a_new_generator_takes_the_place() -> None:
+    crew, losses = answered({1: [dead]})
+    assert losses == ["generator ? was killed by SIGKILL"]
+    assert [each.name for each in crew.started] == ["generator 0", "generator 1", "generator 1"]
+    assert [each.is_ended for each in crew.started] == [False, True, False]
+    assert [len(each.asked) for each in crew.started] == [2, 1, 0]
+
+
+def test_where_all_are_lost_new_ones_are_sent_the_weights_and_do_the_work() -> None:
+    crew, losses = answered({0: [dead], 1: [silent]})
+    assert losses[1] == "generator 1 did not answer within 5 s"
+    assert [bool(each.loaded) for each in crew.started] == [True] * 4
+    assert answered({0: [dead, dead]}, size=1)[1] == ["generator ? was killed by SIGKILL"] * 2
+
+
+def garbage(change: Callable[[Rollout], Rollout]) -> Callable[[Generated], Generated]:
+    """The last rollout of all, changed."""
+
+    def spoil(found: Generated) -> Generated:
+        *groups, last = found.groups
+        return replace(found, groups=[*groups, (*last[:-1], change(last[-1]))])
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda f: replace(f, version=f.version - 1), "answered with version -1 of the weights, not 0"),
+        (lambda f: replace(f, groups=f.groups[1:]), "gave [4, 4] answers to 3 prompts, not 4 to each"),
+        (lambda f: replace(f, groups=[f.groups[0][1:], *f.groups[1:]]), "gave [3, 4, 4] answers to 3 prompts"),
+        (garbage(lambda r: replace(r, tokens=(END + 1,), logprobs=(-1.0,))), "said token 19, which is not among"),
+        (garbage(lambda r: replace(r, tokens=(-1,), logprobs=(-1.0,))), "said token -1, which is not among"),
+        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(float("nan"),))), "gave nan as a log-probability"),
+        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(float("-inf"),))), "gave -inf as a log-probability"),
+        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(0.5,))), "gave 0.5 as a log-probability"),
+        (garbage(lambda r: replace(r, tokens=(1, 1), logprobs=(-0.5,))), "gave 2 tokens with 1 log-probabilities"),
+        (garbage(lambda r: replace(r, tokens=(1,) * 4, logprobs=(-0.5,) * 4)), "gave 4 tokens with 4 log-prob"),
+    ],
+)
+def test_garbage_is_a_lost_generator_whose_answers_nobody_sees(
+    spoil: Callable[[Generated], Generated], said: str
+) -> None:
+    crew, losses = answered({1: [spoil]})
+    assert len(losses) == 1 and losses[0].startswith(f"generator 1 {said}")
+    assert crew.started[1].is_ended
+
+
+def test_a_share_that_every_generator_fails_at_ends_the_run_with_the_last_cause() -> None:
+    crew = Crew(spoils={0: [dead] * 9, 1: [dead] * 9})
+    engine = crew.engine(2)
+    with pytest.raises(GeneratorLost, match=r"killed by SIGKILL, and so did others: .* asked for 3 times"):
+        engine.generate(PROMPTS, FOUR)
+    assert len(crew.started) <= 2 * MOST_TRIES
+
+
+def test_one_bad_place_is_given_up_and_the_others_go_on() -> None:
+    crew = Crew(spoils={1: [dead] * 9})
+    engine, whole = crew.engine(2), Crew().engine(2)
+    for _ in range(MOST_TRIES + 2):
+        assert engine.generate(PROMPTS, FOUR) == whole.generate(PROMPTS, FOUR)
+    assert [slot.generator is None for slot in engine.pool.slots] == [False, True]
+    assert len(engine.pool.losses) == MOST_TRIES
+
+
+def test_a_generator_lost_while_weights_come_is_replaced_and_gets_them_when_it_is_asked() -> None:
+    crew = Crew()
+    engine = crew.engine(2)
+    crew.started[0].end()
+    engine.receive(weights(5))
+    assert engine.pool.losses == ["generator 0 was ended"]
+    assert not crew.started[2].loaded
+    engine.generate(PROMPTS, FOUR)
+    assert crew.started[2].loaded
+
+
+def test_weights_that_do_not_arrive_whole_are_a_lost_generator() -> None:
+    crew = Crew()
+    engine = crew.engine(2)
+    original = crew.started[1].load
+
+    def damaged(bucket):  # type: ignore[no-untyped-def]
+        return original(replace(bucket, checksum=bucket.checksum + 1))
+
+    crew.started[1].load = damaged  # type: ignore[method-assign]
+    engine.receive(weights(5))
+    assert engine.pool.losses == [
+        "generator 1 failed: NotWhole: bucket 0 of version 0 of the weights was changed on its way"
+    ]
+    assert [each.is_ended for each in crew.started] == [False, True, False]
+
+
+def test_nobody_is_started_in_the_place_of_one_that_was_ended_with_the_run() -> None:
+    crew = Crew()
+    engine = crew.engine(2)
+    engine.end()
+    engine.end()
+    with pytest.raises(GeneratorLost, match="the last generator is gone: generator 0 was ended; generator 1 was ended"):
+        engine.generate(PROMPTS, FOUR)
+    assert [each.is_ended for each in crew.started] == [True, True]
+    assert len(crew.started) == 2
+
+
+def test_what_was_done_is_counted_once() -> None:
+    crew = Crew(spoils={1: [dead]})
+    engine = crew.engine(2)
+    engine.receive(weights(5))
+    engine.generate(PROMPTS, FOUR)
+    spent = engine.take_spent()
+    assert spent.num_lost == 1
+    assert spent.weights_bytes == 2 * sum(len(each.flat) for each in crew.started[0].loaded)
+    assert spent.busy_s > 0 and spent.weights_s > 0
+    assert engine.take_spent().num_lost == 0
+    assert isinstance(crew.started[0], InProcess) and FLAT.rollout.generators == 2

@@ -1,0 +1,167 @@
+"""Which cards learn and generate, and where they are: from the settings' words to a seat for every process."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.config import BadSetting, parse
+from trainer.placement.cards import Layout, Node, Seating, Unfit, read, seat, spans
+
+DEVICES = ("auto", "cpu", "npu", "cuda")
+
+
+def layout(*words: str) -> Layout:
+    config = parse(["prompts_per_step=48", *words], devices=DEVICES)
+    found = read(config)
+    assert found is not None
+    return found
+
+
+def cluster(*cards: int, kind: str = "NPU", cpus: int = 64) -> list[Node]:
+    """Nodes 10.0.0.1, 10.0.0.2 ... with so many cards each; this process is on the first."""
+    made = []
+    for number, count in enumerate(cards, start=1):
+        total = {"CPU": float(cpus), **({kind: float(count)} if count else {})}
+        made.append(Node(f"key{number}", f"10.0.0.{number}", total, is_home=number == 1))
+    return made
+
+
+def where(found: Seating) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {each.name: (found.nodes[each.node].address, each.local) for each in (*found.learners, *found.generators)}
+
+
+def test_without_cards_nothing_is_placed() -> None:
+    assert read(parse([], devices=DEVICES)) is None
+
+
+@pytest.mark.parametrize("words", ["0-3", "[0,1,2,3]", "list(range(0,4))", "list(range(0, 2)) + [2, 3]"])
+def test_every_spelling_means_the_same_cards(words: str) -> None:
+    assert layout(f"train_cards={words}").learners == (0, 1, 2, 3)
+
+
+def test_cards_given_twice_are_colocated_and_need_no_generators() -> None:
+    for words in (["train_cards=0-7"], ["train_cards=0-7", "infer_cards=list(range(0,8))"]):
+        assert layout(*words).generators == ()
+        assert layout(*words).describe() == "colocated: learns and generates on 0-7"
+
+
+def test_cards_apart_are_split_one_generator_a_card() -> None:
+    found = layout("train_cards=0-3", "infer_cards=4-7")
+    assert found.generators == ((4,), (5,), (6,), (7,))
+    assert found.describe() == "split: learns on 0-3, generates on 4-7 (4 engines)"
+
+
+def test_an_engine_of_several_cards_takes_neighbours() -> None:
+    found = layout("train_cards=0-3", "infer_cards=4-7", "engine=vllm", "tensor_parallel=2")
+    assert found.generators == ((4, 5), (6, 7))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["infer_cards=4-7"], "infer_cards=4-7 needs train_cards too"),
+        (["train_cards=0-3", "infer_cards=2-5"], "share cards 2-3 and not the rest"),
+        (["train_cards=0-3", "infer_cards=0-1"], "share cards 0-1 and not the rest"),
+        (["train_cards=0,2"], "train_cards=0,2 leave out card 1"),
+        (["train_cards=0-3", "infer_cards=6-7"], "leave out cards 4-5"),
+        (["train_cards=0,0"], "train_cards=0,0 names card 0 twice"),
+        (["train_cards=banana"], "train_cards=banana holds more than numbers"),
+        (["train_cards=3-0"], "train_cards=3-0 has a span from 3 down to 0"),
+        (
+            ["train_cards=0-15", "nodes=1", "cards_per_node=8"],
+            "there is no card 15: nodes=1 with cards_per_node=8 have 0-7",
+        ),
+        (["train_cards=0-1", "nodes=3"], "nodes=3 is more than the cards that are named"),
+        (["train_cards=0-3", "ranks=2"], "ranks=2 contradicts train_cards=0-3: 4 cards learn"),
+        (["train_cards=0-3", "engine=vllm", "tensor_parallel=2"], "tensor_parallel=2 needs infer_cards apart"),
+        (
+            ["train_cards=0-3", "infer_cards=4-6", "engine=vllm", "tensor_parallel=2"],
+            "no multiple of tensor_parallel=2",
+        ),
+        (
+            ["train_cards=0-2", "infer_cards=3-6", "engine=vllm", "tensor_parallel=2", "cards_per_node=4"],
+            "puts cards 3-4 into one engine, and they are on two nodes",
+        ),
+    ],
+)
+def test_cards_that_cannot_be_are_refused_in_one_sentence(words: list[str], told: str) -> None:
+    with pytest.raises(BadSetting) as refused:
+        layout(*words)
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_eight_cards_split_on_one_node() -> None:
+    found = seat(layout("train_cards=0-3", "infer_cards=4-7"), cluster(8), kind="NPU")
+    assert where(found)["rank 3"] == ("10.0.0.1", (3,))
+    assert where(found)["generator 0"] == ("10.0.0.1", (4,))
+    assert found.bundles() == [{"CPU": 8.0, "node:10.0.0.1": 0.001, "NPU": 8.0}]
+
+
+def test_sixteen_cards_of_one_node_split() -> None:
+    found = seat(layout("train_cards=0-7", "infer_cards=8-15"), cluster(16), kind="NPU")
+    assert where(found)["generator 7"] == ("10.0.0.1", (15,))
+    assert found.bundles()[0]["NPU"] == 16
+
+
+def test_two_nodes_of_eight_split_learn_on_one_and_generate_on_the_other() -> None:
+    found = seat(layout("train_cards=0-7", "infer_cards=8-15", "nodes=2"), cluster(8, 8), kind="NPU")
+    assert {where(found)[f"rank {n}"][0] for n in range(8)} == {"10.0.0.1"}
+    assert where(found)["generator 3"] == ("10.0.0.2", (3,))
+    assert [bundle["NPU"] for bundle in found.bundles()] == [8, 8]
+
+
+def test_two_nodes_of_eight_colocated_hold_a_rank_a_card() -> None:
+    found = seat(layout("train_cards=list(range(0,16))", "infer_cards=0-15"), cluster(8, 8), kind=None)
+    assert where(found)["rank 11"] == ("10.0.0.2", (3,)) and found.resource == "NPU"
+
+
+def test_the_node_of_this_process_comes_first_and_the_others_in_the_order_of_their_numbers() -> None:
+    nodes = [Node("b", "10.0.0.10", {"CPU": 9, "NPU": 1}), Node("a", "10.0.0.9", {"CPU": 9, "NPU": 1})]
+    nodes.append(Node("h", "10.0.0.50", {"CPU": 9, "NPU": 1}, is_home=True))
+    found = seat(layout("train_cards=0-2"), nodes, kind="NPU")
+    assert [node.address for node in found.nodes] == ["10.0.0.50", "10.0.0.9", "10.0.0.10"]
+
+
+def test_rank_0_is_where_this_process_is_whatever_the_numbers() -> None:
+    found = seat(layout("train_cards=8-15", "infer_cards=0-7"), cluster(8, 8), kind="NPU")
+    assert where(found)["rank 0"] == ("10.0.0.1", (0,)) and where(found)["generator 0"] == ("10.0.0.2", (0,))
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one() -> None:
+    wanted = layout("train_cards=0-7", "infer_cards=8-15")
+    nodes = cluster(8, 8, 8)
+    assert [each.address for each in seat(wanted, nodes, kind="NPU").nodes] == ["10.0.0.1", "10.0.0.2"]
+    del nodes[1]
+    assert [each.address for each in seat(wanted, nodes, kind="NPU").nodes] == ["10.0.0.1", "10.0.0.3"]
+
+
+def test_where_no_node_has_cards_the_numbers_count_processes() -> None:
+    found = seat(layout("train_cards=0-1", "infer_cards=2-3"), cluster(0, cpus=4), kind=None)
+    assert found.resource == "CPU" and found.bundles() == [{"CPU": 4.0, "node:10.0.0.1": 0.001}]
+    two = seat(layout("train_cards=0-1", "infer_cards=2-3", "nodes=2"), cluster(0, 0), kind=None)
+    assert where(two)["generator 1"] == ("10.0.0.2", (1,))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        (cluster(8, kind="GPU"), "no node of the Ray cluster has registered NPU: 10.0.0.1: 8 GPU, 64 CPU. It counts"),
+        (cluster(0), "none was visible there, or ASCEND_RT_VISIBLE_DEVICES is empty"),
+        (cluster(4), "card 7 is on node 2 at 4 NPU a node, and the Ray cluster has 1 node with NPU: 10.0.0.1: 4 NPU"),
+        (cluster(4, 8), "the nodes have different numbers of NPU"),
+        (cluster(8, cpus=4), "node 10.0.0.1 has 4 CPU in Ray and the 8 processes there need 8, one each"),
+    ],
+)
+def test_a_cluster_without_room_is_explained_before_ray_is_asked(nodes: list[Node], told: str) -> None:
+    with pytest.raises(Unfit) as refused:
+        seat(layout("train_cards=0-3", "infer_cards=4-7"), nodes, kind="NPU")
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_enough_in_total_is_not_enough_on_one_node() -> None:
+    with pytest.raises(Unfit, match=r"node 10\.0\.0\.1 has 4 NPU in Ray and the 8 processes there need 8"):
+        seat(layout("train_cards=0-7", "cards_per_node=8"), cluster(4, 4), kind="NPU")
+
+
+def test_spans_are_short() -> None:
+    assert spans([5, 0, 1, 2]) == "0-2,5"

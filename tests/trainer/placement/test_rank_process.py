@@ -1,0 +1,187 @@
+"""A rank's process in its details: the copy of the trainer it unpacks, its interfaces, what is kept of what it says."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+
+from trainer.engines.serving import Server
+from trainer.placement import generator as generators
+from trainer.placement import occupant
+from trainer.placement.cards import Layout, Node, Seating, seat
+from trainer.placement.generator import RayGenerator
+from trainer.placement.occupant import Occupant
+from trainer.placement.rank import _LAST, Heard
+from trainer.placement.staff import interfaces
+from trainer.placement.supervise import _cause, _failure
+from trainer.weights.buckets import Packer, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.engines.base import Engine
+    from trainer.placement.staff import Staff
+
+
+def package() -> bytes:
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in ("trainer/__init__.py", "trainer/tasks/words.py"):
+            archive.writestr(name, f"# {name}")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+
+
+def test_whoever_unpacks_the_trainer_second_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.rename
+
+    def late(source: str, target: str) -> None:
+        original(_copy(source), target)  # another process was first
+        original(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    found = Path(occupant._unpack(package()))
+    assert [*folder.iterdir()] == [found]
+    assert (found / "trainer/tasks/words.py").read_text() == "# trainer/tasks/words.py"
+
+
+def _copy(source: str) -> str:
+    made = f"{source}.first"
+    with zipfile.ZipFile(BytesIO(package())) as archive:
+        archive.extractall(made)
+    return made
+
+
+def test_files_that_were_cleaned_away_are_put_back_and_the_others_left_alone(folder: Path) -> None:
+    found = Path(occupant._unpack(package()))
+    (found / "trainer/tasks/words.py").unlink()
+    (found / "trainer/tasks").rmdir()
+    kept = (found / "trainer/__init__.py").stat().st_ino
+    assert Path(occupant._unpack(package())) == found
+    assert (found / "trainer/tasks/words.py").read_text() == "# trainer/tasks/words.py"
+    assert (found / "trainer/__init__.py").stat().st_ino == kept
+    assert [*folder.iterdir()] == [found]
+
+
+def seated(resource: str, nodes: int) -> Seating:
+    there = [
+        Node(f"{at}", f"10.0.0.{at}", {"CPU": 8.0, resource: 8.0 // nodes}, is_home=at == 1)
+        for at in range(1, nodes + 1)
+    ]
+    return seat(Layout((0, 1), (), nodes=nodes, cards_per_node=2 // nodes), there, kind=resource)
+
+
+def test_ranks_are_told_the_interface_between_nodes_by_its_whole_name() -> None:
+    facts = {"interface": "eth1"}
+    assert interfaces(seated("NPU", 2), facts) == {"GLOO_SOCKET_IFNAME": "eth1", "HCCL_SOCKET_IFNAME": "=eth1"}
+    assert interfaces(seated("GPU", 2), facts) == {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert interfaces(seated("NPU", 2), {"interface": None}) == {}
+    assert interfaces(seated("NPU", 1), facts) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_what_a_node_says_of_its_interfaces_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": "bond0", "RANK": "7"})
+    Occupant().equip({"RANK": "1"}, {"GLOO_SOCKET_IFNAME": "eth1", "HCCL_SOCKET_IFNAME": "=eth1"})
+    assert os.environ == {"GLOO_SOCKET_IFNAME": "bond0", "RANK": "1", "HCCL_SOCKET_IFNAME": "=eth1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lost"),
+    [
+        ("DistNetworkError: The server socket has failed to listen on any local network address. port: 5", True),
+        ("DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.", True),
+        ("RuntimeError: shapes differ", False),
+    ],
+)
+def test_a_port_that_was_taken_meanwhile_is_worth_another_attempt(said: str, is_lost: bool) -> None:
+    ended = _failure(0, 1, f"some warning\ntrainer: {said}\n")
+    assert (ended.is_lost, ended.reason) == (is_lost, said)
+
+
+@pytest.mark.parametrize(("said", "is_open"), [("port: 5, code: -98, name: EADDRINUSE", False), ("no route", True)])
+def test_nobody_is_waited_for_where_a_taken_port_is_the_cause(
+    said: str, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (1, f"trainer: DistNetworkError: {said}")
+    made = SimpleNamespace(get=lambda asked: words, wait=lambda asked, **_: (asked[:1], asked[1:]))
+    made.exceptions = SimpleNamespace(RayActorError=RuntimeError)
+    monkeypatch.setitem(sys.modules, "ray", made)
+    ranks: Any = [SimpleNamespace(name="rank 0"), SimpleNamespace(name="rank 1")]
+    ended, is_more_expected = _cause(cast("Staff", SimpleNamespace(ranks=ranks)), dict(enumerate(ranks)))
+    assert (ended.rank, ended.is_lost, is_more_expected) == (0, True, is_open)
+
+
+class Actor:
+    """A generator's actor whose calls are done at once; a reference is a place in a list."""
+
+    def __init__(self, server: Any) -> None:
+        self.groups: list[str] = []
+        self.call, self.watch = self._method(server, "call"), self._method(server, "watch")
+
+    def _method(self, server: Any, method: str) -> Any:
+        def options(*, concurrency_group: str) -> Any:
+            self.groups.append(f"{method} in {concurrency_group}")
+            return SimpleNamespace(remote=lambda name, *args: [getattr(server, name)(*args)])
+
+        return SimpleNamespace(options=options)
+
+
+def test_what_one_rank_has_put_into_rays_store_is_read_there_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: list[Any] = []
+
+    def put(value: Any) -> int:
+        store.append(pickle.loads(pickle.dumps(value, protocol=5)))
+        return len(store) - 1
+
+    def get(asked: Any, timeout: float) -> Any:
+        return [store[each] for each in asked] if asked and isinstance(asked[0], int) else asked[0]
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=put, get=get, exceptions=SimpleNamespace()))
+    monkeypatch.setattr(generators, "_sent", {})
+    actor = Actor(Server(cast("Engine", SimpleNamespace(receive=dict, weights=dict))))
+    ranks = [object.__new__(RayGenerator) for _ in range(2)]
+    for each in ranks:
+        each.name, each._handle = "generator 0", actor
+    sender, other = ranks
+    assert other.left("weights").result(1.0) == ()
+    sent = {"a": torch.arange(5000.0), "b": torch.ones(3, 2, dtype=torch.bfloat16)}
+    buckets = list(Packer(64).pack(sent.items(), 7))
+    sender.leave("weights", buckets).result(1.0)
+    assert len(store) == len(buckets) == 2
+    found = other.left("weights").result(1.0)
+    assert [(each.version, each.index, each.checksum) for each in found] == [
+        (each.version, each.index, each.checksum) for each in buckets
+    ]
+    assert all(torch.equal(sent[name], each) for name, each in unpack(found).items())
+    # Beside what the generator computes: an answer of another rank may take minutes.
+    assert actor.groups == ["watch in watch", "call in work", "watch in watch"]
+
+
+def test_of_what_a_rank_says_the_end_is_kept_and_all_goes_on_also_from_programs_it_starts(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+", encoding="utf-8") as file:
+        heard = Heard(file)
+        for number in range(3000):
+            print(f"line {number}", file=heard)
+        heard.flush()
+        subprocess.run([sys.executable, "-c", "import os; os.write(2, b'child')"], stderr=heard.fileno(), check=True)
+        told = (tmp_path / "log").read_text(encoding="utf-8")
+    assert told.startswith("line 0\n") and told.endswith("line 2999\nchild")
+    assert len(heard.last) == _LAST and heard.last.endswith("line 2999\n")

@@ -1,0 +1,235 @@
+"""How an attempt ends, by what its ranks leave behind; without Ray, whose answers are made here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trainer import __main__ as entry
+from trainer.config import Config, read
+from trainer.metrics.records import Records
+from trainer.placement import daemon, staff, supervise
+from trainer.placement.cards import Layout, Node, Unfit, seat
+from trainer.placement.head import HeadLost
+from trainer.placement.occupant import Occupant
+from trainer.placement.rank import Rank
+from trainer.placement.supervise import BROKE, INTERRUPTED, Ended, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+GLOO = "trainer: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer"
+NODES = [Node("a", "10.0.0.1", {"CPU": 4.0}, is_home=True), Node("b", "10.0.0.2", {"CPU": 4.0})]
+SEATING = seat(Layout((0, 1), (), nodes=2, cards_per_node=1), NODES, kind=None)
+
+
+class RayActorError(Exception):
+    """As Ray tells of an actor that is gone."""
+
+
+class Late:
+    """What does not come while it is waited for."""
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Ray, as far as it is asked here: a reference is what it refers to, an exception is raised."""
+
+    def get(asked: Any) -> Any:
+        if isinstance(asked[0], Exception):
+            raise asked[0]
+        return asked[0]
+
+    def wait(asked: Sequence[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        late = [each for each in asked if isinstance(each[0], Late)]
+        made.waited.append(timeout)
+        return [each for each in asked if each not in late], late
+
+    exceptions = SimpleNamespace(RayActorError=RayActorError, RayError=Exception)
+    made = SimpleNamespace(get=get, wait=wait, exceptions=exceptions, waited=[])
+    monkeypatch.setitem(sys.modules, "ray", made)
+    monkeypatch.setattr(supervise, "_NODE_S", 0.0)
+    return made
+
+
+def explained(ends: Sequence[Any], alive: Sequence[Node] = NODES) -> Ended:
+    ranks: list[Any] = [
+        SimpleNamespace(name=f"rank {number} on {NODES[number].address}") for number in range(len(ends))
+    ]
+    hired: Any = SimpleNamespace(ranks=ranks, seating=SEATING)
+    head: Any = SimpleNamespace(nodes=lambda is_fresh: alive)
+    return supervise._explained(hired, {(end, at): ranks[at] for at, end in enumerate(ends)}, head)
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_rank_that_lost_another_is_no_fault_of_its_own() -> None:
+    assert explained([(1, GLOO), Late()]).is_lost
+    assert not explained([(1, "trainer: ValueError: a reward"), Late()]).is_lost
+    # One that failed by itself, and one that lost it.
+    assert explained([(1, GLOO), (1, "trainer: ValueError: a reward")]) == Ended(
+        BROKE, "ValueError: a reward", is_lost=False, rank=1
+    )
+    killed = RayActorError("Worker unexpectedly exits with a connection error code 2.")
+    assert explained([(1, GLOO), killed]) == Ended(BROKE, "rank 1 on 10.0.0.2 was killed", is_lost=True, rank=1)
+    assert explained([(2, "trainer: lr=x is not accepted"), Late()]).code == 2
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("said", [GLOO, "trainer: KeyError: whatever a rank meets then"])
+def test_a_node_that_is_gone_is_named_whatever_the_others_ended_with(said: str) -> None:
+    found = explained([(1, said), Late()], NODES[:1])
+    assert found == Ended(BROKE, "node 10.0.0.2 was lost, and with it rank 1", is_lost=True)
+    # Nothing can be asked of Ray any more, or of what another attempt would need.
+    with pytest.raises(HeadLost, match="Ray on this node is gone: its raylet has ended"):
+        explained([(1, said), Late()], NODES[1:])
+
+
+def test_a_loss_that_only_a_survivor_tells_is_waited_for_until_the_node_is_known_to_be_gone(
+    ray: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_NODE_S", 60.0)
+    looks = iter([NODES, NODES, NODES[:1]])
+    ranks: list[Any] = [SimpleNamespace(name=f"rank {number}") for number in range(2)]
+    hired: Any = SimpleNamespace(ranks=ranks, seating=SEATING)
+    head: Any = SimpleNamespace(nodes=lambda is_fresh: next(looks))
+    found = supervise._explained(hired, {((1, GLOO), 0): ranks[0], (Late(), 1): ranks[1]}, head)
+    assert found.reason == "node 10.0.0.2 was lost, and with it rank 1"
+    assert len(ray.waited) == 3
+
+
+def test_a_rank_remembers_a_signal_within_its_steps_only() -> None:
+    rank = Rank([], [])
+    assert rank.leave(signal.SIGINT) is False
+    with rank._interrupt.held():
+        assert rank.leave(signal.SIGTERM) is True
+    assert rank._interrupt.name == "SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("answers", "num_waits"),
+    [([True, False], 2), ([False, False], 1), ([AttributeError("not made yet"), Late()], 1)],
+)
+def test_ranks_are_waited_for_only_where_one_will_leave_after_its_step(
+    answers: list[Any], num_waits: int, ray: SimpleNamespace
+) -> None:
+    ranks = [SimpleNamespace(ask=lambda *_, each=each, **__: (each,)) for each in answers]
+    run: Any = SimpleNamespace(config=Config())
+    hired: Any = SimpleNamespace(ranks=ranks)
+    assert supervise._leave(run, hired, [((0, ""),)], "SIGINT").code == INTERRUPTED
+    assert len(ray.waited) == num_waits
+
+
+def run_of(out: Path, *words: str) -> Run:
+    config = read(["train_cards=0", *words], devices=("auto", "cpu")).config
+    return Run(["train"], list(words), config, Layout((0,), (), 0, 0), out, lambda said: None)
+
+
+def test_what_ray_fails_with_ends_the_run_in_a_sentence_and_the_folders_errors_pass(tmp_path: Path) -> None:
+    def failing(error: Exception) -> Any:
+        def seating(*_: object, **__: object) -> None:
+            raise error
+
+        return SimpleNamespace(seating=seating)
+
+    head: Any = SimpleNamespace(nodes=lambda is_fresh: NODES)
+    found = supervise._attempt(run_of(tmp_path), failing(ConnectionError("the head is gone")), head)
+    assert found == Ended(BROKE, "Ray failed: ConnectionError: the head is gone", is_lost=False)
+    found = supervise._attempt(run_of(tmp_path), failing(HeadLost("Ray's head is silent")), head)
+    assert found == Ended(BROKE, "Ray's head is silent. Start Ray anew", is_lost=False)
+    assert supervise._close(run_of(tmp_path), found) == BROKE
+    assert '"kind": "ranks"' in (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(OSError, match="Read-only"):
+        supervise._attempt(run_of(tmp_path), failing(OSError(30, "Read-only file system", str(tmp_path))), head)
+
+
+def test_why_a_run_ended_stays_in_its_records_though_a_rank_writes_on(tmp_path: Path) -> None:
+    with Records(tmp_path) as ranks:
+        ranks.write("step", step=1)
+        supervise._close(run_of(tmp_path), Ended(BROKE, "Ray is gone", is_lost=False))
+        ranks.write("step", step=2)
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kinds == ["step", "ranks", "step"]
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ((), {"save_every=10"}),
+        (("save_every=0",), {"save_every=10"}),
+        (("trainer.save_freq=-1",), {"trainer.save_freq=10", "save_every=10"}),
+        (("save_every=3",), {"save_every=3"}),
+    ],
+)
+def test_a_placed_run_saves_every_ten_steps_however_it_was_told_to_save_never(
+    words: tuple[str, ...], settings: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Run] = []
+
+    def lead(run: Run) -> int:
+        runs.append(run)
+        return 0
+
+    monkeypatch.setattr(supervise, "lead", lead)
+    order = entry._order(["--out", str(tmp_path), "train_cards=0", *words])
+    assert entry._place(order) == 0
+    assert {each for each in runs[0].settings if "save" in each} == settings
+    assert read(runs[0].settings, devices=("auto", "cpu")).config.run.save_every in (10, 3)
+
+
+# What is asked of a place.
+
+
+def test_a_process_settles_once_and_says_later_why_it_could_not(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CARDS", "4,5,6,7")
+    monkeypatch.setattr("trainer.placement.occupant._given", lambda resource: ["4"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    cards = {"variable": "CARDS", "resource": "NPU", "local": (1,), "held": (0, 1)}
+    made = Occupant()
+    first = made.settle(str(tmp_path), None, "127.0.0.1", cards)
+    assert (first["ids"], first["held"]) == (["5"], ["4", "5"])
+    assert made.settle(str(tmp_path), None, "127.0.0.1", cards) is first  # of another rank that shares it
+    broken = Occupant()
+    with pytest.raises(Exception, match="zip"):
+        broken.settle(str(tmp_path), b"no archive", "127.0.0.1", {})
+    for ask in (lambda: broken.prepare("trainer.generator:serve"), lambda: broken.call("generate")):
+        with pytest.raises(Exception, match="zip"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("given", "cards", "is_refused"),
+    [
+        (["0", "1"], 4, False),
+        (["2", "3"], 4, False),  # Ray counts the generators' cards for the ranks: all four are this run's
+        (["4", "5"], 8, True),
+        (["4", "5"], 4, False),  # under other names than the node's, and the run holds them all
+    ],
+)
+def test_cards_are_refused_only_where_ray_may_give_them_to_others(
+    given: list[str], cards: int, is_refused: bool
+) -> None:
+    node = Node("a", "10.0.0.1", {"NPU": float(cards), "CPU": 8.0}, is_home=True)
+    seating = seat(Layout((0, 1), ((2,), (3,)), 1, cards), [node], kind="NPU")
+    held = [str(each) for each in range(4)]
+    facts = [{"ids": [str(at)], "held": held, "given": [given[at]]} for at in range(2)]
+    staff._check_ids(seating, facts, is_own=True)
+    if not is_refused:
+        staff._check_ids(seating, facts, is_own=False)
+        return
+    with pytest.raises(Unfit, match=r"set aside cards 4,5 of 10\.0\.0\.1 for this run, where 0,1,2,3 are asked for"):
+        staff._check_ids(seating, facts, is_own=False)
+
+
+def test_a_head_is_not_started_where_something_listens_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(listening.getsockname()[1]))
+        with pytest.raises(Unfit, match=r"something listens at 127\.0\.0\.1:"), daemon.head(1, limit_s=1.0):
+            pass

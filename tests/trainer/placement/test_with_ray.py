@@ -1,0 +1,197 @@
+"""Real Ray on this machine: ranks and generators as its actors, lost, stopped and interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from ray_cases import HAS_RAY, NO_RAY, Home, head, home, occupants, processes_of, ran, rewards, trial, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
+
+SPLIT = ("train_cards=0-1", "infer_cards=2-3")
+
+
+# Beside what a run is told by itself: weights that are put into Ray's store fill it, and its disk counts as full.
+SMALL_STORE = ("--object-store-memory=80000000",)
+FULL_DISK = {"RAY_local_fs_capacity_threshold": "0.000001"}
+# Holds six of the eight CPUs until its input ends.
+HOLDER = """
+import ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False)
+held = [ray.remote(num_cpus=3)(type("Held", (), {"there": lambda self: True})).remote() for _ in range(2)]
+print(ray.get([each.there.remote() for each in held]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[tuple[Home, str]]:
+    """A home and the Ray that all runs of this file join, one after another."""
+    with home() as at, head(replace(at, environ={**at.environ, **FULL_DISK}), *SMALL_STORE) as address:
+        yield at, address
+
+
+def test_generators_in_ray_draw_what_plain_processes_do_though_one_is_killed(
+    place: tuple[Home, str], tmp_path: Path
+) -> None:
+    at, address = place
+    with trial(at, tmp_path / "a", f"ray={address}", "train_cards=0", "infer_cards=1-2", "steps=40") as placed:
+        placed.until_step(5)
+        generators = [pid for pid in occupants(at) if pid != placed.pid(0)]
+        assert len(generators) == 2
+        os.kill(generators[0], signal.SIGKILL)
+        assert placed.end() == (0, "")
+    code, said, plain = ran(at, tmp_path / "b", "generators=2", "steps=40")
+    assert (code, said) == (0, "")
+    assert rewards(placed) == rewards(plain) and len(rewards(plain)) == 40
+    assert len(placed.records("header")) == 1  # without a restart
+    assert sum(each["generators/lost"] for each in placed.records("step")) == 1
+    told = placed.records("header")[0]["placement"]
+    assert told["layout"] == "split: learns on 0, generates on 1-2 (2 engines)"
+    assert told["note"] == "no node has cards: processes on CPUs take their places"
+
+
+def test_two_ranks_and_two_generators_learn_though_a_rank_is_killed_and_another_hangs(
+    place: tuple[Home, str], tmp_path: Path
+) -> None:
+    at, address = place
+    words = (f"ray={address}", *SPLIT, "steps=150", "prompts_per_step=8", "hang_limit_s=10")
+    with trial(at, tmp_path, *words) as run:
+        run.until_step(25)
+        os.kill(run.pid(1), signal.SIGKILL)
+        wait_for(lambda: len(run.records("header")) == 2, process=run.process)
+        run.until_step(70)
+        os.kill(run.pid(0), signal.SIGSTOP)
+        code, said = run.end()
+    assert code == 0
+    assert re.search(r"rank 1 on \S+ was killed; goes on after step \d+ \(restart 1 of 2\)", said)
+    assert re.search(r"rank 0 on \S+ hangs: it does not answer; .*; goes on after step \d+ \(restart 2 of 2\)", said)
+    assert run.steps() == list(range(1, 151))  # each once
+    assert run.records("resumed")[0]["step"] >= 10
+    assert run.records("eval")[-1]["accuracy"] > run.records("eval")[0]["accuracy"] + 0.5
+    assert run.records("end")[-1]["status"] == "completed"
+    assert [each for each in run.records("stage") if each.get("passed") is False] == []
+
+
+def test_a_run_that_loses_the_same_rank_again_and_again_ends_and_names_it(
+    place: tuple[Home, str], tmp_path: Path
+) -> None:
+    at, address = place
+    words = (f"ray={address}", "train_cards=0-1", "steps=20", "fault=rank-dies", "restarts=1")
+    code, said, run = ran(at, tmp_path, *words)
+    assert code == 1
+    assert re.search(r"rank 1 on \S+ was killed$", said.rstrip())
+    (last,) = run.records("ranks")
+    assert last["rank"] == 1 and len(last["restarts"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "said"),
+    [
+        ("generator-garbage", "generator-lost", "said token 19, which is not among the 19 of the vocabulary"),
+        ("stale-weights", "stale-weights", "were drawn with the weights of step 1, 2 steps behind: max_staleness=1"),
+    ],
+)
+def test_a_planted_fault_ends_the_run_with_its_cause(
+    fault: str, cause: str, said: str, place: tuple[Home, str], tmp_path: Path
+) -> None:
+    at, address = place
+    words = (f"ray={address}", "train_cards=0", "infer_cards=1", "steps=8", "restarts=0", f"fault={fault}")
+    code, told, run = ran(at, tmp_path, *words)
+    assert code == 1 and said in told
+    (stage,) = [each for each in run.records("stage") if each.get("cause")]
+    assert stage["cause"] == cause and said in stage["reason"]
+    assert said in run.records("ranks")[-1]["reason"]
+
+
+def test_a_full_object_store_ends_the_run_in_one_sentence(place: tuple[Home, str], tmp_path: Path) -> None:
+    at, address = place
+    large = ("hidden=1024", "intermediate=4096", "layers=2", "heads=8", "kv_heads=8")
+    words = (f"ray={address}", "train_cards=0", "infer_cards=1", "steps=2", "prompts_per_step=2", *large)
+    code, said, run = ran(at, tmp_path, *words)
+    assert code == 1
+    full = (
+        r"StoreFull: \d+ MiB of weights do not fit into Ray's object store, which is full, as is the disk beyond it: "
+        r"`ray memory` says what is in it; start Ray with a larger --object-store-memory, or make room on that disk"
+    )
+    assert re.fullmatch(f"trainer: {full}", said.strip())
+    assert re.search(full, run.records("end")[-1]["reason"])
+    assert run.records("ranks")[-1]["restarts"] == []  # another attempt would find as little
+
+
+def test_a_ray_that_others_have_taken_is_explained_within_seconds_and_waited_for(
+    place: tuple[Home, str], tmp_path: Path
+) -> None:
+    at, address = place
+    with held(at, address) as give_back, trial(at, tmp_path, f"ray={address}", *SPLIT, "steps=2") as run:
+        began = time.monotonic()
+        assert run.process.stderr is not None
+        first = run.process.stderr.readline()
+        assert time.monotonic() - began < 60
+        assert re.search(
+            r"waits: 4 CPU on \S+ is not free in Ray: \S+: 2 CPU free; held by job \w+ \(.*\): 2 actors", first
+        )
+        give_back()
+        code, said = run.end()
+    assert (code, said) == (0, "")
+    assert run.steps() == [1, 2]
+
+
+@contextlib.contextmanager
+def held(at: Home, address: str) -> Iterator[Callable[[], object]]:
+    """Another job in this Ray, which has six of its eight CPUs; called, what this gives ends it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, address],
+        env=at.environ,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == "[True, True]\n"
+        try:
+            yield holder.stdin.close
+        finally:
+            holder.kill()
+
+
+def test_what_no_node_has_is_told_within_seconds(place: tuple[Home, str], tmp_path: Path) -> None:
+    at, address = place
+    began = time.monotonic()
+    code, said, _ = ran(at, tmp_path, f"ray={address}", "train_cards=0-31", "prompts_per_step=64")
+    assert code == 2
+    assert "has 8 CPU in Ray and the 32 processes there need 32, one each" in said
+    code, said, _ = ran(at, tmp_path, f"ray={address}", "train_cards=0", "device=npu")
+    assert code == 2
+    assert re.search(r"no node of the Ray cluster has registered NPU: \S+: 8 CPU", said)
+    assert time.monotonic() - began < 60
+
+
+def test_where_nobody_listens_is_told_at_once(place: tuple[Home, str], tmp_path: Path) -> None:
+    code, said, _ = ran(place[0], tmp_path, "ray=127.0.0.1:9", "train_cards=0")
+    assert code == 2 and "ray=127.0.0.1:9: the connection failed (Connection refused)" in said
+
+
+def test_ctrl_c_saves_the_step_at_hand_and_leaves_no_process_of_an_own_ray(tmp_path: Path) -> None:
+    with home() as at:
+        with trial(at, tmp_path, *SPLIT, "steps=5000", RAY_AUTH_MODE="") as run:
+            run.until_step(3)
+            os.kill(run.process.pid, signal.SIGINT)
+            code, said = run.end()
+        assert (code, said) == (130, "")
+        assert run.records("end")[-1]["resume"].startswith("the same command with resume=true goes on after step")
+        wait_for(lambda: not processes_of(at))
+        assert not (at.folder / ".ray").exists()  # nothing is left in the home, above all no token

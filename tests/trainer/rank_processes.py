@@ -1,0 +1,94 @@
+"""Ranks that are processes, for what threads cannot show: each runs a script and leaves what it found in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trainer_cases import ROOT, of_a_child
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BEGIN = """
+import json, pathlib, sys
+sys.path.insert(0, {here!r})
+import torch
+torch.set_num_threads(1)
+from trainer.distributed import join, leave
+from trainer.device import backend
+here = pathlib.Path({folder!r})
+world = join(backend(torch.device("cpu")))
+found = {{}}
+"""
+_END = """
+(here / f"found-{world.rank}.json").write_text(json.dumps(found))
+world.wait()
+leave(world)
+"""
+LIMIT_S = 240
+
+
+def on_processes(script: str, folder: Path, size: int = 2) -> list[dict[str, Any]]:
+    """What each rank's script put into `found`; it has `world`, `here` (the folder) and this directory's modules."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = _BEGIN.format(here=str(ROOT / "tests" / "trainer"), folder=str(folder)) + script + _END
+    (folder / "rendezvous").unlink(missing_ok=True)
+    ranks = []
+    for rank in range(size):
+        environ = {**of_a_child(), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+        environ |= {"TRAINER_RENDEZVOUS": str(folder / "rendezvous"), "GLOO_SOCKET_IFNAME": "lo"}
+        with (folder / f"said-{rank}.log").open("wb") as log:
+            ranks.append(subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, env=environ, stderr=log))
+    try:
+        codes = [process.wait(timeout=LIMIT_S) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    said = [(folder / f"said-{rank}.log").read_text() for rank in range(size)]
+    assert codes == [0] * size, "\n".join(said)
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
+
+
+def run_trainer(out: Path, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """`python -m trainer` on the CPU, without looking for Ray and vllm.
+
+    One that does not end fails the test, with the place of every thread of every rank: nothing else would tell.
+    """
+    command = [sys.executable, "-m", "trainer", "--out", str(out), "device=cpu", "probe_packages=false", *words]
+    environ = {**of_a_child(), "PYTHONFAULTHANDLER": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, complained = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)
+            pytest.fail(f"no end within {limit_s} s\n{_last_words(process, out)}")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the ranks of a launcher that has gone
+    return subprocess.CompletedProcess(command, process.returncode, said, complained)
+
+
+def _last_words(process: subprocess.Popen[str], out: Path) -> str:
+    """What an aborted run, its ranks and its records say last."""
+    said, complained = process.communicate(timeout=30)
+    logs = {each.name: each.read_text(errors="replace") for each in sorted(out.glob("rank-*.log"))}
+    records = (out / "metrics.jsonl").read_text().splitlines()[-3:] if (out / "metrics.jsonl").exists() else []
+    parts = {"stdout": said, "stderr": complained, **logs, "records": "\n".join(records)}
+    shown = {name: [line for line in text.splitlines() if "importlib" not in line] for name, text in parts.items()}
+    return "\n".join("\n".join([f"--- {name}", *lines[-120:]]) for name, lines in shown.items())

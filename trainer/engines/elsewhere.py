@@ -1,0 +1,121 @@
+"""The seam between the learner's process and engines in other processes, on this machine or another.
+
+`trainer.engines.remote.Remote` is the engine that spreads prompts over generators; `process.ProcessGenerator` is a
+generator in a child process. Whatever process an engine is put in, `serving.Server` answers there: `generate`, `load`
+and the others of a generator are calls of the methods of the same names of a server. A generator has no random numbers
+of its own: `Sampling.seeds` decides the draws of each prompt, whoever makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.types import Batch, Rollout
+    from trainer.weights.buckets import Bucket
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class GeneratorLost(RuntimeError):
+    """A generator that can no longer be used: it died, hangs, or what it said cannot be right.
+
+    Example: `generator 1 was killed by SIGKILL`.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} {why}")
+        self.name, self.why = name, why
+
+    def __reduce__(self) -> tuple[type[GeneratorLost], tuple[str, str]]:
+        return type(self), (self.name, self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What one call of `generate` made."""
+
+    groups: list[tuple[Rollout, ...]]  # of each prompt, in order
+    version: int  # of the weights that they were drawn with; -1: those that the engine started with
+    seconds: float  # that the engine computed
+
+
+@dataclass(frozen=True, slots=True)
+class Referred:
+    """What the reference policy of a generator says of some micro batches."""
+
+    logprobs: tuple[Tensor, ...]  # [B, T] of each, on the CPU; 0 where its mask is off
+    mark: int  # of the weights that say so: their `trainer.weights.buckets.fingerprint`
+    seconds: float  # that it computed
+
+
+@dataclass(slots=True)
+class Spent:
+    """What generators did in a step."""
+
+    # Computing answers that were drawn, greedy ones aside, and what a reference says of them; mean over the generators.
+    busy_s: float = 0.0
+    weights_s: float = 0.0  # until all of them had new weights
+    weights_bytes: int = 0  # sent to them, added up
+    num_lost: int = 0
+
+
+class Pending(Protocol[T_co]):
+    """Something that was asked for and is still on its way."""
+
+    def result(self, timeout_s: float) -> T_co:
+        """It, as soon as it is there; later calls give it again.
+
+        Raises TimeoutError when it has not come, and may then be asked again; GeneratorLost when it will not come.
+        """
+
+
+class Generator(Protocol):
+    """One engine in another process. It answers in the order in which it was asked.
+
+    Every method returns at once; none but `Pending.result` raises GeneratorLost.
+    """
+
+    @property
+    def name(self) -> str:
+        """For messages: what and where it is. Example: `generator 1`, `generator 3 on node02`."""
+
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Pending[Generated]:
+        """As `Engine.generate`; `sampling.seeds` has one number for each prompt."""
+
+    def load(self, bucket: Bucket) -> Pending[None]:
+        """Sends one bucket. With the last one of a version, in whatever order, the engine takes that version over.
+
+        `bucket.flat` must not change before its result is there.
+        """
+
+    def refer(self, parts: Sequence[Batch]) -> Pending[Referred]:
+        """What its reference policy says of micro batches, which lie on the CPU."""
+
+    def load_reference(self, bucket: Bucket) -> Pending[None]:
+        """As `load`, of the reference policy's weights."""
+
+    def sleep(self) -> Pending[None]:
+        """As `Engine.sleep`."""
+
+    def wake(self) -> Pending[None]:
+        """As `Engine.wake`."""
+
+    def end(self) -> None:
+        """Ends it, however it is, within seconds; it may have ended before. Never raises."""
+
+
+class SharedGenerator(Generator, Protocol):
+    """One that several ranks use: one of them sends weights, the others take what it has left there."""
+
+    def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
+        """Has it know where buckets that it was sent lie, in the place of those that it knew of that kind."""
+
+    def left(self, kind: str) -> Pending[Sequence[Bucket]]:
+        """Those buckets, to be read where they lie; none: nobody left any. Comes beside what it computes."""

@@ -1,0 +1,414 @@
+"""An engine that has others generate: prompts spread over generators in other processes, weights sent to all of them.
+
+Start from `Remote`. Its `Pool` holds the generators, one a slot, and starts a new one where one was lost. Prompts are
+always cut in as many portions as there are slots, and a portion that was lost with its generator is made once more as a
+whole: the answers are those of a run that lost nothing, and none is counted twice. With another number of generators
+the same seeds draw; only sums may round otherwise, because other rows stand beside a row. Where the generators keep the
+run's reference policy, `Remote.refer` spreads answers over them in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from trainer.config import BadSetting
+from trainer.engines import reference
+from trainer.engines.draws import new_seeds
+from trainer.engines.elsewhere import GeneratorLost, Spent
+from trainer.engines.reference import ROUNDING
+from trainer.models import files
+from trainer.weights.buckets import Bucket, Packer, fingerprint, unpack
+from trainer.weights.loading import AT_START
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from trainer.distributed import World
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.elsewhere import Generated, Generator, Pending, Referred
+    from trainer.engines.serving import Order
+    from trainer.types import Batch, Rollout
+
+# So often a portion is asked for, and so many generators of a slot may be lost before one of them has answered.
+MOST_TRIES = 3
+# What a process may take to start and to make its engine, beside the time for its first answer.
+_START_S = 600.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place for a generator. `generator` is None when the last allowed one was lost."""
+
+    number: int
+    generator: Generator | None
+    version: int = AT_START  # of the weights that it was sent
+    reference: int | None = None  # mark of the origin that it was sent; None: its reference is what it has made itself
+    num_lost: int = 0  # in a row
+    is_new: bool = True  # it has answered nothing yet
+
+    @property
+    def name(self) -> str:
+        return f"slot {self.number}" if self.generator is None else self.generator.name
+
+
+class Pool:
+    """The generators of a rank: `start(n)` starts one for slot n, at the beginning and wherever one was lost."""
+
+    def __init__(
+        self,
+        start: Callable[[int], Generator],
+        size: int,
+        *,
+        timeout_s: float,
+        allocate: Callable[[int], Tensor] | None = None,  # memory that all generators see; None: they are sent a copy
+        sharers: int = 1,  # at most so many ranks of the run have a generator in common; above 1 each has one slot
+        sends: bool = True,  # whether this rank sends weights, for itself and for those that share
+    ) -> None:
+        self._start = start
+        # A generator answers one after another: whoever asks may wait for the turns of all that share it.
+        self.timeout_s, self.allocate = timeout_s * sharers, allocate
+        self.sharers, self.sends = sharers, sends
+        self.slots = [Slot(number, start(number)) for number in range(size)]
+        self.losses: list[str] = []  # over the run, in words
+        self._versions = 0
+        self._is_ended = False
+
+    def deadline(self, slot: Slot) -> float:
+        """Until when what a generator is asked for now must be there; on `time.monotonic`'s clock."""
+        return time.monotonic() + self.timeout_s + (_START_S if slot.is_new else 0.0)
+
+    def new_version(self) -> int:
+        """A number that no weights had before, whoever publishes them."""
+        self._versions += 1
+        return self._versions - 1
+
+    def running(self) -> list[Slot]:
+        """The slots that have a generator; those that lost none in a row come first."""
+        return sorted((slot for slot in self.slots if slot.generator is not None), key=lambda slot: slot.num_lost > 0)
+
+    def lose(self, slot: Slot, lost: GeneratorLost) -> None:
+        """Ends what is left of a generator and starts another, unless too many were lost in its place."""
+        self.losses.append(str(lost))
+        if slot.generator is not None:
+            slot.generator.end()
+        slot.num_lost += 1
+        slot.is_new = True
+        slot.version, slot.reference = AT_START, None
+        is_wanted = slot.num_lost < MOST_TRIES and not self._is_ended
+        slot.generator = self._start(slot.number) if is_wanted else None
+
+    def end(self) -> None:
+        """Ends all generators. What another thread waits for from them is lost, and none is started in their place."""
+        self._is_ended = True
+        for slot in self.slots:
+            if slot.generator is not None:
+                slot.generator.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The weights that the run's reference policy has."""
+
+    mark: int  # their fingerprint
+    # To be sent to every generator; empty: what each makes from the run's settings is the same.
+    buckets: tuple[Bucket, ...] = ()
+
+
+@dataclass(slots=True)
+class Portion(Generic[T]):
+    """What one generator is asked for, with how often that was tried."""
+
+    prepare: Callable[[Slot], list[Pending[None]]]  # sends weights that it needs first
+    ask: Callable[[Generator], Pending[T]]
+    wrong: Callable[[T, str], str | None]  # what cannot be right about an answer of the generator of that name
+    num_tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[T]):
+    """What a generator is at."""
+
+    slot: Slot
+    loaded: list[Pending[None]]  # of weights that it needs first
+    answer: Pending[T]
+    deadline: float
+
+
+@dataclass(slots=True)
+class Remote:
+    """The engine. Holds a copy of the weights that it was last given, for generators that are started later."""
+
+    pool: Pool
+    vocabulary_size: int
+    random: torch.Generator
+    packer: Packer
+    can_sleep: bool = False  # whether generators give up memory while the learner works
+    version: int = AT_START
+    origin: Origin | None = None  # of the reference policy that the generators keep; None: they keep none
+    spent: Spent = field(default_factory=Spent)
+    _buckets: list[Bucket] = field(default_factory=list)
+
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
+        """As `Engine.generate`. Raises GeneratorLost when a portion was lost too often or no generator is left."""
+        seeds = sampling.seeds or (() if sampling.is_greedy else new_seeds(len(prompts), self.random))
+        made = self._gather([self._portion(prompts, sampling, seeds, at) for at in range(len(self.pool.slots))])
+        if not sampling.is_greedy:
+            self._note(found.seconds for found in made.values())
+        return [rollouts for at in sorted(made) for rollouts in made[at].groups]
+
+    def refer(self, batch: Batch, *, rows_at_once: int) -> Tensor:
+        """What the generators' reference policies say of the answers [B, T], 0 where the mask is off.
+
+        Each is asked about as many prompts as when answers are drawn, in micro batches of `rows_at_once`, 0: all at
+        once. Raises as `generate` does; BadSetting where a generator's reference is not that of the run.
+        """
+        shares = reference.cut(batch, len(self.pool.slots), rows_at_once)
+        made = self._gather([self._referral([reference.asked(batch, rows) for rows in share]) for share in shares])
+        said_BT = torch.zeros_like(batch.sampler_logprobs_BT)
+        for at, found in made.items():
+            for rows, some in zip(shares[at], found.logprobs, strict=True):
+                said_BT[rows, : some.shape[1]] = some.to(said_BT)
+        self._note(found.seconds for found in made.values())
+        return said_BT
+
+    def begin_from(self, mark: int) -> None:
+        """Says that the reference policies, as the generators make them from the settings, have this fingerprint."""
+        self.origin = Origin(mark)
+
+    def refer_to(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Has the reference policies be these weights, which are not those that the settings make.
+
+        A copy of them is kept here, for generators that are started later.
+        """
+        buckets = tuple(Packer(self.packer.bucket_bytes, self.packer.allocate).pack(weights, self.pool.new_version()))
+        self.origin = Origin(fingerprint(unpack(buckets).items()), buckets)
+
+    def _note(self, seconds: Iterable[float]) -> None:
+        self.spent.busy_s += sum(seconds) / len(self.pool.slots)
+
+    def _portion(
+        self, prompts: Sequence[Tokens], sampling: Sampling, seeds: tuple[int, ...], at: int
+    ) -> Portion[Generated] | None:
+        """The share of one slot: as many as the others', or one more or less; None for no prompt."""
+        size = len(self.pool.slots)
+        part = slice(len(prompts) * at // size, len(prompts) * (at + 1) // size)
+        own, how = prompts[part], replace(sampling, seeds=seeds[part])
+        if not own:
+            return None
+        return Portion(self._send, lambda made: made.generate(own, how), lambda found, _: self._wrong(found, own, how))
+
+    def _referral(self, parts: list[Batch]) -> Portion[Referred] | None:
+        if not parts:
+            return None
+        return Portion(
+            self._send_reference,
+            lambda made: made.refer(parts),
+            lambda found, name: self._wrong_reference(found, parts, name),
+        )
+
+    def _wrong_reference(self, found: Referred, parts: Sequence[Batch], name: str) -> str | None:
+        """As `reference.wrong`. Raises BadSetting where it is not the run's: to ask again would not help."""
+        if self.origin is not None and found.mark != self.origin.mark:
+            raise BadSetting(
+                f"{name} makes another reference policy from the settings than the one that this run began with: "
+                "path must name the same model on all nodes; reference_place=learner keeps the reference in one place"
+            )
+        return reference.wrong(found, parts)
+
+    def _gather(self, portions: Sequence[Portion[T] | None]) -> dict[int, T]:
+        """The answers to all portions, by their slots; a portion is asked for until it has come, or too often."""
+        waiting = deque(at for at, portion in enumerate(portions) if portion is not None)
+        made: dict[int, T] = {}
+        while waiting:
+            for at, portion, asked in self._ask(portions, waiting):
+                found = self._collect(portion, asked)
+                if found is None:
+                    waiting.append(at)
+                else:
+                    made[at] = found
+        return made
+
+    def _ask(
+        self, portions: Sequence[Portion[T] | None], waiting: deque[int]
+    ) -> list[tuple[int, Portion[T], Asked[T]]]:
+        """Hands a portion to every generator there is, in its own slot if that is fine; those left stay waiting."""
+        running = self.pool.running()
+        if not running:
+            raise GeneratorLost("the last generator", f"is gone: {'; '.join(self.pool.losses[-MOST_TRIES:])}")
+        asked = []
+        while waiting and running:
+            at = waiting.popleft()
+            slot = next((slot for slot in running if slot.number == at and not slot.num_lost), running[0])
+            running.remove(slot)
+            portion = portions[at]
+            assert portion is not None and slot.generator is not None
+            portion.num_tries += 1
+            loaded = portion.prepare(slot)
+            answer = portion.ask(slot.generator)
+            asked.append((at, portion, Asked(slot, loaded, answer, self.pool.deadline(slot))))
+        return asked
+
+    def _send(self, slot: Slot) -> list[Pending[None]]:
+        """This engine's weights to a generator that has others."""
+        if slot.version == self.version or slot.generator is None:
+            return []
+        slot.version = self.version
+        return [slot.generator.load(bucket) for bucket in self._buckets]
+
+    def _send_reference(self, slot: Slot) -> list[Pending[None]]:
+        """The run's reference to a generator that has made another one."""
+        origin = self.origin
+        if origin is None or not origin.buckets or slot.reference == origin.mark or slot.generator is None:
+            return []
+        slot.reference = origin.mark
+        return [slot.generator.load_reference(bucket) for bucket in origin.buckets]
+
+    def _collect(self, portion: Portion[T], asked: Asked[T]) -> T | None:
+        """The answer to a portion; None when it must be asked for once more. Raises GeneratorLost: too often."""
+        slot = asked.slot
+        try:
+            for each in asked.loaded:
+                self._wait(slot, each, asked.deadline)
+            found = self._wait(slot, asked.answer, asked.deadline)
+            if (wrong := portion.wrong(found, slot.name)) is not None:
+                raise GeneratorLost(slot.name, wrong)
+        except GeneratorLost as lost:
+            self._lose(slot, lost)
+            if portion.num_tries >= MOST_TRIES:
+                why = f"{lost.why}, and so did others: its share was asked for {portion.num_tries} times"
+                raise GeneratorLost(lost.name, why) from lost
+            return None
+        slot.num_lost, slot.is_new = 0, False
+        return found
+
+    def _wait(self, slot: Slot, pending: Pending[T], deadline: float) -> T:
+        try:
+            return pending.result(max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            raise GeneratorLost(slot.name, f"did not answer within {self.pool.timeout_s:g} s") from None
+
+    def _settle(self, slot: Slot, pending: Iterable[Pending[None]], deadline: float) -> None:
+        """Waits for what a generator was told to do, or puts another one in its place."""
+        try:
+            for each in pending:
+                self._wait(slot, each, deadline)
+        except GeneratorLost as lost:
+            self._lose(slot, lost)
+
+    def _lose(self, slot: Slot, lost: GeneratorLost) -> None:
+        self.spent.num_lost += 1
+        self.pool.lose(slot, lost)
+
+    def _wrong(self, found: Generated, prompts: Sequence[Tokens], sampling: Sampling) -> str | None:
+        """What cannot be right about answers; None when nothing is."""
+        if found.version != self.version:
+            return f"answered with version {found.version} of the weights, not {self.version}"
+        wanted = sampling.rollouts_per_prompt
+        counts = [len(group) for group in found.groups]
+        if counts != [wanted] * len(prompts):
+            return f"gave {counts} answers to {len(prompts)} prompts, not {wanted} to each"
+        rollouts = (rollout for group in found.groups for rollout in group)
+        return next(filter(None, (self._wrong_rollout(each, sampling) for each in rollouts)), None)
+
+    def _wrong_rollout(self, rollout: Rollout, sampling: Sampling) -> str | None:
+        tokens, logprobs = rollout.tokens, rollout.logprobs
+        if len(tokens) > sampling.max_new_tokens or len(logprobs) != len(tokens):
+            limit = sampling.max_new_tokens
+            return f"gave {len(tokens)} tokens with {len(logprobs)} log-probabilities, of at most {limit}"
+        if not tokens:
+            return None
+        if min(tokens) < 0 or max(tokens) >= self.vocabulary_size:
+            worst = min(tokens) if min(tokens) < 0 else max(tokens)
+            return f"said token {worst}, which is not among the {self.vocabulary_size} of the vocabulary"
+        if not math.isfinite(sum(logprobs)) or max(logprobs) > ROUNDING:
+            worst_of = next((each for each in logprobs if not math.isfinite(each)), max(logprobs))
+            return f"gave {worst_of} as a log-probability"
+        return None
+
+    def receive(self, weights: Mapping[str, Tensor]) -> None:
+        Remote.receive_each(self, weights.items())
+
+    def receive_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """As `receive`, one tensor after the other: earlier ones are on their way while later ones are made."""
+        began, version = time.perf_counter(), self.pool.new_version()
+        slots = self.pool.running()
+        loading: list[list[Pending[None]]] = [[] for _ in slots]
+        self._buckets = []
+        for bucket in self.packer.pack(weights, version):
+            self._buckets.append(bucket)
+            for slot, loaded in zip(slots, loading, strict=True):
+                assert slot.generator is not None
+                slot.version = version
+                loaded.append(slot.generator.load(bucket))
+        self.version = version
+        # The generator in the place of a lost one is sent the weights when it is asked for something.
+        deadlines = [self.pool.deadline(slot) for slot in slots]
+        for slot, loaded, deadline in zip(slots, loading, deadlines, strict=True):
+            self._settle(slot, loaded, deadline)
+        self.spent.weights_s += time.perf_counter() - began
+        self.spent.weights_bytes += len(slots) * sum(len(bucket.flat) for bucket in self._buckets)
+
+    def hand_over(self, world: World) -> None:
+        """Waits until all ranks have sent their weights, before any asks for what they make. A collective."""
+        world.wait()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Those last received; each generator has compared its engine's with them, and names their version."""
+        return unpack(self._buckets)
+
+    def twin(self) -> Remote:
+        """Another engine over the same generators; each sends them its own weights when they have the other's."""
+        packer = Packer(self.packer.bucket_bytes)
+        random = torch.Generator()
+        kind = type(self)
+        return kind(self.pool, self.vocabulary_size, random, packer, can_sleep=self.can_sleep, origin=self.origin)
+
+    def sleep(self) -> None:
+        self._tell_all("sleep")
+
+    def wake(self) -> None:
+        self._tell_all("wake")
+
+    def _tell_all(self, word: str) -> None:
+        if not self.can_sleep:
+            return
+        told = [(slot, getattr(slot.generator, word)(), self.pool.deadline(slot)) for slot in self.pool.running()]
+        for slot, pending, deadline in told:
+            self._settle(slot, [pending], deadline)
+
+    def random_state(self) -> Tensor:
+        return self.random.get_state()
+
+    def restore_random_state(self, state: Tensor) -> None:
+        self.random.set_state(state)
+
+    def take_spent(self) -> Spent:
+        """What was done since the last time."""
+        spent, self.spent = self.spent, Spent()
+        return spent
+
+    def end(self) -> None:
+        """Ends all generators. May be called again."""
+        self.pool.end()
+
+
+def over(pool: Pool, order: Order, *, seed: int, kind: type[Remote] = Remote) -> Remote:
+    """An engine over generators that were started with this order; its draws have their own seed."""
+    config = order.config
+    bucket_bytes = config.rollout.bucket_mib << 20
+    packer = Packer(bucket_bytes) if pool.allocate is None else Packer(bucket_bytes, pool.allocate)
+    size = order.marks.vocabulary_size
+    if config.model.path:  # a model may know more tokens than its tokenizer, and say them
+        size = max(size, int(files.read_config(Path(config.model.path)).get("vocab_size", 0)))
+    return kind(pool, size, torch.Generator().manual_seed(seed), packer, can_sleep=config.rollout.sleep)

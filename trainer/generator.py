@@ -1,0 +1,128 @@
+"""`python -m trainer.generator`: an engine in a process of its own, for the process that started it.
+
+It reads requests from its standard input and writes answers to its standard output, both framed (`read`, `write`);
+what an engine prints goes to standard error. It ends when its input ends, whatever it is doing then: so it never
+outlives the process that started it. Ctrl-C, which a terminal sends to both, is left to that process.
+
+`serve` alone is for those who bring requests in another way.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import struct
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from trainer.engines.serving import Order, Server, start
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.engines.shared import Place
+    from trainer.weights.buckets import Bucket, Entry
+
+HEADER = struct.Struct(">Q")
+
+
+def serve(order: Order) -> Server:
+    """The engine of an order, on this process's device. Raises BadSetting and NoDevice."""
+    import torch
+
+    from trainer import device as devices
+    from trainer import faults
+
+    config = order.config
+    torch.set_num_threads(config.run.num_threads)
+    torch.set_float32_matmul_precision(config.run.matmul_precision)
+    device = devices.choose(config.run.device, role="rollout")
+    return faults.server(start(order, device), config.run.fault, vocabulary_size=order.marks.vocabulary_size)
+
+
+def main() -> int:
+    """Serves until the input ends; 1 when the engine cannot be made, which the first answer then says."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    outbox = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
+    # A thread of its own reads: the end of the input is heard, and the other side can write, while the engine works.
+    threading.Thread(target=_listen, args=(os.fdopen(os.dup(0), "rb"), inbox), daemon=True).start()
+    number, _, (order, shared) = inbox.get()
+    pieces: dict[Place, Tensor] = {}
+    try:
+        server = serve(order)
+    except Exception as error:  # the one who asked decides what it means
+        _answer(outbox, number, error)
+        return 1
+    _answer(outbox, number, None)
+    while True:
+        number, word, arguments = inbox.get()
+        try:
+            if word in ("load", "load_reference"):
+                arguments = (_bucket(shared, pieces, *arguments),)
+            found = getattr(server, word)(*arguments)
+        except Exception as error:
+            found = error
+        _answer(outbox, number, found)
+
+
+def _listen(file: BinaryIO, inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]]) -> None:
+    while (request := read(file)) is not None:
+        inbox.put(request)
+    os._exit(0)
+
+
+def _answer(file: BinaryIO, number: int, found: Any) -> None:
+    """Says what was found; of an error its kind and its text, since the other side may not know its class."""
+    if isinstance(found, Exception):
+        found = (type(found).__name__, " ".join(str(found).split()))
+        file.write(framed((number, False, found)))
+    else:
+        file.write(framed((number, True, found)))
+    file.flush()
+
+
+def _bucket(
+    shared: int,
+    pieces: dict[Place, Tensor],
+    about: tuple[int, int, bool, tuple[Entry, ...]],
+    checksum: int,
+    place: Place | None,
+    sent: bytes,
+) -> Bucket:
+    """The bucket with its memory: looked at where it is shared, which is remembered, else as it was sent."""
+    import torch
+
+    from trainer.engines.shared import look
+    from trainer.weights.buckets import Bucket
+
+    if place is not None:
+        flat = pieces[place] = pieces[place] if place in pieces else look(shared, place)
+    else:
+        flat = torch.frombuffer(bytearray(sent), dtype=torch.uint8) if sent else torch.empty(0, dtype=torch.uint8)
+    return Bucket(*about, flat, checksum)
+
+
+def framed(value: Any) -> bytes:
+    """A value with its length before it."""
+    text = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(text)) + text
+
+
+def read(file: BinaryIO) -> Any:
+    """The next value; None where the file has ended, in the middle of one too."""
+    head = file.read(HEADER.size)
+    if len(head) < HEADER.size:
+        return None
+    (length,) = HEADER.unpack(head)
+    text = file.read(length)
+    return pickle.loads(text) if len(text) == length else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""Which cards learn, which generate, and where in a cluster each of them is.
+
+Cards are counted over the nodes: with 8 a node, card 11 is the fourth of the second. Nothing here talks to Ray:
+`read` is what the settings ask for, `seat` holds that against nodes that were found. Where no node has a card the
+numbers count processes on CPUs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer.device import RAY_GPU, RAY_NPU
+from trainer.overrides.device_mapping import parse_device_mapping
+from trainer.settings import BadSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trainer.config import Config
+
+# Ray's names for kinds of cards, in the order in which a run takes them.
+KINDS = (RAY_NPU, RAY_GPU)
+CPU = "CPU"
+_SMALL = 1e-6  # Ray counts in ten-thousandths
+
+
+class Unfit(BadSetting):
+    """The cluster, as it is, has no place for the run; the text names what is missing and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the settings ask for."""
+
+    learners: tuple[int, ...]  # the card of each rank
+    generators: tuple[tuple[int, ...], ...]  # the cards of each; none: every rank generates for itself
+    nodes: int  # 0: as many as the cards fill
+    cards_per_node: int  # 0: as Ray counts them
+
+    @property
+    def is_split(self) -> bool:
+        return bool(self.generators)
+
+    @property
+    def num_seats(self) -> int:
+        """How many processes there are."""
+        return len(self.learners) + len(self.generators)
+
+    @property
+    def cards(self) -> tuple[int, ...]:
+        """Every card, in order."""
+        return tuple(sorted({*self.learners, *(card for cards in self.generators for card in cards)}))
+
+    def describe(self) -> str:
+        """Example: `split: learns on 0-3, generates on 4-7 (4 engines)`."""
+        if not self.is_split:
+            return f"colocated: learns and generates on {spans(self.learners)}"
+        generating = [card for cards in self.generators for card in cards]
+        engines = f"{len(self.generators)} engine{'s' if len(self.generators) > 1 else ''}"
+        return f"split: learns on {spans(self.learners)}, generates on {spans(generating)} ({engines})"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as Ray has registered it."""
+
+    key: str  # Ray's own name for it
+    address: str
+    total: Mapping[str, float]  # of each resource
+    is_home: bool = False  # where this process is: rank 0 belongs there, whose records the user reads
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of one process."""
+
+    name: str  # `rank 0`, `generator 1`
+    cards: tuple[int, ...]  # as the settings count them
+    node: int  # index among the nodes
+    local: tuple[int, ...]  # the same cards as their node counts them, from 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """A place for every process of a layout."""
+
+    resource: str  # `NPU`, `GPU`, or `CPU` where there is no card
+    nodes: tuple[Node, ...]  # those that are used, in the order in which their cards are counted
+    learners: tuple[Seat, ...]
+    generators: tuple[Seat, ...]
+
+    def bundles(self) -> list[dict[str, float]]:
+        """What is to be reserved on each node: a CPU a process, and its cards; each bundle is bound to its node."""
+        found = []
+        for index, node in enumerate(self.nodes):
+            own = [each for each in (*self.learners, *self.generators) if each.node == index]
+            bundle = {CPU: float(len(own)), f"node:{node.address}": 0.001}
+            if self.resource != CPU:
+                bundle[self.resource] = float(sum(len(each.local) for each in own))
+            found.append(bundle)
+        return found
+
+
+def read(config: Config) -> Layout | None:
+    """What the settings ask for; None for a run without Ray. Raises BadSetting."""
+    given = config.placement
+    if not given.train_cards:
+        if given.infer_cards:
+            raise BadSetting(f"infer_cards={given.infer_cards} needs train_cards too: the cards that learn")
+        return None
+    learners = _numbers("train_cards", given.train_cards)
+    others = _numbers("infer_cards", given.infer_cards) if given.infer_cards else learners
+    _check_cards(learners, others, given.infer_cards, given.train_cards)
+    size = config.rollout.tensor_parallel if config.rollout.engine == "vllm" else 1
+    is_split = set(others) != set(learners)
+    if not is_split and size > 1:
+        raise BadSetting(
+            f"tensor_parallel={size} needs infer_cards apart from train_cards: a rank generates on its own card"
+        )
+    if len(others) % size:
+        raise BadSetting(
+            f"infer_cards={given.infer_cards} are {len(others)} cards, no multiple of tensor_parallel={size}"
+        )
+    generators = tuple(others[at : at + size] for at in range(0, len(others), size)) if is_split else ()
+    layout = Layout(learners, generators, given.nodes, given.cards_per_node)
+    _check_ranks(config, layout)
+    _check_nodes(layout)
+    return layout
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return parse_device_mapping(text)
+    except BadSetting as error:
+        raise BadSetting(str(error).replace("device_mapping", name).replace("device ", "card ")) from None
+
+
+def _check_cards(learners: Sequence[int], others: Sequence[int], infer: str, train: str) -> None:
+    """Raises BadSetting for lists that overlap in part, and for cards in their midst that nothing uses."""
+    common = sorted(set(learners) & set(others))
+    if common and set(learners) != set(others):
+        raise BadSetting(
+            f"train_cards={train} and infer_cards={infer} share {_cards(common)} and not the rest: "
+            "give the same cards (they take turns) or cards apart"
+        )
+    used = {*learners, *others}
+    missing = [card for card in range(min(used), max(used)) if card not in used]
+    if missing:
+        raise BadSetting(
+            f"train_cards={train}{f' and infer_cards={infer}' if infer else ''} leave out {_cards(missing)}: "
+            "numbers run on without a gap; cards that must stay free are hidden with ASCEND_RT_VISIBLE_DEVICES"
+        )
+
+
+def _check_ranks(config: Config, layout: Layout) -> None:
+    ranks, count = config.run.ranks, len(layout.learners)
+    if ranks not in (1, count):
+        raise BadSetting(f"ranks={ranks} contradicts train_cards={config.placement.train_cards}: {count} cards learn")
+
+
+def _check_nodes(layout: Layout) -> None:
+    """Raises BadSetting where the numbers given leave no room for the highest card or tear an engine apart."""
+    highest, each = max(layout.cards), layout.cards_per_node
+    if layout.nodes and each and highest >= layout.nodes * each:
+        raise BadSetting(
+            f"there is no card {highest}: nodes={layout.nodes} with cards_per_node={each} "
+            f"have 0-{layout.nodes * each - 1}"
+        )
+    if layout.nodes > highest + 1:
+        raise BadSetting(f"nodes={layout.nodes} is more than the cards that are named")
+    if each:
+        _check_engines(layout, each)
+
+
+def _check_engines(layout: Layout, cards_per_node: int) -> None:
+    for cards in layout.generators:
+        if len({card // cards_per_node for card in cards}) > 1:
+            raise BadSetting(
+                f"tensor_parallel={len(cards)} puts cards {spans(cards)} into one engine, and they are on two nodes"
+            )
+
+
+def seat(layout: Layout, nodes: Sequence[Node], *, kind: str | None) -> Seating:
+    """A place for every process on these nodes: the own node first, the others by address.
+
+    `kind` is the resource that must be there, None to take what the nodes have: cards, else CPUs. Raises Unfit, which
+    compares every resource with single nodes: a cluster that has enough of something in total may still have no node
+    with enough of it, and Ray would wait for ever.
+    """
+    ordered = sorted(nodes, key=lambda node: (not node.is_home, _by_number(node.address), node.key))
+    resource = _resource(ordered, kind)
+    each = layout.cards_per_node or _cards_per_node(layout, ordered, resource)
+    _check_engines(layout, each)
+    wanted = max(layout.nodes, max(layout.cards) // each + 1)
+    if resource != CPU:
+        ordered = [node for node in ordered if node.total.get(resource, 0.0) > _SMALL]
+    if len(ordered) < wanted:
+        raise Unfit(_too_few(layout, ordered, wanted, resource, each))
+    used = tuple(ordered[:wanted])
+    learners = tuple(_seat(f"rank {number}", (card,), each) for number, card in enumerate(layout.learners))
+    generators = tuple(_seat(f"generator {number}", cards, each) for number, cards in enumerate(layout.generators))
+    if used[learners[0].node].is_home is not True and any(node.is_home for node in used):
+        used = _home_first(used, learners[0].node)
+    seating = Seating(resource, used, learners, generators)
+    _check_room(seating)
+    return seating
+
+
+def _by_number(address: str) -> tuple[object, ...]:
+    """So that 10.0.0.9 comes before 10.0.0.10."""
+    parts = address.split(".")
+    return (0, *(int(part) for part in parts)) if all(part.isdigit() for part in parts) else (1, address)
+
+
+def _home_first(nodes: tuple[Node, ...], wanted_at: int) -> tuple[Node, ...]:
+    """The nodes with this process's own where rank 0 is: with `train_cards=8-15` that is the second."""
+    others = [node for node in nodes if not node.is_home]
+    home = next(node for node in nodes if node.is_home)
+    return (*others[:wanted_at], home, *others[wanted_at:])
+
+
+def _seat(name: str, cards: tuple[int, ...], cards_per_node: int) -> Seat:
+    local = tuple(card % cards_per_node for card in cards)
+    return Seat(name, cards, cards[0] // cards_per_node, local)
+
+
+def _resource(nodes: Sequence[Node], kind: str | None) -> str:
+    found = [name for name in KINDS if any(node.total.get(name, 0.0) > _SMALL for node in nodes)]
+    if kind is None:
+        return found[0] if found else CPU
+    if kind == CPU or kind in found:
+        return kind
+    raise Unfit(f"no node of the Ray cluster has registered {kind}: {told(nodes)}{_why_not(kind, nodes)}")
+
+
+def _why_not(kind: str, nodes: Sequence[Node]) -> str:
+    if kind == RAY_NPU and any(node.total.get(RAY_GPU, 0.0) > _SMALL for node in nodes):
+        return ". It counts the cards as GPU, as `ray start --num-gpus` makes it: start Ray anew without that option"
+    if kind == RAY_NPU:
+        return (
+            ". Ray counts /dev/davinci* when it starts: none was visible there, or ASCEND_RT_VISIBLE_DEVICES is empty"
+        )
+    return ""
+
+
+def _cards_per_node(layout: Layout, nodes: Sequence[Node], resource: str) -> int:
+    """As many as the nodes have, all alike; where CPUs stand for cards, those of the layout spread over its nodes."""
+    count = max(layout.cards) + 1
+    if resource == CPU:
+        return -(-count // max(1, layout.nodes))
+    numbers = Counter(int(node.total[resource]) for node in nodes if node.total.get(resource, 0.0) > _SMALL)
+    if layout.nodes and count % layout.nodes == 0 and min(numbers) >= count // layout.nodes:
+        return count // layout.nodes
+    if len(numbers) > 1 and count > min(numbers):
+        raise Unfit(
+            f"the nodes have different numbers of {resource}, so cards cannot be counted over them: "
+            f"{told(nodes, resource)}. Give cards_per_node, and the numbers that follow from it"
+        )
+    return min(numbers)
+
+
+def _too_few(layout: Layout, nodes: Sequence[Node], wanted: int, resource: str, each: int) -> str:
+    have = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    what = "processes" if resource == CPU else resource
+    return (
+        f"card {max(layout.cards)} is on node {wanted} at {each} {what} a node, and the Ray cluster has {have}"
+        f" with {resource}: {told(nodes, resource)}"
+    )
+
+
+def _check_room(seating: Seating) -> None:
+    for index, bundle in enumerate(seating.bundles()):
+        node = seating.nodes[index]
+        for name, wanted in bundle.items():
+            if name.startswith("node:"):
+                continue
+            there = node.total.get(name, 0.0)
+            if wanted > there + _SMALL:
+                raise Unfit(_no_room(seating, index, name, wanted, there))
+
+
+def _no_room(seating: Seating, index: int, name: str, wanted: float, there: float) -> str:
+    node = seating.nodes[index]
+    processes = sum(each.node == index for each in (*seating.learners, *seating.generators))
+    text = f"node {node.address} has {there:g} {name} in Ray and the {processes} processes there need {wanted:g}"
+    if name == CPU:
+        return f"{text}, one each: start Ray there with --num-cpus={processes} or more"
+    return f"{text}{_why_not(name, [node]) if there < _SMALL else ''}"
+
+
+def lost_nodes(seating: Seating, alive: Sequence[Node]) -> str | None:
+    """What is gone with nodes of a seating that live no more; None where all do.
+
+    The processes there would be waited for: their places are bound to their nodes.
+    """
+    keys = {node.key for node in alive}
+    for index, node in enumerate(seating.nodes):
+        if node.key not in keys:
+            gone = [seat.name for seat in (*seating.learners, *seating.generators) if seat.node == index]
+            return f"node {node.address} was lost, and with it {' and '.join(gone)}"
+    return None
+
+
+def told(nodes: Sequence[Node], *names: str) -> str:
+    """What each node has of some resources, of cards and CPUs by default. Example: `10.0.0.1: 8 NPU, 64 CPU`."""
+    names = names or (*KINDS, CPU)
+    rows = []
+    for node in nodes:
+        has = [f"{node.total.get(name, 0.0):g} {name}" for name in names if node.total.get(name, 0.0) > _SMALL]
+        rows.append(f"{node.address}: {', '.join(has) or 'nothing'}")
+    return "; ".join(rows) or "none"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Example: (0, 1, 2, 5) -> `0-2,5`."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+
+
+def _cards(numbers: Sequence[int]) -> str:
+    return f"card{'s' if len(numbers) > 1 else ''} {spans(numbers)}"

@@ -1,0 +1,251 @@
+"""The Ray that a run stands in: one that is there already, one of this run's own, or one on all nodes of a launcher.
+
+A Ray that this process did not start is left as it was. Every wait has a bound, and what is missing is told before
+Ray, which waits without a word, is asked for it. Start from `opened`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.device import RAY_RESOURCES
+from trainer.placement import daemon, occupant
+from trainer.placement.cards import Node, Seating, Unfit, seat, told
+from trainer.placement.reach import OWN, answers, one_line
+from trainer.settings import BadSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trainer.config import Config
+    from trainer.placement.cards import Layout
+
+    Say = Callable[[str], object]
+
+_PROBE_S = 5.0
+# A node that has just started Ray is registered after a moment.
+_GRACE_S = 4.0
+# For the other nodes to hear of the end; each may have to start a process for that.
+_PART_S = 20.0
+_LONGEST_SOCKET = 40  # characters of the folder: a socket's path has 107, of which Ray takes 65
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A Ray that this process is connected to."""
+
+    is_own: bool  # started for this run, and for nothing else
+    address: str
+    num_expected: int | None  # nodes that are on their way; None: those that are there are all
+
+    def nodes(self) -> list[Node]:
+        """The living nodes. What Ray's status says may be older than this."""
+        import ray
+
+        home = ray.get_runtime_context().get_node_id()
+        return [
+            Node(each["NodeID"], each["NodeManagerAddress"], dict(each["Resources"]), each["NodeID"] == home)
+            for each in ray.nodes()
+            if each["Alive"]
+        ]
+
+    def seating(self, layout: Layout, kind: str | None, *, limit_s: float, is_first: bool) -> Seating:
+        """Places for all, as soon as the nodes are there. Raises Unfit when the time is over or nothing will change.
+
+        Not the first time, nodes that are not there are not on their way but lost.
+        """
+        began = time.monotonic()
+        while True:
+            nodes = self.nodes()
+            is_coming = is_first and self.num_expected is not None and len(nodes) < self.num_expected
+            try:
+                if not is_coming:
+                    return seat(layout, nodes, kind=kind)
+                raise Unfit(f"{len(nodes)} of {self.num_expected} nodes have joined Ray: {told(nodes)}")
+            except Unfit:
+                waited_s = time.monotonic() - began
+                if waited_s > (limit_s if is_coming else min(_GRACE_S, limit_s)):
+                    raise
+            time.sleep(0.2)
+
+    def part(self, code: int, reason: str) -> None:
+        """Tells the programs that a launcher has started on the other nodes how the run ended: they end so too.
+
+        One that is not told, because it is out of reach, finds the head gone and says that.
+        """
+        if self.num_expected is None:
+            return
+        import ray
+        from ray import cloudpickle
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        cloudpickle.register_pickle_by_value(occupant)  # nodes need not have the trainer
+        word = ray.remote(num_cpus=0, max_retries=0)(occupant.leave_word)
+        with contextlib.suppress(Exception):  # a Ray that is broken is no news by now
+            asked = [
+                word.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.key, soft=False)).remote(
+                    daemon.LAST_WORD, json.dumps({"code": code, "reason": reason})
+                )
+                for node in self.nodes()
+                if not node.is_home
+            ]
+            ray.wait(asked, num_returns=len(asked), timeout=_PART_S)
+
+
+@contextlib.contextmanager
+def opened(config: Config, layout: Layout, say: Say) -> Iterator[Cluster]:
+    """A connection to the Ray of the settings, for as long as the block runs. Raises Unfit."""
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # what matters is said in a sentence of this program's
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with contextlib.ExitStack() as stack:
+        with _named_failure():
+            cluster = _open(config, layout, say, stack)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # Ray has put its own in their place
+        yield cluster
+
+
+def _open(config: Config, layout: Layout, say: Say, stack: contextlib.ExitStack) -> Cluster:
+    address, limit_s = _named(config), config.placement.cluster_limit_s
+    if address == "local":
+        return _own(layout, stack)
+    if address:
+        return _join(address, stack, num_expected=None, is_own=False)
+    if is_to_be_made(config):
+        started = stack.enter_context(daemon.head(layout.num_seats, limit_s=limit_s))
+        joined = _join(started, stack, num_expected=daemon.num_nodes(), is_own=True)
+        say(f"Ray's head is at {started}; waits for {daemon.num_nodes()} nodes")
+        return joined
+    if (running := _running()) is not None:
+        say(f"joins the Ray at {running} that runs on this node; ray=local starts another one")
+        return _join(running, stack, num_expected=None, is_own=False)
+    return _own(layout, stack)
+
+
+def _named(config: Config) -> str:
+    """The Ray that the settings or RAY_ADDRESS name, or `local`; empty where neither does."""
+    given = config.placement.ray
+    address = given if given != "auto" else os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "auto" else address
+
+
+def is_to_be_made(config: Config) -> bool:
+    """Whether Ray is to be started on all nodes on which a launcher has started this program."""
+    return daemon.is_one_of_several() and not _named(config)
+
+
+def _running() -> str | None:
+    """The address of a Ray that was started on this node before, if it answers."""
+    folder = os.environ.get("RAY_TMPDIR", "/tmp")
+    try:
+        address = (Path(folder) / "ray" / "ray_current_cluster").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return address if answers(address, 1.0) is None else None
+
+
+def _join(address: str, stack: contextlib.ExitStack, *, num_expected: int | None, is_own: bool) -> Cluster:
+    """Connects to a Ray. It is asked whether anything listens there first: Ray itself would wait for minutes."""
+    trouble = answers(address, _PROBE_S)
+    if trouble is not None:
+        raise Unfit(f"ray={address}: {trouble}. Is Ray started there (`ray start --head`), and the port open?")
+    import ray
+
+    _init(address=address)
+    stack.callback(_quietly, ray.shutdown)
+    return Cluster(is_own, address, num_expected)
+
+
+def _own(layout: Layout, stack: contextlib.ExitStack) -> Cluster:
+    """Starts Ray on this node alone; it ends with this process, however that ends.
+
+    Cards are left for Ray to count: told a number of GPUs it would take the NPUs for those.
+    """
+    folder = _short_folder()
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    environ = {**OWN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    stack.enter_context(_variables(environ))
+    import ray
+
+    # On CPUs all processes are on this node, whatever their number.
+    cpus = max(len(os.sched_getaffinity(0)), layout.num_seats)
+    _init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
+    stack.callback(_quietly, ray.shutdown)
+    return Cluster(True, ray.get_runtime_context().gcs_address, None)
+
+
+def _init(**how: Any) -> None:
+    import ray
+    from ray._private import worker
+
+    ray.init(**how, configure_logging=False, logging_level=logging.CRITICAL, log_to_driver=False, namespace="trainer")
+    # Ray prints what befalls its processes on this one's standard output, whatever it was told about logs; a run
+    # prints nothing there, and says what a loss means itself.
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = _nothing
+
+
+def _nothing(*args: Any, **more: Any) -> None:
+    """Takes anything."""
+
+
+def _quietly(function: Callable[[], object]) -> None:
+    """Ends what may be half gone already; what then is left goes with this process."""
+    with contextlib.suppress(Exception):
+        function()
+
+
+@contextlib.contextmanager
+def _variables(environ: dict[str, str]) -> Iterator[None]:
+    """Within it this process and what it starts have these variables; those of the user stay as they are."""
+    before = {name: os.environ.get(name) for name in environ}
+    for name, value in environ.items():
+        if not (name in OWN and before[name] is not None):
+            os.environ[name] = value
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
+
+
+@contextlib.contextmanager
+def _named_failure() -> Iterator[None]:
+    try:
+        yield
+    except (BadSetting, KeyboardInterrupt):
+        raise
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "ray":
+            raise Unfit(f"Ray cannot be imported: {error}") from error
+        raise Unfit("train_cards needs Ray, which is not installed here; the stack cpu-full has it") from error
+    except Exception as error:  # Ray tells everything with errors of many kinds
+        raise Unfit(f"Ray could not be started or joined: {one_line(error)}") from error
+
+
+def _short_folder() -> str:
+    """A folder of this run's own: others may not write in it, and the path of a socket in it is short enough."""
+    base = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="ray-", dir=base if len(base) <= _LONGEST_SOCKET - 14 else "/tmp")
+
+
+def kind_wanted(config: Config) -> str | None:
+    """The resource that `device` asks for; None for what the nodes have.
+
+    A run on CPUs takes cards that are there all the same: which process is where is then as it will be on them.
+    """
+    return RAY_RESOURCES.get(config.run.device)

@@ -1,0 +1,211 @@
+"""Ray on the nodes of a launcher that starts this program on each: RANK, WORLD_SIZE and MASTER_ADDR say which.
+
+The first node's process is the head and runs; the others join it with what their node has and end as it does: it tells
+them how the run ended, and a head that is gone without a word is the cause of their end. What was started here ends
+here, also when this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from trainer.children import exit_code, wait
+from trainer.placement.cards import Unfit
+from trainer.placement.reach import OWN, answers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+# Names, on a node that has joined, the file that the head has written when it ends.
+LAST_WORD = "TRAINER_LAST_WORD"
+_BROKE = 1
+_PORT = "6379"
+_END_S = 10.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def is_one_of_several() -> bool:
+    """Whether a launcher has started this program on several nodes."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "MASTER_ADDR" in os.environ
+
+
+def num_nodes() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def is_head() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def is_lent() -> bool:
+    """Whether this node only lends what it has to the run that the first one leads."""
+    return is_one_of_several() and not is_head()
+
+
+def place() -> str:
+    """Where the head is: MASTER_ADDR and MASTER_PORT."""
+    return f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', _PORT)}"
+
+
+@contextlib.contextmanager
+def head(num_seats: int, *, limit_s: float) -> Iterator[str]:
+    """Ray's head on this node while the block runs; gives its address. Raises Unfit."""
+    address = place()
+    if answers(address, 1.0) is None:
+        raise Unfit(f"something listens at {address} already, where Ray's head is to be: give another MASTER_PORT")
+    host, _, port = address.rpartition(":")
+    words = ["--head", f"--port={port}", f"--node-ip-address={_own_address(host)}", "--include-dashboard=false"]
+    if not _has_cards():
+        words.append(f"--num-cpus={max(_cores(), num_seats)}")
+    with _ray(words) as (process, _):
+        _until_it_answers(process, address, limit_s)
+        yield address
+
+
+def follow(num_seats: int, say: Callable[[str], object], *, limit_s: float) -> int:
+    """Joins the head with this node; the exit code of the run when that has ended. Raises Unfit."""
+    address, began = place(), time.monotonic()
+    while (trouble := answers(address, 2.0)) is not None:
+        if time.monotonic() - began > limit_s:
+            raise Unfit(f"the head at {address} is not there after {limit_s:g} s: {trouble}")
+        time.sleep(0.3)
+    words = [f"--address={address}", f"--node-ip-address={_facing(address)}"]
+    if not _has_cards():
+        words.append(f"--num-cpus={max(_cores(), num_seats)}")
+    with _nothing_left(), _ray(words) as (process, last_word):
+        say(f"has joined the Ray at {address}; works for it until its end")
+        code, reason = _end_of_run(process, address, last_word)
+        if reason:
+            say(reason)
+        return code
+
+
+def _end_of_run(process: subprocess.Popen[bytes], address: str, last_word: str) -> tuple[int, str]:
+    """Waits for it: its exit code and the reason for that. Without a word from the head, what is known here."""
+    silent_since: float | None = None
+    while True:
+        has_ended = exit_code(process) is not None
+        trouble = answers(address, 2.0)
+        if os.path.exists(last_word):
+            with open(last_word, encoding="utf-8") as file:
+                told = json.load(file)
+            return int(told["code"]), str(told["reason"])
+        now = time.monotonic()
+        silent_since = None if trouble is None else silent_since or now
+        if silent_since is not None and (has_ended or now - silent_since > _END_S):
+            return _BROKE, f"the head at {address} is gone without a word, and the run with it: {trouble}"
+        if has_ended:
+            code = exit_code(process)
+            return _BROKE, f"Ray ended on this node with {code} while the head at {address} is there"
+        time.sleep(1.0)
+
+
+@contextlib.contextmanager
+def _ray(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`ray start --block` with these words, a group of processes that ends with the block, and its last word's file."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    last_word = os.path.join(folder, "last-word")
+    environ = {**OWN, "RAY_AUTH_MODE": "disabled", **os.environ, LAST_WORD: last_word}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RAY_ADDRESS"):
+        environ.pop(name, None)
+    where = [f"--temp-dir={folder}"] if "--head" in words else []
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *where, "--block", "--disable-usage-stats"]
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        log = stack.enter_context(open(os.path.join(folder, "start.log"), "wb"))
+        process = subprocess.Popen(
+            argv, env=environ, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+        )
+        stack.callback(_end, process)
+        yield process, last_word
+
+
+@contextlib.contextmanager
+def _nothing_left() -> Iterator[None]:
+    """Ends after the block what was started within it, also what its parents have left behind: that is this one's then.
+
+    Ray's processes end by themselves within seconds of their node's, but not one that is stopped.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _END_S
+        while (left := _children()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.02)
+
+
+def _children() -> list[int]:
+    """The processes whose parent this one is."""
+    found = []
+    for path in glob.glob("/proc/self/task/*/children"):
+        with open(path, encoding="ascii") as file:
+            found += [int(each) for each in file.read().split()]
+    return found
+
+
+def _until_it_answers(process: subprocess.Popen[bytes], address: str, limit_s: float) -> None:
+    began = time.monotonic()
+    while (trouble := answers(address, 1.0)) is not None:
+        if (code := exit_code(process)) is not None:
+            raise Unfit(f"`ray start --head` at {address} ended with {code}")
+        if time.monotonic() - began > limit_s:
+            raise Unfit(f"`ray start --head` does not answer at {address} after {limit_s:g} s: {trouble}")
+        time.sleep(0.1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks it to end, then ends its group: what Ray has started on this node is in that, or ends with it."""
+    process.send_signal(signal.SIGTERM)
+    wait(process, _END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the new process: the kernel ends it when the one that started it is gone, however that came."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _own_address(host: str) -> str:
+    """The address that a name of this node stands for."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise Unfit(f"MASTER_ADDR={host} is not known here: {error}") from error
+
+
+def _facing(address: str) -> str:
+    """This node's address on the way to another. Nothing is sent."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((host, int(port)))
+        return str(asked.getsockname()[0])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _has_cards() -> bool:
+    """Whether Ray will count cards here: then CPUs stand for nothing but themselves."""
+    return bool(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))

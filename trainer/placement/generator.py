@@ -1,0 +1,248 @@
+"""A generator in an actor of Ray's. A rank starts its own, in the places that were reserved for them, and again those
+that it has lost.
+
+With fewer generators than ranks several ranks use one: the first of them starts it, and it answers them in the order in
+which they ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import time
+import warnings
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from trainer.config import BadSetting
+from trainer.engines.elsewhere import GeneratorLost
+from trainer.placement import staff
+from trainer.placement.reach import how_lost, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer.engines.base import Sampling, Tokens
+    from trainer.engines.elsewhere import Generated, Referred
+    from trainer.engines.serving import Order
+    from trainer.placement.cards import Seat, Seating
+    from trainer.types import Batch
+    from trainer.weights.buckets import Bucket
+
+T = TypeVar("T")
+
+# Ray's errors where nothing more goes into its object store, nor onto the disk that it uses then.
+_FULL = ("ObjectStoreFullError", "OutOfDiskError")
+# Errors of making an engine that another try would meet again.
+_SETTINGS = ("BadSetting", "NoDevice")
+
+
+class StoreFull(RuntimeError):
+    """Ray's object store has no room; another generator would find as little. The text says for what."""
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()} into Ray's object store, which is full, as is the disk beyond it: `ray memory` says "
+            "what is in it; start Ray with a larger --object-store-memory, or make room on that disk"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank may have a generator; it can be sent."""
+
+    seat: Seat
+    seating: Seating
+    group: Any  # Ray's placement group
+    label: str  # under which the ranks of one attempt find it
+
+
+def share(places: Sequence[Place], number: int, count: int) -> list[Place]:
+    """The places of one rank of some: every `count`-th from its own number on, or one that it has in common."""
+    return list(places[number::count]) or [places[number % len(places)]] if places else []
+
+
+def sharing(num_places: int, number: int, count: int) -> dict[str, Any]:
+    """Of one rank of some, what `engines.placed.Places` says: how many have a generator in common, and who sends."""
+    return {"sharers": max(1, -(-count // max(1, num_places))), "sends": number < num_places or num_places == 0}
+
+
+@dataclass(slots=True)
+class Reply(Generic[T]):
+    """What an actor was asked for."""
+
+    name: str
+    asked: Any
+    found: list[T] = field(default_factory=list)
+
+    def result(self, timeout_s: float) -> T:
+        if not self.found:
+            _awaited.append(self.name)
+            try:
+                self.found.append(_get(self.name, self.asked, timeout_s))
+            finally:
+                _awaited.remove(self.name)
+        return self.found[0]
+
+
+class Left(Reply["Sequence[Bucket]"]):
+    """References that an actor holds, and what they refer to."""
+
+    def result(self, timeout_s: float) -> Sequence[Bucket]:
+        deadline = time.monotonic() + timeout_s
+        references = Reply.result(self, timeout_s)
+        return _get(self.name, list(references), max(deadline - time.monotonic(), 0.0)) if references else ()
+
+
+# The names of those that are waited for in this process.
+_awaited: list[str] = []
+
+
+def awaited() -> list[str]:
+    """The generators that this process waits for now."""
+    return sorted({*_awaited})
+
+
+class RayGenerator:
+    """An actor that was started, or is being started, with an engine in it."""
+
+    def __init__(self, place: Place, order: Order) -> None:
+        self._place, self._node = place, place.seating.nodes[place.seat.node]
+        self.name = f"{place.seat.name} on {self._node.address}"
+        self._handle = staff.actor(place.seat, place.seating.resource, place.group, label=place.label)
+        # What is asked later fails with what these fail with.
+        staff.settle(self._handle, place.seat, place.seating)
+        _running.append(self._handle)
+        self._ask("prepare", "trainer.generator:serve", order)
+
+    def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Reply[Generated]:
+        return self._ask("call", "generate", list(prompts), sampling)
+
+    def load(self, bucket: Bucket) -> Reply[None]:
+        return self._send("load", bucket)
+
+    def refer(self, parts: Sequence[Batch]) -> Reply[Referred]:
+        return self._ask("call", "refer", list(parts))
+
+    def load_reference(self, bucket: Bucket) -> Reply[None]:
+        return self._send("load_reference", bucket)
+
+    def _send(self, word: str, bucket: Bucket) -> Reply[None]:
+        try:
+            return self._ask("call", word, _put(bucket))
+        except StoreFull:
+            raise
+        except Exception as error:  # a lost connection
+            return Reply(self.name, GeneratorLost(self.name, f"cannot be sent weights: {one_line(error)}"))
+
+    def leave(self, kind: str, buckets: Sequence[Bucket]) -> Reply[None]:
+        try:
+            # Within a list they stay references: the actor holds them and looks into none.
+            return self._ask("call", "leave", kind, [_put(each) for each in buckets])
+        except StoreFull:
+            raise
+        except Exception as error:  # a lost connection
+            return Reply(self.name, GeneratorLost(self.name, f"cannot be sent weights: {one_line(error)}"))
+
+    def left(self, kind: str) -> Reply[Sequence[Bucket]]:
+        """What another rank has put into Ray's store, to be read there; on another node a copy for all ranks there."""
+        return Left(self.name, self._ask("watch", "left", kind, group="watch").asked)
+
+    def sleep(self) -> Reply[None]:
+        return self._ask("call", "sleep")
+
+    def wake(self) -> Reply[None]:
+        return self._ask("call", "wake")
+
+    def end(self) -> None:
+        """Kills the actor; its place is free then."""
+        staff.kill(self._handle)
+        if self._handle in _running:
+            _running.remove(self._handle)
+
+    def _ask(self, method: str, *arguments: Any, group: str = "work") -> Reply[Any]:
+        try:
+            asked = getattr(self._handle, method).options(concurrency_group=group).remote(*arguments)
+        except Exception as error:
+            if type(error).__name__ in _FULL:
+                raise StoreFull(f"what {self.name} is asked does not fit") from error
+            # A lost connection: told where the answer is wanted.
+            return Reply(self.name, GeneratorLost(self.name, f"cannot be asked: {one_line(error)}"))
+        return Reply(self.name, asked)
+
+
+# The actors that this process has asked for and not ended.
+_running: list[Any] = []
+
+
+def quit_all() -> None:
+    """Has this process's generators end themselves, for want of Ray's head, which ends them otherwise."""
+    staff.dismiss(_running)
+
+
+class Packed:
+    """A bucket on its way: its memory goes beside the pickle, and is looked at in Ray's store where it arrives."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        flat = self._bucket.flat
+        memory = (ctypes.c_char * flat.numel()).from_address(flat.data_ptr()) if flat.numel() else b""
+        # As plain bytes: Ray 2.60 crashes where it unpacks a buffer with the format of ctypes.
+        plain_bytes = memoryview(memory).cast("B")
+        plain = {each.name: getattr(self._bucket, each.name) for each in fields(self._bucket) if each.name != "flat"}
+        return _unpacked, (type(self._bucket), plain, pickle.PickleBuffer(plain_bytes))
+
+
+def _unpacked(kind: type[Bucket], plain: dict[str, Any], memory: Any) -> Bucket:
+    import torch
+
+    view = memoryview(memory)
+    if not view.nbytes:
+        return kind(**plain, flat=torch.empty(0, dtype=torch.uint8))
+    with warnings.catch_warnings():  # that it cannot be written to is as it should be: it is only read
+        warnings.simplefilter("ignore", UserWarning)
+        return kind(**plain, flat=torch.frombuffer(view, dtype=torch.uint8))
+
+
+def _put(bucket: Bucket) -> Any:
+    """Ray's reference to a bucket, which is put into its store once for all generators."""
+    import ray
+
+    key = (bucket.version, bucket.index, bucket.checksum)
+    if key not in _sent:
+        if any(version != bucket.version for version, _, _ in _sent):
+            _sent.clear()
+        try:
+            _sent[key] = ray.put(Packed(bucket))
+        except Exception as error:
+            if type(error).__name__ not in _FULL:
+                raise
+            raise StoreFull(f"{len(bucket.flat) / 2**20:.0f} MiB of weights do not fit") from error
+    return _sent[key]
+
+
+# Of the version that is being sent: what was put into Ray's store.
+_sent: dict[tuple[int, int, int], Any] = {}
+
+
+def _get(name: str, asked: Any, timeout_s: float) -> Any:
+    """What was asked for. Raises TimeoutError, GeneratorLost, and BadSetting for an engine that cannot be made."""
+    import ray
+
+    if isinstance(asked, GeneratorLost):
+        raise asked
+    try:
+        return ray.get(asked, timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise TimeoutError(f"{name} has not answered within {timeout_s:g} s") from None
+    except ray.exceptions.RayActorError as error:
+        raise GeneratorLost(name, how_lost(error)) from None
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, Exception) else error
+        if type(cause).__name__ in _SETTINGS:
+            raise BadSetting(str(cause)) from None
+        raise GeneratorLost(name, f"failed: {one_line(cause)}") from None
+    except ray.exceptions.RayError as error:  # what it said is lost: a full store, a node that is gone
+        raise GeneratorLost(name, f"has not answered: {one_line(error)}") from None

@@ -1,0 +1,408 @@
+"""A placed run from its start to its end: attempts, one after another, until one ends for a reason of its own.
+
+An attempt ends for a reason that is not its own when a process or a node is lost, or hangs. The next one goes on from
+the last checkpoint, whose state holds the random numbers too: no rollout counts twice, and the records are cut where
+it goes on. Start from `lead`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import instead
+from trainer.placement import cluster as clusters
+from trainer.placement import daemon, staff
+from trainer.placement import head as heads
+from trainer.placement.cards import lost_nodes
+from trainer.placement.generator import Place, share, sharing
+from trainer.placement.reach import OUT_OF_REACH, how_lost, one_line
+from trainer.saving import manifest, resume
+from trainer.settings import BadSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from trainer.config import Config
+    from trainer.placement.cards import Layout, Node
+    from trainer.placement.cluster import Cluster
+    from trainer.placement.head import Head
+    from trainer.placement.staff import Staff, Worker
+
+COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
+# Steps between two checkpoints where the settings name none: what a restart may lose.
+SAVE_EVERY = 10
+# Between two looks at the processes; and between two at what Ray knows of a loss.
+_LOOK_S = 1.0
+_PAUSE_S = 0.2
+# After a process was lost: others may be found lost too, and the one whose loss was the first is to be named.
+_GRACE_S = 5.0
+# How long the step at hand may take after an interrupt, before everything is ended.
+_LEAVE_S = 120.0
+# Until Ray knows that a node is gone, whose loss the ranks elsewhere see at once: ten to twenty seconds where this run
+# has started it, and over a minute with Ray's own settings.
+_NODE_S = 75.0
+# What a rank's last words begin with when it was not its own fault; and what gloo and HCCL, whose errors have no kind
+# of their own, say where a rank is gone.
+_NOT_OWN = (
+    "GeneratorLost",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "RayActorError",
+    "ActorDiedError",
+    "ObjectStoreFullError",
+)
+_PEER_GONE = ("gloo/transport", "Connection closed by peer", "HCCL function error", "call hccl api failed")
+# The port at which the ranks meet was free when it was chosen: no other loss is behind that, and the next attempt has
+# another one.
+_PORT_TAKEN = "EADDRINUSE"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended."""
+
+    code: int
+    reason: str  # one sentence; empty when it completed
+    is_lost: bool  # a process, a node or an answer was lost: another attempt may fare better
+    rank: int | None = None  # the rank at fault; None: none was, or it cannot be told
+
+
+@dataclass(slots=True)
+class Run:
+    """What stays the same over the attempts."""
+
+    command: Sequence[str]  # for every rank, before the settings
+    settings: Sequence[str]
+    config: Config
+    layout: Layout
+    out: Path
+    say: Callable[[str], object]
+    restarts: list[dict[str, Any]] = field(default_factory=list)
+    is_closed: bool = False  # how it ended is written and said
+    earlier: tuple[int, int] | None = None  # what was saved there before this run: it is not this run's to go on from
+
+    def __post_init__(self) -> None:
+        self.earlier = self._saved() if self.config.run.resume == "false" else None
+
+    def saved_step(self) -> int | None:
+        """The step from which a next attempt goes on; None: nothing was saved yet."""
+        return resume.saved_step(self.out) if self._saved() not in (None, self.earlier) else None
+
+    def _saved(self) -> tuple[int, int] | None:
+        try:
+            found = (self.out / resume.FOLDER / manifest.MANIFEST).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def lead(run: Run) -> int:
+    """Runs it; the exit code. What ended it badly stands in the last record and is said. Raises BadSetting."""
+    limit_s = run.config.placement.cluster_limit_s
+    if daemon.is_lent():
+        if not clusters.is_to_be_made(run.config):
+            run.say(
+                "Ray is there already: the first node's program leads the run, and nothing is left to do on this one"
+            )
+            return COMPLETED
+        return daemon.follow(run.layout.num_seats, run.say, limit_s=limit_s)
+    with (
+        clusters.opened(run.config, run.layout, run.say) as cluster,
+        heads.watched(cluster, lambda lost: _end_here(run, lost)) as head,
+    ):
+        try:
+            ended = _attempts(run, cluster, head)
+        except BadSetting as error:
+            cluster.part(BAD_SETTING, str(error))
+            raise
+        if not head.is_lost:
+            cluster.part(ended.code, ended.reason)
+        return _close(run, ended)
+
+
+def _end_here(run: Run, lost: str) -> None:
+    """Ends this process, which waits for a Ray that does not answer; says why if that was not said yet."""
+    if not run.is_closed:
+        _close(run, Ended(BROKE, _without_ray(run, lost), is_lost=False))
+    os._exit(BROKE)
+
+
+def _without_ray(run: Run, why: str) -> str:
+    step = run.saved_step()
+    return f"{why}. Start Ray anew{f'; resume=true goes on after step {step}' if step else ''}"
+
+
+def _attempts(run: Run, cluster: Cluster, head: Head) -> Ended:
+    """How the last one ended. Raises BadSetting."""
+    while True:
+        ended = _attempt(run, cluster, head)
+        if not ended.is_lost or len(run.restarts) >= run.config.placement.restarts:
+            return ended
+        step = run.saved_step()
+        run.restarts.append({"reason": ended.reason, "from_step": step or 0})
+        where = f"goes on after step {step}" if step else "begins anew: nothing was saved yet"
+        run.say(f"{ended.reason}; {where} (restart {len(run.restarts)} of {run.config.placement.restarts})")
+
+
+def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
+    limit_s = run.config.placement.cluster_limit_s
+    kind, seating = clusters.kind_wanted(run.config), None
+    try:
+        _nodes(head, is_fresh=True)
+        seating = cluster.seating(run.layout, kind, limit_s=limit_s, is_first=not run.restarts)
+        header = {
+            "layout": run.layout.describe(),
+            "resource": seating.resource,
+            "note": "no node has cards: processes on CPUs take their places" if seating.resource == "CPU" else None,
+            "nodes": [node.address for node in seating.nodes],
+            "ranks": [seating.nodes[each.node].address for each in seating.learners],
+            "generators": [seating.nodes[each.node].address for each in seating.generators],
+            "ray": {"address": cluster.address, "is_own": cluster.is_own},
+            "restarts": run.restarts,
+        }
+        with staff.hired(seating, cluster, header, run.say, limit_s=limit_s) as hired:
+            staff.check_folder(hired, run.out, limit_s)
+            return _follow(run, hired, head)
+    except heads.HeadLost as error:
+        return Ended(BROKE, _without_ray(run, str(error)), is_lost=False)
+    except BadSetting as error:
+        if seating is not None and (lost := lost_nodes(seating, cluster.nodes())) is not None:
+            return Ended(BROKE, lost, is_lost=True)
+        if not run.restarts:
+            raise
+        # Lost once, the run has no place any more: that is how it ends.
+        return Ended(BROKE, f"{run.restarts[-1]['reason']}; then {error}", is_lost=False)
+    except Exception as error:  # Ray tells everything with errors of many kinds
+        if isinstance(error, OSError) and str(error.filename).startswith(str(run.out)):
+            raise
+        return Ended(BROKE, f"Ray failed: {one_line(error)}", is_lost=False)
+
+
+def _follow(run: Run, hired: Staff, head: Head) -> Ended:
+    """Lets the ranks run, and watches them. Raises HeadLost."""
+    import ray
+
+    goes_on = run.saved_step() is not None and bool(run.restarts)
+    words = [*run.command, *(instead(run.settings, "resume", "auto") if goes_on else run.settings)]
+    label = f"trainer-{secrets.token_hex(4)}"
+    places = [Place(each, hired.seating, hired.group, f"{label}-{each.name}") for each in hired.seating.generators]
+    for number, each in enumerate(hired.ranks):
+        own = share(places, number, len(hired.ranks))
+        common = sharing(len(places), number, len(hired.ranks))
+        each.handle.prepare.options(concurrency_group="work").remote("trainer.placement.rank:Rank", words, own, common)
+    runs = {each.ask("run"): each for each in hired.ranks}
+    given = run.config.placement
+    watch = Watch(hired, given.hang_limit_s, start_limit_s=max(given.hang_limit_s, given.cluster_limit_s))
+    try:
+        while True:
+            done, _ = ray.wait(list(runs), num_returns=len(runs), timeout=_LOOK_S)
+            ended = [(runs[each], _outcome(each)) for each in done]
+            if any(code != COMPLETED for _, (code, _) in ended):
+                return _explained(hired, runs, head)
+            if len(done) == len(runs):
+                return Ended(COMPLETED, "", is_lost=False)
+            if (lost := _lost_node(hired, head)) is not None:
+                return lost
+            if (reason := watch.look()) is not None:
+                return Ended(BROKE, reason, is_lost=True)
+    except heads.HeadLost:
+        staff.end(hired)
+        raise
+    except KeyboardInterrupt as error:
+        return _leave(run, hired, list(runs), str(error) or "SIGINT")
+
+
+def _lost_node(hired: Staff, head: Head, *, is_fresh: bool = False) -> Ended | None:
+    """How the attempt ended if a node was lost. Raises HeadLost."""
+    reason = lost_nodes(hired.seating, _nodes(head, is_fresh=is_fresh))
+    return Ended(BROKE, reason, is_lost=True) if reason is not None else None
+
+
+def _nodes(head: Head, *, is_fresh: bool) -> Sequence[Node]:
+    """The living nodes. Raises HeadLost, also where this node is not among them: nothing can be asked of Ray then."""
+    nodes = head.nodes(is_fresh=is_fresh)
+    if not any(node.is_home for node in nodes):
+        raise heads.HeadLost("Ray on this node is gone: its raylet has ended")
+    return nodes
+
+
+def _outcome(done: Any) -> tuple[int | None, str]:
+    """A rank's exit code and last words; no code where the process was lost."""
+    import ray
+
+    try:
+        code, said = ray.get(done)
+    except ray.exceptions.RayActorError as error:
+        return None, how_lost(error)
+    except Exception as error:  # the process could not even begin
+        return BROKE, one_line(error)
+    return int(code), str(said)
+
+
+def _explained(hired: Staff, runs: dict[Any, Worker], head: Head) -> Ended:
+    """Why the attempt ended, once a rank has; with the node that was lost, if one was. Raises HeadLost.
+
+    While others say nothing, a rank that lost them is no more than a sign: their node may be about to be found gone.
+    """
+    deadline = time.monotonic() + _NODE_S
+    while True:
+        cause, is_open = _cause(hired, runs)
+        lost = _lost_node(hired, head, is_fresh=True) if cause.code == BROKE else None
+        if lost is not None:
+            return lost
+        if not is_open or time.monotonic() > deadline:
+            return cause
+        time.sleep(_PAUSE_S)
+
+
+def _cause(hired: Staff, runs: dict[Any, Worker]) -> tuple[Ended, bool]:
+    """Why the attempt ended, a lost process before one that fails for want of it; and whether more will be known."""
+    import ray
+
+    done, late = ray.wait(list(runs), num_returns=len(runs), timeout=_GRACE_S)
+    found = [(runs[each], *_outcome(each)) for each in done]
+    lost = [(worker, _by_now(worker, why)) for worker, code, why in found if code is None]
+    if lost:
+        worker, why = min(lost, key=lambda each: each[1] == OUT_OF_REACH)
+        ended = Ended(BROKE, f"{worker.name} {why}", is_lost=True, rank=hired.ranks.index(worker))
+        return ended, why == OUT_OF_REACH
+    codes = [code for _, code, _ in found]
+    if INTERRUPTED in codes:
+        return Ended(INTERRUPTED, "", is_lost=False), False
+    failed = [_failure(hired.ranks.index(worker), code, said) for worker, code, said in found if code != COMPLETED]
+    if failed:
+        # One that lost another fails too: the first that did not says why.
+        cause = next((each for each in failed if not each.is_lost), failed[0])
+        return cause, cause.is_lost and bool(late) and _PORT_TAKEN not in cause.reason
+    names = ", ".join(runs[each].name for each in late)
+    return Ended(BROKE, f"{names} did not end with the others", is_lost=True), False
+
+
+def _by_now(worker: Worker, why: str) -> str:
+    """Why a process was lost, asked again where that was not known: its node may be gone, or only Ray slow to tell."""
+    import ray
+
+    if why != OUT_OF_REACH:
+        return why
+    asked = worker.ask("beat", is_beside=True)
+    if not ray.wait([asked], num_returns=1, timeout=_LOOK_S)[0]:
+        return why
+    try:
+        ray.get(asked)
+    except ray.exceptions.RayActorError as error:
+        return how_lost(error)
+    return "was cut off for a while"  # it lives, and nobody hears how it ends
+
+
+def _failure(rank: int, code: int | None, said: str) -> Ended:
+    """How a rank failed, by its last words."""
+    last = said.strip().splitlines()[-1].removeprefix("trainer: ") if said.strip() else f"ended with {code}"
+    is_lost = last.startswith(_NOT_OWN) or any(words in last for words in _PEER_GONE)
+    return Ended(code or BROKE, last, is_lost=is_lost, rank=rank)
+
+
+class Watch:
+    """Whether the processes get on. One that hangs holds up all: the one that waits for nobody is named."""
+
+    def __init__(self, hired: Staff, limit_s: float, *, start_limit_s: float) -> None:
+        self._hired, self._limit_s = hired, limit_s
+        self._start_limit_s = start_limit_s  # until the first step, which waits for imports above all
+        self._asked: dict[int, Any] = {}  # of each rank, what is on its way
+        self._beats: dict[int, dict[str, Any]] = {}
+        self._heard: dict[int, float] = {}
+        self._marks: dict[int, Any] = {}
+        self._moved = time.monotonic()
+
+    def look(self) -> str | None:
+        """Who hangs or is lost, in a sentence; None while all get on."""
+        import ray
+
+        now = time.monotonic()
+        for number, worker in enumerate(self._hired.ranks):
+            asked = self._asked.get(number)
+            if asked is None:
+                self._asked[number] = worker.ask("beat", is_beside=True)
+                self._heard.setdefault(number, now)
+            elif ray.wait([asked], timeout=0)[0]:
+                del self._asked[number]
+                with contextlib.suppress(Exception):  # a lost process is seen where its run ends
+                    self._take(number, ray.get(asked), now)
+        has_begun = any(each["has_learnt"] for each in self._beats.values())  # they take each step together
+        if now - self._moved <= (self._limit_s if has_begun else self._start_limit_s):
+            return None
+        return self._who_hangs(now)
+
+    def _take(self, number: int, beat: dict[str, Any], now: float) -> None:
+        self._beats[number], self._heard[number] = beat, now
+        if self._marks.get(number) != beat["mark"]:
+            self._marks[number], self._moved = beat["mark"], now
+
+    def _who_hangs(self, now: float) -> str:
+        """Example: `rank 1 on 10.0.0.2 hangs: it has not answered for 30 s; no step was done for 32 s`."""
+        since = f"nothing has got on for {now - self._moved:.0f} s"
+        deaf = [each for each, at in self._heard.items() if now - at > min(self._limit_s, 10.0)]
+        if deaf:
+            return f"{self._names(deaf)} hangs: it does not answer; {since}"
+        awaited = sorted({name for beat in self._beats.values() for name in beat["awaits"]})
+        if awaited:
+            who = [each for each, beat in self._beats.items() if beat["awaits"]]
+            hang, wait = ("hang" if len(awaited) > 1 else "hangs"), ("wait" if len(who) > 1 else "waits")
+            return f"{' and '.join(awaited)} {hang}: {self._names(who)} {wait} for an answer; {since}"
+        awake = [each for each, beat in self._beats.items() if not beat["waits"]]
+        if awake and len(awake) < len(self._hired.ranks):
+            return f"{self._names(awake)} hangs in {self._beats[awake[0]]['at']}; {since}"
+        where = "; ".join(f"{self._hired.ranks[each].name} in {beat['at']}" for each, beat in self._beats.items())
+        return f"the run hangs ({where or 'no rank has answered'}); {since}"
+
+    def _names(self, numbers: Sequence[int]) -> str:
+        return " and ".join(self._hired.ranks[each].name for each in sorted(numbers))
+
+
+def _leave(run: Run, hired: Staff, runs: list[Any], name: str) -> Ended:
+    """Lets the ranks finish the step at hand and save; at a second signal, or when that takes too long, not.
+
+    Before the first step there is nothing to finish.
+    """
+    import ray
+
+    number = signal.Signals[name].value if name in signal.Signals.__members__ else signal.SIGINT.value
+    with contextlib.suppress(KeyboardInterrupt):
+        asked = [each.ask("leave", number, is_beside=True) for each in hired.ranks]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_GRACE_S)
+        if any(_is_told(each) for each in answered):
+            ray.wait(runs, num_returns=len(runs), timeout=min(_LEAVE_S, run.config.placement.hang_limit_s))
+    return Ended(INTERRUPTED, "", is_lost=False)
+
+
+def _is_told(answer: Any) -> bool:
+    """Whether a rank will leave after its step; one that is not even made, or is lost, will not."""
+    import ray
+
+    try:
+        return bool(ray.get(answer))
+    except Exception:  # whatever it fails with, it is about to be ended
+        return False
+
+
+def _close(run: Run, ended: Ended) -> int:
+    """Writes what the ranks could not, and says it."""
+    if ended.code in (COMPLETED, INTERRUPTED):
+        return ended.code
+    from trainer.metrics.records import Records
+
+    with Records(run.out, append=True) as records:
+        values: dict[str, Any] = {} if ended.rank is None else {"rank": ended.rank}
+        if not ended.is_lost:
+            values["code"] = ended.code  # a lost process has none
+        records.write("ranks", passed=False, reason=ended.reason, restarts=run.restarts, **values)
+    run.say(ended.reason)
+    run.is_closed = True
+    return ended.code

@@ -1,0 +1,267 @@
+"""The sections of a run's settings: every name with its default, its limits and what it means.
+
+Names are unique over all sections. `trainer.config` puts the sections together and fills them from `KEY=VALUE` words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.settings import choice, number, switch, text
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How long, where, with what numbers."""
+
+    steps: int = number(200, 1, 1_000_000, "rollout batches", free=True)
+    epochs: int = number(
+        0, 0, 1_000_000, "instead of steps: times that as many prompts are drawn as there are; 0: steps"
+    )
+    seed: int = number(0, 0, 2**63 - 1, "of the first weights, the prompts drawn and the answers")
+    device: str = text("auto", "auto: the first accelerator that works, else the CPU")
+    dtype: str = choice("float32", "float64", "bfloat16", about="of the weights")
+    num_threads: int = number(1, 1, 1024, "of torch on the CPU; with another number sums may round otherwise")
+    ranks: int = number(
+        1, 1, 1024, "processes on this machine that share the rollouts and learn one gradient", free=True
+    )
+    sharding: str = choice(
+        "none",
+        "fsdp2",
+        about="each rank keeps its rows of weights, gradients and moments alone (one rank: nothing changes); with "
+        "dtype=bfloat16 in float32, gathered and computed with in bfloat16",
+        free=True,
+    )
+    offload: bool = switch(
+        False, "sharding only: rows wait on the CPU between their uses; accelerators only", free=True
+    )
+    matmul_precision: str = choice(
+        "highest", "high", "medium", about="float32 products on the CPU; medium rounds to bfloat16"
+    )
+    validate_every: int = number(0, 0, 1_000_000, "steps; 0: before the first and after the last only", free=True)
+    save_every: int = number(0, 0, 1_000_000, "steps; 0: in the middle, where it is tried, and at the end", free=True)
+    resume: str = choice(
+        "false",
+        "true",
+        "auto",
+        about="go on from the checkpoint in the output folder; auto: if there is one",
+        free=True,
+    )
+    probe_packages: bool = switch(
+        True, "false: Ray and vllm, where they are installed, are not tried before training (5 to 25 s)", free=True
+    )
+    fault: str = choice(
+        "none",
+        "lr-zero",
+        "shuffled-reward",
+        "constant-reward",
+        "mask-off-by-one",
+        "stale-sampler",
+        "zero-advantage",
+        "nan-gradient",
+        "wrong-arithmetic",
+        "corrupt-checkpoint",
+        "full-disk",
+        "reward-raises",
+        "reward-hangs",
+        "no-end-token",
+        "no-signal",
+        "skipped-validation",
+        "rank-dies",
+        "rank-differs",
+        "generator-dies",
+        "generator-garbage",
+        "stale-weights",
+        about="breaks the run on purpose, to see the verdict fail",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is asked, and what an answer is worth."""
+
+    task: str = choice(
+        "successor",
+        "addition",
+        "copy",
+        "gsm8k",
+        "math",
+        "code",
+        "frozen_lake",
+        "sokoban",
+        "file",
+        about="what is asked",
+    )
+    distractors: int = number(1, 0, 3, "successor only: random digits before the one that decides")
+    reward: str = choice("partial", "exact", about="exact: 1 for the right answer, else 0; partial: the share in place")
+    reward_function: str = text("", "FILE.py:NAME instead of the task's own reward")
+    reward_timeout_s: float = number(60.0, 0.01, 86400.0, "for all answers of a step")
+    train_files: str = text("", "parquet or jsonl, for tasks that read one; several by comma")
+    val_files: str = text("", "the same, held out")
+    max_prompt_tokens: int = number(512, 1, 1 << 20, "of a question; in fine-tuning, of a whole transcript")
+    max_new_tokens: int = number(0, 0, 1 << 20, "0: what the task says")
+    filter_overlong_prompts: bool = switch(True, "false: an overlong prompt is an error")
+    strict_answers: bool = switch(True, "gsm8k: only `#### number` counts; false: the last number of the answer")
+    map_size: int = number(3, 2, 16, "frozen_lake, sokoban")
+    max_turns: int = number(5, 1, 1000, "of an episode, for tasks with an environment")
+    format_penalty: float = number(-0.01, -100.0, 0.0, "for a turn without a valid action")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The policy: the built-in decoder at a size, or a folder in transformers' layout."""
+
+    path: str = text("", "empty: the built-in decoder from a random start")
+    layers: int = number(1, 1, 64, "of the built-in decoder, like the next four")
+    hidden: int = number(64, 2, 16384, "size of the residual stream")
+    heads: int = number(4, 1, 128, "of queries")
+    kv_heads: int = number(2, 1, 128, "of keys and values; divides heads")
+    intermediate: int = number(128, 1, 65536, "size within the feed-forward half")
+    lora_rank: int = number(0, 0, 1024, "0: every weight is trained")
+    lora_alpha: float = number(16.0, 0.0, 4096.0, "the change is scaled by alpha / rank")
+    lora_targets: str = text(
+        "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj", "layers that get one, by the end of their names"
+    )
+    gradient_checkpointing: bool = switch(False, "layers are computed again in the backward pass: less memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """How answers are made."""
+
+    engine: str = choice("builtin", "transformers", "vllm", "scripted", about="what generates")
+    prompts_per_step: int = number(16, 1, 4096, "questions a step; in fine-tuning, transcripts")
+    rollouts_per_prompt: int = number(8, 1, 4096, "answers to each, its group")
+    temperature: float = number(1.0, 1e-3, 100.0, "of sampling, and of the log-probabilities that are learnt")
+    script: str = text("", "scripted only: a file of answers, one JSON list of texts a line")
+    tensor_parallel: int = number(1, 1, 1024, "cards per engine of vllm")
+    memory_fraction: float = number(0.6, 0.01, 1.0, "of a card, for weights and cache of the vllm engine")
+    enforce_eager: bool = switch(False, "vllm without captured graphs")
+    weight_sync: str = choice("in-place", "reload", about="how vllm gets new weights")
+    sleep: bool = switch(False, "the engine gives its memory to the learner between generations")
+    generators: int = number(
+        0, 0, 1024, "processes on this machine that generate for the ranks; 0: each rank does so itself", free=True
+    )
+    off_policy: int = number(
+        0,
+        0,
+        1,
+        "1: the next batch is generated while this one is learnt, one step behind; correction=token unless given",
+    )
+    max_staleness: int = number(1, 0, 1000, "steps that answers may be behind; at more the run ends", free=True)
+    bucket_mib: int = number(256, 1, 1 << 16, "of weights sent to generators at once", free=True)
+    generator_timeout_s: float = number(
+        600.0, 0.01, 86400.0, "for an answer; then another generator is started and asked", free=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What is learnt from the rewards."""
+
+    convention: str = choice("verl", "trl", "roll", about="whose edge cases: groups of one, epsilons, clamps")
+    estimator: str = choice(
+        "grpo",
+        "rloo",
+        "reinforce",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "opo",
+        "gae",
+        about="how rewards become advantages; gae trains a critic",
+    )
+    scale_by_std: bool = switch(True, "grpo; false: reward minus mean only (Dr. GRPO)")
+    gamma: float = number(1.0, 0.0, 1.0, "discount per token")
+    lam: float = number(1.0, 0.0, 1.0, "gae")
+    loss: str = choice("clip", "gspo", "cispo", "plain", about="of the policy")
+    clip_low: float = number(0.2, 0.0, 1.0, "the ratio may fall by this much")
+    clip_high: float = number(0.2, 0.0, 100.0, "and rise by this much")
+    dual_clip: float = number(3.0, 0.0, 1e6, "bound for negative advantages, above 1; 0: none")
+    aggregation: str = choice(
+        "token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+        "seq-mean-token-mean",
+        about="what the sum over tokens is divided by",
+    )
+    kl: str = choice("low_var", "k1", "k2", "k3", about="estimator of the divergence from the reference policy")
+    kl_in: str = choice("loss", "reward", about="where the divergence counts")
+    kl_coef: float = number(1e-3, 0.0, 100.0, "its weight; 0: no reference policy is kept")
+    kl_controller: str = choice("fixed", "adaptive", about="whether kl_coef follows the divergence")
+    kl_target: float = number(0.1, 1e-9, 100.0, "adaptive only")
+    kl_horizon: int = number(10_000, 1, 1 << 40, "adaptive only; rows")
+    entropy_coef: float = number(0.15, -100.0, 100.0, "bonus for entropy")
+    dynamic_sampling: bool = switch(False, "groups whose rewards are all equal are drawn again (DAPO)")
+    max_generations: int = number(10, 1, 10_000, "batches that dynamic sampling may draw for one step")
+    overlong_buffer: int = number(0, 0, 1 << 20, "tokens before the limit within which length costs reward; 0: none")
+    overlong_factor: float = number(1.0, 0.0, 100.0, "reward lost at the limit")
+    correction: str = choice("none", "token", "sequence", about="weights for the gap of sampler and learner")
+    correction_cap: float = number(2.0, 1.0, 1e6, "the largest weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Optim:
+    """How the weights move."""
+
+    lr: float = number(1.2e-3, 0.0, 10.0, "the highest")
+    lr_schedule: str = choice("linear", "constant", "cosine", about="linear and cosine fall to 0 at the end of the run")
+    warmup_steps: int = number(0, 0, 1_000_000, "optimizer steps from 0 up to lr")
+    weight_decay: float = number(0.0, 0.0, 10.0, "decoupled, per optimizer step times lr")
+    grad_clip: float = number(1.0, 1e-9, 1e9, "largest norm of the gradient")
+    mini_batches: int = number(2, 1, 1024, "optimizer steps per rollout batch; from 2 on the clipped ratio is at work")
+    micro_batch_rows: int = number(0, 0, 1 << 24, "rows per forward pass; 0: a whole mini batch")
+    critic_lr: float = number(1e-3, 0.0, 10.0, "gae only")
+    value_clip: float = number(0.5, 0.0, 1e6, "gae only")
+    warm_start_steps: int = number(
+        0, 0, 1_000_000, "supervised steps on right answers before the first rollout; see trainer.supervised.warm_start"
+    )
+    warm_start_lr: float = number(1e-3, 0.0, 10.0, "stays over those steps")
+    warm_start_until: float = number(
+        0.0, 0.0, 1.0, "share of right greedy answers to prompts of training that ends those steps early; 0: none does"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Which cards learn and which generate, in processes that Ray starts; both lists empty: no Ray."""
+
+    train_cards: str = text("", "0-3, [0,1] or list(range(0,4)), a rank each; numbers run on over the nodes", free=True)
+    infer_cards: str = text("", "empty or the same: ranks generate too; others: generators there", free=True)
+    reference_place: str = choice(
+        "auto",
+        "learner",
+        "generators",
+        about="where the reference policy of the divergence is: beside the policy, or in every generator; auto: there "
+        "where infer_cards are others than train_cards and vllm has one card an engine, else beside the policy",
+        free=True,
+    )
+    nodes: int = number(0, 0, 4096, "that the cards stand in; 0: as many as they fill", free=True)
+    cards_per_node: int = number(0, 0, 1024, "0: as Ray counts them, or all cards over the nodes", free=True)
+    ray: str = text("auto", "HOST:PORT; auto: RAY_ADDRESS, else this node's, else its own; local: its own", free=True)
+    restarts: int = number(2, 0, 1000, "after a process or a node is lost, from the last checkpoint", free=True)
+    cluster_limit_s: float = number(120.0, 1.0, 86400.0, "for Ray, its nodes and the processes to be there", free=True)
+    hang_limit_s: float = number(
+        1800.0, 1.0, 86400.0, "no part of a step has ended for so long: then a process hangs", free=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Adaptive noise on the sampler's copy of the weights (AQN); stages 0: none."""
+
+    noise_start: float = number(0.05, 0.0, 10.0, "deviation of the first stage that has noise")
+    noise_end: float = number(0.0005, 0.0, 10.0, "deviation of the last stage")
+    noise_stages: int = number(0, 0, 10_000, "equal parts of the run, the first without noise; 0: no noise")
+    noise_shape: str = choice("geometric", "linear", about="how it falls from stage to stage")
+    noise_targets: str = text("", "parts of names, by comma; empty: every RMSNorm")
+    noise_excludes: str = text("", "parts of names that get none, by comma")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where numbers go beside metrics.jsonl, which is always written."""
+
+    loggers: str = text("", "tensorboard, wandb, swanlab, by comma; the last two offline", free=True)
+    peak_tflops: float = number(
+        0.0, 0.0, 1e6, "of one device, for MFU; 0: measured on a large product at the start", free=True
+    )

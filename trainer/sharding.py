@@ -1,0 +1,112 @@
+"""Fully sharded data parallelism: each rank keeps its rows of every weight, gradient and moment, and gathers the rest.
+
+`shard` does that to a model in place, with torch's `fully_shard` (FSDP2): a layer's weights are gathered for its own
+pass and freed after it, and its gradients are summed and handed out as soon as they are there. What then differs from a
+model that every rank holds whole:
+
+- A parameter is a DTensor (`trainer.shards`), in float32 at least. With `dtype=bfloat16` it is gathered, and computed
+  with, in bfloat16, as the sampler gets it; what a whole model has as the optimizer's wide copy is the weight itself.
+- Gradients are sums over the ranks, not means: each rank has divided by the counts of all. They are summed after each
+  micro batch: keeping them until the last one would need room for all of them on each rank.
+- Every pass, forward or back, is a collective: all ranks take as many.
+
+torch's package for it is imported when a model is sharded, not before (it brings its compiler: 3 s).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.config import BadSetting
+from trainer.shards import MEAN_OF
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainer.config import Config
+    from trainer.distributed import World
+    from trainer.models.base import Model
+
+# Where the package was before torch 2.6.
+_PLACES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
+
+
+def shard(model: Model, config: Config, device: torch.device, *, world: World) -> None:
+    """Shards a model, layer by layer, over all ranks; it may stand on the CPU, and stands on the device after that.
+
+    Raises BadSetting for a torch without `fully_shard`.
+    """
+    fsdp = _package()
+    wide = torch.promote_types(getattr(torch, config.run.dtype), torch.float32)
+    model.to(wide)
+    model.gather_weights()
+    options = _options(fsdp, config, device, world)
+    for layer in layers(model):
+        fsdp.fully_shard(layer, **options)
+    fsdp.fully_shard(model, **options)
+    _sum_gradients(model, world)
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """What is gathered at a time: the members of every list of modules that stands in no other one."""
+    from torch.nn import ModuleList
+
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, ModuleList):
+                found.extend(child)
+            else:
+                walk(child)
+
+    walk(model)
+    return found
+
+
+def _package() -> Any:
+    for place in _PLACES:
+        try:
+            package = importlib.import_module(place)
+        except ImportError:
+            continue
+        if hasattr(package, "fully_shard"):
+            return package
+    raise BadSetting(f"sharding=fsdp2 needs torch 2.5 or later: torch {torch.__version__} has no fully_shard")
+
+
+def _options(fsdp: Any, config: Config, device: torch.device, world: World) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dtype: torch.dtype = getattr(torch, config.run.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    narrow = dtype if dtype != wide else None
+    options = {
+        "mesh": init_device_mesh(device.type, (world.size,)),
+        # The model's own code decides what it computes in; what a layer is given is left alone.
+        "mp_policy": fsdp.MixedPrecisionPolicy(
+            param_dtype=narrow, reduce_dtype=narrow and wide, cast_forward_inputs=False
+        ),
+        # Of the root too, unlike torch's default: between two passes every parameter is its shard.
+        "reshard_after_forward": True,
+    }
+    return {**options, "offload_policy": fsdp.CPUOffloadPolicy()} if config.run.offload else options
+
+
+def _sum_gradients(model: nn.Module, world: World) -> None:
+    """Makes the gradients sums, where torch takes means.
+
+    With a factor of 1 alone torch multiplies within the reduction, which gloo and others cannot. Before the release
+    that can be told to add only (2.8 and earlier), the mean is multiplied afterwards, by `World.add_gradients`.
+    """
+    units: list[Any] = [each for each in model.modules() if hasattr(each, "set_requires_gradient_sync")]
+    for unit in units:
+        if hasattr(unit, "set_gradient_divide_factor") and hasattr(unit, "set_force_sum_reduction_for_comms"):
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        else:
+            for parameter in unit.parameters():
+                setattr(parameter, MEAN_OF, world.size)

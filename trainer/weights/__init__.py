@@ -1,0 +1,1 @@
+"""Weights on their way to whatever generates: `buckets.Packer` cuts them, `loading.Loading` takes them over."""
