@@ -2,6 +2,7 @@
 if [ "${NPUENV_STACK-}" != vllm-ascend-0.18.0-310p ]; then
     export NPUENV_STACK=vllm-ascend-0.18.0-310p
     . /usr/local/Ascend/cann-8.5.1/set_env.sh
+    if [ -r /usr/local/Ascend/cann-8.5.1/share/info/ascendnpu-ir/bin/set_env.sh ]; then . /usr/local/Ascend/cann-8.5.1/share/info/ascendnpu-ir/bin/set_env.sh; fi
     if [ -r /usr/local/Ascend/nnal/atb/set_env.sh ]; then . /usr/local/Ascend/nnal/atb/set_env.sh; fi
     PYTHONPATH="${PYTHONPATH-}"
     export PYTHONPATH="${PYTHONPATH%:}"

@@ -71,7 +71,7 @@ def container_options(command: Command) -> Command:
 )
 @click.option("--check", "is_check", is_flag=True, help="Write nothing: compare with the published Dockerfile.")
 @container_options
-@click.option("--force", is_flag=True, help="Replace run files that differ.")
+@click.option("--force", is_flag=True, help="Replace files that differ.")
 @common_options
 def command(
     ui: Ui,
@@ -94,25 +94,29 @@ def command(
     """
     from npuenv.render.folder import write_folders
 
+    about = {"--base-digest": digest is not None, "--image-user": image_user != _ROOT}
+    if with_doctor is not None:
+        about["--with-doctor" if with_doctor else "--without-doctor"] = True
     if is_check:
+        _refuse_beside_check({"--as": bool(forms), **about, **_said(wish), "--force": force})
         return _compare(ui, request)
     if out is None:
         raise BadInput(Message("render.no-out"), Message("render.no-out-hint"))
     asked = _forms(forms)
     _refuse_unheard(asked, wish)
-    about = {"--base-digest": digest is not None, "--image-user": image_user != _ROOT}
-    if with_doctor is not None:
-        about["--with-doctor" if with_doctor else "--without-doctor"] = True
     _refuse_without_image(asked, about)
     wanted = (request.arch,) if request.arch else _ARCHITECTURES
     stacks = {arch: resolve_or_stop(ui, replace(request, arch=arch)) for arch in wanted}
     stacks = {stack.platform.arch: stack for stack in stacks.values()}
     image = _image(ui, stacks, digest, image_user, has_doctor=with_doctor is not False) if _DOCKERFILE in asked else {}
-    folder, texts = _run_files(next(iter(stacks.values())), asked, wish, ui.lang)
-    written = list(write_folders(image, out)) if image else []
+    is_image_root = image_user == _ROOT if image else None
+    folder, texts = _run_files(next(iter(stacks.values())), asked, wish, ui.lang, is_image_root=is_image_root)
     if texts:
-        from npuenv.render.container import write_files
+        from npuenv.render.container import changed_files, write_files
 
+        changed_files(texts, out / folder, is_forced=force)  # before the image's folder is replaced
+    written = list(write_folders(image, out, is_forced=force)) if image else []
+    if texts:
         written += write_files(texts, out / folder, is_forced=force)
     files = [*image, *(f"{folder}/{name}" for name in texts)]
     if ui.is_json:
@@ -156,19 +160,33 @@ def _forms(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def _refuse_unheard(asked: tuple[str, ...], wish: dict[str, Any]) -> None:
     """Options about the running container, where nothing is rendered that runs it. Raises BadInput."""
+    unheard = _named(_said(wish)) if set(asked) == {_DOCKERFILE} else ()
+    if unheard:
+        raise BadInput(Message("container.needs-form", {"options": unheard}), Message("container.needs-form-hint"))
+
+
+def _refuse_beside_check(said: dict[str, bool]) -> None:
+    """Options about what is rendered, where nothing is; `said` tells which were given. Raises BadInput."""
+    unheard = _named(said)
+    if unheard:
+        raise BadInput(Message("container.check-alone", {"options": unheard}), Message("container.check-alone-hint"))
+
+
+def _said(wish: dict[str, Any]) -> dict[str, bool]:
+    """Which options about the running container were given."""
     from npuenv.render.container import Wish
 
-    if set(asked) != {_DOCKERFILE}:
-        return
-    unheard = [item.name for item in fields(Wish) if wish[item.name] != item.default]
-    if unheard:
-        options = tuple("--" + name.removeprefix("has_").replace("_", "-") for name in unheard)
-        raise BadInput(Message("container.needs-form", {"options": options}), Message("container.needs-form-hint"))
+    names = {item.name: "--" + item.name.removeprefix("has_").replace("_", "-") for item in fields(Wish)}
+    return {names[item.name]: wish[item.name] != item.default for item in fields(Wish)}
+
+
+def _named(said: dict[str, bool]) -> tuple[str, ...]:
+    return tuple(option for option, is_said in said.items() if is_said)
 
 
 def _refuse_without_image(asked: tuple[str, ...], said: dict[str, bool]) -> None:
     """Options about the image, where none is rendered; `said` tells which were given. Raises BadInput."""
-    options = tuple(option for option, is_said in said.items() if is_said)
+    options = _named(said)
     if options and _DOCKERFILE not in asked:
         args: dict[str, object] = {"options": options, "forms": ",".join(asked)}
         raise BadInput(
@@ -176,7 +194,9 @@ def _refuse_without_image(asked: tuple[str, ...], said: dict[str, bool]) -> None
         )
 
 
-def _run_files(stack: Stack, asked: tuple[str, ...], wish: dict[str, Any], lang: str) -> tuple[str, dict[str, str]]:
+def _run_files(
+    stack: Stack, asked: tuple[str, ...], wish: dict[str, Any], lang: str, *, is_image_root: bool | None
+) -> tuple[str, dict[str, str]]:
     """The folder of the files that run a container, and their texts by name; none where none is asked for."""
     forms = [form for form in asked if form != _DOCKERFILE]
     if not forms:
@@ -184,7 +204,7 @@ def _run_files(stack: Stack, asked: tuple[str, ...], wish: dict[str, Any], lang:
     from npuenv.matrix import load_matrix
     from npuenv.render.container import Wish, describe, render_container
 
-    container = describe(stack, Wish(**wish), load_matrix())
+    container = describe(stack, Wish(**wish), load_matrix(), is_image_root=is_image_root)
     return f"{container.title}.run", render_container(container, forms, lang=lang)
 
 

@@ -20,6 +20,17 @@ def cann_scripts(stack: Stack) -> tuple[str, str]:
     return str(home / "set_env.sh"), str(PurePosixPath(ascend_folder(stack)) / "nnal" / "atb" / "set_env.sh")
 
 
+def compiler_scripts(stack: Stack) -> tuple[str, ...]:
+    """The script that puts `bishengir-compile` on PATH, which triton-ascend looks for there; none in the older layout.
+
+    The published images of CANN 8.5 and later run it between those of `cann_scripts`, those of 8.3 have no such script.
+    Source: Ascend/cann-container-image cann/8.5.0-910b-ubuntu22.04-py3.11/Dockerfile, 9.1.0 and 8.3.rc1 beside it.
+    Example: ("/usr/local/Ascend/cann-8.5.0/share/info/ascendnpu-ir/bin/set_env.sh",)
+    """
+    root = PurePosixPath(stack.cann_root or "/usr/local/Ascend/ascend-toolkit/latest")
+    return () if _is_old(root) else (str(root / "share" / "info" / "ascendnpu-ir" / "bin" / "set_env.sh"),)
+
+
 def ascend_folder(stack: Stack) -> str:
     """The folder that CANN's installers are given.
 

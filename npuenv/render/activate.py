@@ -14,7 +14,7 @@ from npuenv import versions
 from npuenv._data import folder_of
 from npuenv.matrix import load_matrix
 from npuenv.messages import LANGUAGES, Message, say
-from npuenv.plan.cann import cann_scripts
+from npuenv.plan.cann import cann_scripts, compiler_scripts
 from npuenv.render.entering import CSH_END, csh_quoted, fish_quoted, sh_quoted
 from npuenv.render.template import fill
 
@@ -59,10 +59,13 @@ def settings_of(stack: Stack, role: str) -> Mapping[str, str]:
 def _data(stack: Stack, root: str) -> dict[str, object]:
     """What `entering.py` reads. `{cache}` in a value stands for npuenv's folder in the user's cache."""
     run = settings_of(stack, "run")
+    cann, nnal = cann_scripts(stack)
+    compiler = compiler_scripts(stack)
     return {
         "stack": stack.name,
         "root": root,
-        "scripts": list(cann_scripts(stack)) if stack.cann_root else [],
+        "scripts": [cann, *compiler, nnal] if stack.cann_root else [],
+        "may_lack": list(compiler),
         "on_path": [f"{root}/src/{source.name}" for source in stack.git_sources if source.how == "pythonpath"],
         "settings": dict(stack.env),
         "nodes": {"single": run, "multi": {**run, **settings_of(stack, "multi-node")}},
@@ -90,6 +93,7 @@ def _kept(*names: str) -> dict[str, object]:
 
 _TEXTS = {
     "choice": Message("stack.activate-choice", _kept("variable", "value", "known")),
+    "no-profile": Message("stack.activate-no-profile", _kept("stack")),
     "no-script": Message("stack.activate-no-script", _kept("path")),
     "no-bash": Message("stack.activate-no-bash", _kept("why")),
     "ended": Message("stack.activate-ended", _kept("paths", "code")),

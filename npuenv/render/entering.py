@@ -82,6 +82,9 @@ def entering(shell: str, data: Data, env: Environ, *, level: int, below: str) ->
 def wanted_environ(data: Data, env: Environ) -> Environ:
     """The environment once the stack is active."""
     settings = settings_for(data, env)
+    is_choosing = text_of(env, "NPUENV_ROLE") or text_of(env, "NPUENV_NODES")
+    if is_choosing and not any([*data["roles"].values(), *data["nodes"].values()]):
+        tell(say(data, "no-profile", stack=data["stack"]))
     own = as_bytes(data["root"]) + b"/bin"
     new = {**env, b"PATH": own + b":" + (env.get(b"PATH") or DEFAULT_PATH)}
     new = with_cann(data, new)
@@ -112,15 +115,18 @@ def settings_for(data: Data, env: Environ) -> Environ:
 
 
 def with_cann(data: Data, env: Environ) -> Environ:
-    """`env` as the scripts of CANN and NNAL change it. A script that is not there is said, and is no failure."""
+    """`env` as the scripts of CANN and NNAL change it. A script that is not there is no failure, and is said unless
+    the installation may do without it."""
     lines = []
     for path in data["scripts"]:
         if os.access(path, os.R_OK):
             folder, name = os.path.split(as_bytes(path))
-            # From inside its folder: NNAL's script asks for its own place with an unquoted name.
+            # From inside its folder: NNAL's script asks for its own place with an unquoted name. The compiler's is
+            # named whole, as everybody does: what it makes of a relative name of its own is not known.
+            script = sh_quoted(as_bytes(path)) if path in data["may_lack"] else b"./" + sh_quoted(name)
             words = b" --cxx_abi=" + cxx_abi(data["root"]) if b"/nnal/" in as_bytes(path) else b""
-            lines.append(b"cd -- " + sh_quoted(folder) + b" && . ./" + sh_quoted(name) + words)
-        else:
+            lines.append(b"cd -- " + sh_quoted(folder) + b" && . " + script + words)
+        elif path not in data["may_lack"]:
             tell(say(data, "no-script", path=path))
     if not lines:
         return env

@@ -1,4 +1,7 @@
-"""Rendered files on disk: whole folders, replaced at once, nobody else's files touched. Start from `write_folders`."""
+"""Rendered files on disk: whole folders, replaced at once and on request only. Start from `write_folders`.
+
+Nobody else's files are touched, whatever is asked for.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ _MODE = 0o644
 _FOLDER_MODE = 0o755
 
 
-def write_folders(files: Mapping[str, str | bytes], parent: Path) -> tuple[Path, ...]:
+def write_folders(files: Mapping[str, str | bytes], parent: Path, *, is_forced: bool = False) -> tuple[Path, ...]:
     """The folders that were written or replaced below `parent`; those that hold the same texts already are left alone.
 
     `files` are as `render_docker` gives them, with bytes for what is no text. All folders are looked at before the
     first is written. A folder is made beside its place and renamed, so that a reader never sees half of it.
 
-    Raises BadInput for a folder with content that was not rendered here, and where writing is not allowed.
+    Raises BadInput for a folder with content that was not rendered here, for one that differs unless `is_forced`, and
+    where writing is not allowed.
     """
     folders: dict[str, dict[str, bytes]] = {}
     for path, content in files.items():
@@ -36,8 +40,10 @@ def write_folders(files: Mapping[str, str | bytes], parent: Path) -> tuple[Path,
     try:
         wanted = {parent / folder: texts for folder, texts in folders.items()}
         changed = {place: texts for place, texts in wanted.items() if not _is_same(place, texts)}
-        for place in changed:
+        for place, texts in changed.items():
             _refuse_foreign(place)
+            if not is_forced:
+                _refuse_different(place, texts)
         for place, texts in changed.items():
             _replace(place, texts)
     except OSError as error:
@@ -73,6 +79,15 @@ def _refuse_foreign(place: Path) -> None:
     if foreign:
         args = {"path": str(place), "found": tuple(foreign[:5])}
         raise BadInput(Message("render.foreign-folder", args), Message("render.foreign-folder-hint"))
+
+
+def _refuse_different(place: Path, texts: Mapping[str, bytes]) -> None:
+    """Somebody may have edited it: what was rendered by another version cannot be told from that."""
+    there = {entry.name: entry.read_bytes() for entry in place.iterdir()} if place.exists() else {}
+    names = tuple(sorted(name for name in {*there, *texts} if there.get(name) != texts.get(name)))
+    if there:
+        args: dict[str, object] = {"path": str(place), "files": names[:5]}
+        raise BadInput(Message("render.differs", args), Message("render.differs-hint"))
 
 
 def _is_rendered(dockerfile: Path) -> bool:

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.messages import Message
-from npuenv.plan.cann import cann_scripts
+from npuenv.plan.cann import cann_scripts, compiler_scripts
 from npuenv.render import layers
 from npuenv.render.dockerfile import plain
 from npuenv.render.template import fill
@@ -29,6 +29,7 @@ def image_files(recipe: Recipe) -> dict[str, str]:
     trees = [layers.source_folder(source) for source in stack.git_sources if source.how == "pythonpath"]
     on_path = [shlex.quote(plain(path, "activate.sh")) for path in trees]
     cann, nnal = (plain(path, "activate.sh") for path in cann_scripts(stack))
+    compiler = [shlex.quote(plain(path, "activate.sh")) for path in compiler_scripts(stack)]
     args = {"stack": stack.name}
     return {
         "activate.sh": fill(
@@ -36,6 +37,7 @@ def image_files(recipe: Recipe) -> dict[str, str]:
             head=say(Message("render.activate-head", args)),
             stack=plain(stack.name, "activate.sh"),
             cann=cann,
+            compiler="".join(f"    if [ -r {path} ]; then . {path}; fi\n" for path in compiler),
             nnal=nnal,
             # An empty entry would put the working folder on the path: CANN's scripts leave one at the end of an empty
             # variable, which is why the script takes a colon off before these.

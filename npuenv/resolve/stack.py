@@ -179,8 +179,11 @@ def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:
             and _is_read(row.since, row.until, candidate)
         ):
             env[row.name] = row.value
-    debian_arch = {"aarch64": "arm64", "x86_64": "amd64"}.get(candidate.arch, candidate.arch)
-    own = {name: value.replace("{debian_arch}", debian_arch) for name, value in candidate.recipe.env.items()}
+    system = matrix.system_row(candidate.os) if candidate.os else None
+    arch = {"aarch64": "arm64", "x86_64": "amd64"}.get(candidate.arch, candidate.arch)
+    # A Debian package's folder is named after the architecture; what dnf installs has the same folder on all.
+    ending = "" if system and system.packages == "dnf" else f"-{arch}"
+    own = {name: value.replace("-{debian_arch}", ending) for name, value in candidate.recipe.env.items()}
     return {**env, **own}
 
 

@@ -100,6 +100,30 @@ def test_an_edited_file_is_kept_without_force(tmp_path: Path, capsys: pytest.Cap
     assert file.read_bytes() == rendered
 
 
+def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where_one_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*STACK, "-o", str(tmp_path), "--as", "dockerfile,compose"]
+    assert main(words) == 0
+    dockerfile, compose = tmp_path / FOLDER / "Dockerfile", tmp_path / f"{FOLDER}.run" / "compose.yaml"
+    rendered = dockerfile.read_text(encoding="utf-8")
+    dockerfile.write_text(rendered + "RUN echo mine\n", encoding="utf-8")
+    capsys.readouterr()
+    assert main([*STACK, "-o", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "is different: Dockerfile" in said and "--force" in said
+    compose.write_text("mine")
+    assert main(words) == 2
+    assert dockerfile.read_text(encoding="utf-8").endswith("RUN echo mine\n")
+    dockerfile.unlink()  # an image's folder that would be written
+    assert main(words) == 2
+    assert not dockerfile.exists() and compose.read_text() == "mine"
+    assert main([*words, "--force"]) == 2  # a folder without its Dockerfile is not known to be ours
+    dockerfile.write_text(rendered + "RUN echo mine\n", encoding="utf-8")
+    assert main([*words, "--force"]) == 0
+    assert dockerfile.read_text(encoding="utf-8") == rendered
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -121,6 +145,9 @@ def test_an_edited_file_is_kept_without_force(tmp_path: Path, capsys: pytest.Cap
         (["--as", "run", "--base-digest", DIGEST, "--image-user", "me"], ["--base-digest, --image-user"]),
         (["--base-digest", "md5:1"], ["'md5:1'", "sha256:"]),
         (["--image-user", "a b"], ["'a b'", "lower-case"]),
+        (["--check", "--as", "run", "--user", "7"], ["--as, --user is about files", "leave --check out"]),
+        (["--check", "--base-digest", "xx", "--cards", "99"], ["--base-digest, --cards"]),
+        (["--check", "--force", "--without-doctor", "--image-user", "me"], ["--image-user, --without-doctor, --force"]),
     ],
 )
 def test_what_cannot_be_is_one_sentence_with_exit_2_and_writes_nothing(
@@ -160,7 +187,7 @@ def test_the_doctor_goes_into_the_image_and_its_health_check(
 ) -> None:
     assert main([*STACK, "-o", str(tmp_path), "--without-doctor", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)["files"]
-    assert main([*STACK, "-o", str(tmp_path), "--json"]) == 0
+    assert main([*STACK, "-o", str(tmp_path), "--json", "--force"]) == 0
     assert set(json.loads(capsys.readouterr().out)["files"]) == {*plain, f"{FOLDER}/npuenv-doctor.pyz"}
     lines = (tmp_path / FOLDER / "Dockerfile").read_text(encoding="utf-8").splitlines()
     (copied,) = [line for line in lines if line.startswith("COPY")]
@@ -172,7 +199,7 @@ def test_the_doctor_goes_into_the_image_and_its_health_check(
     assert not [line for line in lines if line.startswith("RUN") and "--doctor" in line]  # a build has no session
     words = [sys.executable, str(tmp_path / FOLDER / "npuenv-doctor.pyz"), "--version"]
     assert subprocess.run(words, capture_output=True, check=False).returncode == 0
-    assert main([*STACK, "-o", str(tmp_path), "--without-doctor", "--json"]) == 0  # the same folder again, without it
+    assert main([*STACK, "-o", str(tmp_path), "--without-doctor", "--json", "--force"]) == 0  # again, without it
     assert json.loads(capsys.readouterr().out)["files"] == plain
     assert not (tmp_path / FOLDER / "npuenv-doctor.pyz").exists()
     assert main([*STACK, "-o", str(tmp_path), "--with-doctor", "--as", "run"]) == 2
@@ -252,3 +279,5 @@ def test_the_user_named_owns_and_runs_the_image(words: list[str], expected: str,
     lines = (tmp_path / FOLDER / "Dockerfile").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("ARG NPUENV_USER=")] == [f'ARG NPUENV_USER="{expected}"']
     assert "USER ${NPUENV_USER}" in lines
+    script = (tmp_path / f"{FOLDER}.run" / "docker-run.sh").read_text(encoding="utf-8")
+    assert ('--group-add "$(stat -c %g /dev/davinci0)"' in script) is (expected != "root")

@@ -27,13 +27,17 @@ Triple = tuple[str, str, bool]  # source, target, whether it is read-only
 
 # Said where the machine that runs the tests has a lower limit; it keeps nothing from starting.
 FEW_OPEN_FILES = say(Message("container.few-open-files", {"limit": 65536})) + "\n"
-_MOVED = re.compile(r"(?<=[ '=:,])/(?=(?:dev|usr/local|etc|lib|srv)/)")
+_MOVED = re.compile(r"(?<=[ '=:,])/(?=(?:dev|usr/local|usr/bin|etc|lib|srv)/)")
 _STAND_IN = """\
 #!{python} -S
 import json, os, sys, time
 name = os.path.basename(sys.argv[0])
+seen = dict(os.environ)
+for word in sys.argv[1:]:  # a file of users is gone when the script has ended
+    if word.startswith("type=bind,source=") and word.endswith("/etc/passwd,readonly"):
+        seen["USERS"] = open(word.partition("source=")[2].partition(",")[0]).read()
 with open(os.environ["CALLS"], "a") as file:
-    file.write(json.dumps([name, sys.argv[1:], dict(os.environ)]) + "\\n")
+    file.write(json.dumps([name, sys.argv[1:], seen]) + "\\n")
 words = sys.argv[1:]
 if "--relative=0" in words:  # the head's command outlives the start of its workers, as a training does
     for _ in range(500):
@@ -78,6 +82,7 @@ class Host:
         """Makes every device and source of the container but those left out, and images as files."""
         places = [(item.path, "file") for item in container.devices]
         places += [(mount.source, mount.kind) for mount in container.mounts]
+        places += [(place, "directory") for place in container.mount_points]
         for path, kind in places:
             place = self.root / path.lstrip("/")
             if path in leave_out:
@@ -142,7 +147,7 @@ def options(words: list[str], flags: set[str]) -> tuple[list[tuple[str, str]], l
 def _docker(host: Host, call: Call) -> Read:
     assert call.words[0] == "run"
     found, rest = options(call.words[1:], {"--rm", "--init", "--interactive", "--tty"})
-    devices, mounts, environment = set(), set(), {}
+    devices, mounts, environment = set(), set(), dict[str, str]()
     for name, value in found:
         if name == "--device":
             outside, inside = host.back(value).split(":")
@@ -151,9 +156,12 @@ def _docker(host: Host, call: Call) -> Read:
         elif name == "--mount":
             parts = dict(part.partition("=")[::2] for part in host.back(value).split(","))
             assert parts["type"] == "bind"
+            if parts["target"] == "/etc/passwd":
+                continue  # made by the script
             mounts.add((parts["source"], parts["target"], "readonly" in parts))
         elif name == "--env":
-            environment.update([value.split("=", 1)])
+            key, told = value.split("=", 1)
+            environment[key] = told
     return Read(frozenset(devices), frozenset(mounts), environment, rest[0], tuple(rest[1:]))
 
 
@@ -180,13 +188,17 @@ def _srun(host: Host, call: Call) -> Read:
     found, rest = options(call.words, {"--no-container-mount-home"})
     given = dict(found)
     assert call.environ["ENROOT_RESTRICT_DEV"] == "y"
-    devices, mounts = _triples(host, given["--container-mounts"].split(","))
+    devices, mounts = _triples(host, given["--container-mounts"].replace("\\040", " ").split(","))
     name = "ASCEND_RT_VISIBLE_DEVICES"
     return Read(devices, mounts, {name: call.environ[name]}, host.back(given["--container-image"]), tuple(rest))
 
 
 def load_yaml(text: str) -> Any:
     return YAML(typ="safe").load(text)
+
+
+def load_all(text: str) -> list[Any]:
+    return list(YAML(typ="safe").load_all(text))
 
 
 def read_compose(text: str) -> Read:
@@ -204,8 +216,8 @@ def read_compose(text: str) -> Read:
 
 
 def pods(text: str) -> list[dict[str, Any]]:
-    """The pod of each task of a Job, of Kubernetes or of Volcano."""
-    spec = load_yaml(text)["spec"]
+    """The pod of each task of a Job, of Kubernetes or of Volcano, which is the last document."""
+    spec = load_all(text)[-1]["spec"]
     templates = [task["template"] for task in spec["tasks"]] if "tasks" in spec else [spec["template"]]
     return [template["spec"] for template in templates]
 

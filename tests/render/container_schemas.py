@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 TEXT, WHOLE, TRUTH = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
-LABEL = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
+LABEL = {"type": "string", "pattern": "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"}
 PATH = {"type": "string", "pattern": "^/[^:]*$"}
 
 
@@ -46,11 +46,12 @@ _SERVICE = closed(
     restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
     user=TEXT,
     group_add=listed(TEXT),
+    configs=listed(closed({"source": TEXT, "target": PATH})),
     command={"type": "array", "items": {"type": "string"}},
     stdin_open=TRUTH,
     tty=TRUTH,
 )
-COMPOSE = closed({"name": LABEL, "services": mapped(_SERVICE)})
+COMPOSE = closed({"name": LABEL, "services": mapped(_SERVICE)}, configs=mapped(closed({"content": TEXT})))
 
 _ENV = {
     "oneOf": [
@@ -64,7 +65,7 @@ _CONTAINER = closed(
         "image": TEXT,
         "env": listed(_ENV),
         "resources": closed({"requests": mapped(WHOLE), "limits": mapped(WHOLE)}),
-        "volumeMounts": listed(closed({"name": LABEL, "mountPath": PATH, "readOnly": TRUTH})),
+        "volumeMounts": listed(closed({"name": LABEL, "mountPath": PATH, "readOnly": TRUTH}, subPath=TEXT)),
     },
     imagePullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
     args={"type": "array", "items": {"type": "string"}},
@@ -74,6 +75,7 @@ _CONTAINER = closed(
 _VOLUME = {
     "oneOf": [
         closed({"name": LABEL, "hostPath": closed({"path": PATH, "type": {"enum": ["Directory", "File"]}})}),
+        closed({"name": LABEL, "configMap": closed({"name": LABEL})}),
         closed({"name": LABEL, "emptyDir": closed({"medium": {"const": "Memory"}, "sizeLimit": TEXT})}),
     ]
 }
@@ -90,6 +92,9 @@ _POD = closed(
 )
 _TEMPLATE = closed({"spec": _POD}, metadata=closed({"labels": mapped(TEXT)}))
 _META = closed({"name": LABEL}, labels=mapped(TEXT))
+CONFIG_MAP = closed(
+    {"apiVersion": {"const": "v1"}, "kind": {"const": "ConfigMap"}, "metadata": _META, "data": mapped(TEXT)}
+)
 JOB = closed(
     {
         "apiVersion": {"const": "batch/v1"},

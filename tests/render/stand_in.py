@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.lock.file import Lock, LockedPackage
-from npuenv.plan.cann import cann_scripts
+from npuenv.plan.cann import cann_scripts, compiler_scripts
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import GitSource, Stack
@@ -49,6 +49,11 @@ build_editable = build_wheel
 """
 
 
+def has_driver_group(stack: Stack) -> bool:
+    """Whether `make_base` puts the group HwHiAiUser into the base of this stack: into one kind of several."""
+    return (stack.platform.os or "").startswith("openeuler")
+
+
 def make_base(root: Path, stack: Stack) -> None:
     """The base image's files below `root`, for the stack's CANN and its distribution's package tool."""
     done: set[Path] = set()
@@ -70,16 +75,17 @@ def make_base(root: Path, stack: Stack) -> None:
     for folder in ("etc/default", "root", "tmp", "var/log", "var/lib/apt/lists", "dev", "home"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
-    (root / "etc/group").write_text("root:x:0:\nHwHiAiUser:x:1000:\n")
+    system = (stack.platform.os or "").partition("2")[0]
+    # The published bases have no group of the driver's; another, given as a build argument, may.
+    (root / "etc/group").write_text("root:x:0:\n" + ("HwHiAiUser:x:1000:\n" if has_driver_group(stack) else ""))
     (root / "etc/shadow").write_text("root:*:19000:0:99999:7:::\n")
     (root / "etc/login.defs").write_text("UID_MIN 1000\nGID_MIN 1000\nCREATE_HOME yes\nUSERGROUPS_ENAB yes\n")
     (root / "etc/gitconfig").write_text('[safe]\n\tdirectory = *\n[protocol "file"]\n\tallow = always\n')
-    system = (stack.platform.os or "").partition("2")[0]
     (root / "etc/os-release").write_text(f'ID={system}\nVERSION_ID="{(stack.platform.os or "")[len(system) :]}"\n')
     tool = root / "usr/bin" / ("dnf" if system == "openeuler" else "apt-get")
     tool.write_text(_TOOL)
     tool.chmod(0o755)
-    for script in cann_scripts(stack):
+    for script in (*cann_scripts(stack), *compiler_scripts(stack)):
         place = root / script.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(f"export ASCEND_HOME_PATH={stack.cann_root}\n")

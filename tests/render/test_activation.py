@@ -271,6 +271,19 @@ def test_roles_and_numbers_of_nodes_choose_settings(session: Session, tmp_path: 
     assert told["general-again"].env == told["general"].env
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_choice_that_chooses_nothing_is_told_once(session: Session, tmp_path: Path) -> None:
+    root = install(stack_of("vllm-ascend-0.18.0", cann_root=None), tmp_path / "env")
+    enter = session.enter(root)
+    assert session.run([enter]).err == ""
+    told = session.run([session.export("NPUENV_ROLE", "rollout"), enter, session.status()])
+    assert told.out == "status 0\n"
+    assert told.err == (
+        "npuenv: NPUENV_ROLE and NPUENV_NODES choose nothing here: no settings are known for vllm-ascend-0.18.0 that "
+        "depend on them.\n"
+    )
+
+
 @pytest.mark.parametrize("shell", [each for each in SHELLS if each.id != "tcsh"])
 def test_the_choice_need_not_be_exported(session: Session, tmp_path: Path) -> None:
     root = install(stack_of("roll-0.3.0-cann9.0.0", cann_root=None), tmp_path / "env")

@@ -82,17 +82,43 @@ def test_dash_cannot_source_nnals_script_itself(tmp_path: Path, new_cann: Path) 
 
 
 @pytest.mark.parametrize(
-    ("root", "toolkit"),
+    ("root", "toolkit", "compiler"),
     [
-        ("/usr/local/Ascend/ascend-toolkit/8.3.RC1", "/usr/local/Ascend/ascend-toolkit/set_env.sh"),
-        ("/usr/local/Ascend/cann-8.5.0", "/usr/local/Ascend/cann-8.5.0/set_env.sh"),
+        ("/usr/local/Ascend/ascend-toolkit/8.3.RC1", "/usr/local/Ascend/ascend-toolkit/set_env.sh", []),
+        (
+            "/usr/local/Ascend/cann-8.5.0",
+            "/usr/local/Ascend/cann-8.5.0/set_env.sh",
+            ["/usr/local/Ascend/cann-8.5.0/share/info/ascendnpu-ir/bin/set_env.sh"],
+        ),
     ],
 )
-def test_both_layouts_of_cann_keep_nnal_in_the_same_place(root: str, toolkit: str) -> None:
+def test_both_layouts_of_cann_keep_nnal_in_the_same_place_and_the_newer_has_a_script_of_its_compiler(
+    root: str, toolkit: str, compiler: list[str]
+) -> None:
     stack = stack_of("verl-0.7.1-cann8.5.0", cann_root=root)
     assert cann_scripts(stack) == (toolkit, "/usr/local/Ascend/nnal/atb/set_env.sh")
-    scripts = json.loads(render_activations(stack, "/x")[".npuenv/activation.json"])["scripts"]
-    assert scripts == [toolkit, "/usr/local/Ascend/nnal/atb/set_env.sh"]
+    data = json.loads(render_activations(stack, "/x")[".npuenv/activation.json"])
+    assert data["scripts"] == [toolkit, *compiler, "/usr/local/Ascend/nnal/atb/set_env.sh"]
+    assert data["may_lack"] == compiler
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_the_compiler_of_triton_is_on_path_where_cann_brings_it_and_is_not_missed_where_not(
+    has_compiler: bool, tmp_path: Path, new_cann: Path
+) -> None:
+    program = new_cann / "tools/bishengir/bin/bishengir-compile"
+    if has_compiler:
+        program.parent.mkdir(parents=True)
+        program.touch(mode=0o755)
+        script = new_cann / "share/info/ascendnpu-ir/bin/set_env.sh"
+        script.parent.mkdir(parents=True)
+        script.write_text('export PATH="$(dirname "${BASH_SOURCE[0]}")/../../../../tools/bishengir/bin:$PATH"\n')
+    root = install(stack_of(VERL, cann_root=str(new_cann)), tmp_path / "env")
+    enter = f". '{root}/activate.sh' && cd / && {{ command -v bishengir-compile || echo none; }}"
+    ran = subprocess.run(["bash", "-c", enter], capture_output=True, text=True, env={"PATH": STARTING_PATH}, check=True)
+    found = ran.stdout.strip()
+    assert ran.stderr == ""
+    assert Path(found).samefile(program) if has_compiler else found == "none"
 
 
 def test_the_files_are_the_same_whoever_renders_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def test_slurm_starts_workers_on_the_other_nodes_and_the_head_decides(host: Any)
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --exclusive",
         "#SBATCH --gres=npu:8",
+        "#SBATCH --mem=0",
     ]
 
 

@@ -21,6 +21,11 @@ MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 DRIVER = ("/usr/local/Ascend/driver", "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/etc/ascend_install.info")
 
 
+def managers(hardware: str) -> tuple[str, ...]:
+    """A 950 need not have devmm_svm."""
+    return tuple(path for path in MANAGERS if hardware != "950" or path != "/dev/devmm_svm")
+
+
 def made(hardware: str = "a2", *, image: str | None = "verl:a2", **wish: Any) -> Container:
     return describe(None, Wish(image=image, **wish), MATRIX, hardware=hardware)
 
@@ -60,7 +65,12 @@ def test_the_drivers_places_are_mounted_where_they_are_and_never_writable() -> N
 
 def test_boards_with_a_unified_bus_have_further_device_nodes() -> None:
     devices = {item.path: item.is_required for item in made("950", cards="0").devices}
-    assert devices == {"/dev/davinci0": True, **dict.fromkeys(MANAGERS, True), "/dev/ummu": False, "/dev/uburma": False}
+    always = dict.fromkeys(("/dev/davinci0", *managers("950")), True)
+    assert devices == {**always, "/dev/ummu": False, "/dev/uburma": False}
+    mounts = {mount.source: mount.is_required for mount in made("950", cards="0").mounts}
+    assert {path for path, is_required in mounts.items() if not is_required} == {
+        "/etc/hccl_rootinfo.json", "/lib/route.conf", "/etc/hixlep", "/usr/bin/urma_admin",
+    }  # fmt: skip
 
 
 def test_data_and_weights_are_writable_and_parents_come_first() -> None:
@@ -79,6 +89,7 @@ def test_a_stack_gives_image_name_and_hardware() -> None:
 def test_a_long_stack_name_still_makes_a_name_that_fits() -> None:
     container = describe(dataclasses.replace(make_stack(), name="a" * 39 + ".b"), Wish(), MATRIX)
     assert container.name == "a" * 39
+    assert describe(dataclasses.replace(make_stack(), name="7b"), Wish(), MATRIX).name == "npuenv-7b-a2"
 
 
 def test_a_stack_without_cards_has_no_container() -> None:
@@ -135,6 +146,8 @@ def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, said
         ({"name": "My_Job"}, "for instance my-job"),
         ({"name": "a" * 41}, "at most 40"),
         ({"name": ""}, "for instance npuenv"),
+        ({"name": "7b-grpo"}, "a letter first"),
+        ({"name": "7b-grpo"}, "for instance npuenv-7b-grpo"),
         ({"user": "root"}, "--user 'root' is not UID or UID:GID in digits"),
         ({"user": "0 --privileged"}, "is not UID or UID:GID"),
         ({"nodes": 0}, "--nodes 0 is not a number of nodes from 1 to"),
@@ -174,7 +187,7 @@ def test_every_generation_that_stacks_run_on_has_its_cards_and_places() -> None:
     assert {row.hardware for row in MATRIX.container_cards} == accepted
     for hardware in accepted:
         always = {row.path for row in MATRIX.container_places if hardware in row.hardware and row.need == "always"}
-        assert always == {*MANAGERS, *DRIVER}
+        assert always == {*managers(hardware), *DRIVER}
 
 
 def test_files_alike_are_left_and_others_only_replaced_on_request(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def test_cards_are_counted_from_nought_inside_whatever_the_caller_has_set(case: 
         *map(reading.read_pod, reading.pods(files["kubernetes.yaml"])),
     ]
     inside = ",".join(str(number) for number in range(len(container.cards)))
-    seen = [{name: value for name, value in each.environment.items() if name != "HOME"} for each in read]
+    of_user = ("HOME", "USER", "LOGNAME")
+    seen = [{name: value for name, value in each.environment.items() if name not in of_user} for each in read]
     assert seen == [{"ASCEND_RT_VISIBLE_DEVICES": inside}] * len(read)
     assert all(f"ASCEND_RT_VISIBLE_DEVICES={inside}" in text for text in files.values())
 
@@ -139,15 +140,15 @@ def test_a_source_that_is_missing_is_an_error_and_never_made() -> None:
     assert "--volume" not in files["docker-run.sh"]
 
 
-def test_hccn_conf_may_be_missing_on_one_node_and_not_on_several() -> None:
+def test_hccn_conf_may_be_missing_on_one_node_and_on_a3_but_not_on_several_nodes_of_a2() -> None:
     def needs(container: Container) -> dict[str, bool]:
         return {mount.source: mount.is_required for mount in container.mounts}
 
-    assert needs(made("a3"))["/etc/hccn.conf"] is False
-    assert needs(made("a3", nodes=2))["/etc/hccn.conf"] is True
+    assert [needs(made(chips))["/etc/hccn.conf"] for chips in ("a2", "a3")] == [False, False]
+    assert [needs(made(chips, nodes=2))["/etc/hccn.conf"] for chips in ("a2", "a3")] == [True, False]
     assert "/etc/hccn.conf" not in needs(made("310p", cards="0"))
-    one = render_container(made("a3"), ["compose", "k8s", "run"])
-    several = render_container(made("a3", nodes=2), ["compose", "k8s", "run"])
+    one = render_container(made("a3", nodes=2), ["compose", "k8s", "run"])
+    several = render_container(made("a2", nodes=2), ["compose", "k8s", "run"])
     said = "take out what is missing: /etc/hccn.conf"
     assert {name for name, text in one.items() if said in text} == {"compose.yaml", "kubernetes.yaml"}
     assert {name for name, text in several.items() if said in text} == set()
@@ -203,25 +204,127 @@ def test_another_engine_takes_the_same_words(host: Any) -> None:
     assert calls[0].words == others[0].words
 
 
-@pytest.mark.parametrize(("user", "is_plain"), [("1000:1000", True), ("7", True), ("0:0", False), (None, False)])
-def test_a_user_who_is_not_root_gets_the_cards_group_and_a_home_to_write_to(
-    user: str | None, is_plain: bool, host: Any
+@pytest.mark.parametrize(
+    ("user", "is_image_root", "is_root"),
+    [
+        ("1000:1001", None, False),
+        ("7", True, False),
+        ("0:0", False, True),
+        (None, True, True),
+        (None, False, False),
+        (None, None, None),
+    ],
+)
+def test_a_user_who_is_not_root_gets_the_group_of_the_cards(
+    user: str | None, is_image_root: bool | None, is_root: bool | None, host: Any
 ) -> None:
-    container = made(cards="4,7", user=user)
+    wish = Wish(image="verl:a2", cards="4,7", user=user)
+    container = describe(None, wish, MATRIX, hardware="a2", is_image_root=is_image_root)
     host.fill(container)
     files = render_container(container)
     group = str((host.root / "dev/davinci4").stat().st_gid)
     _, _, calls = host.run(files["docker-run.sh"])
     words = calls[-1].words
-    assert [words[at + 1] for at, word in enumerate(words) if word == "--group-add"] == [group] * is_plain
+    found = [words[at + 1] for at, word in enumerate(words) if word == "--group-add"]
+    assert found == ([] if is_root else [group])
     (service,) = reading.load_yaml(files["compose.yaml"])["services"].values()
-    assert service.get("group_add") == (["${NPUENV_CARDS_GID:?}"] if is_plain else None)
-    assert ("export NPUENV_CARDS_GID=$(stat -c %g /dev/davinci4)" in files["compose.yaml"]) is is_plain
-    assert ("add supplementalGroups: [N]" in files["kubernetes.yaml"]) is is_plain
+    assert service.get("group_add") == (["${NPUENV_CARDS_GID:?}"] if is_root is False else None)
+    assert ("export NPUENV_CARDS_GID=$(stat -c %g /dev/davinci4)" in files["compose.yaml"]) is (is_root is False)
+    assert ("add group_add: [N] below npuenv-a2" in files["compose.yaml"]) is (is_root is None)
+    assert ("add supplementalGroups: [N]" in files["kubernetes.yaml"]) is (is_root is not True)
+    assert ("Where the image's user is not root" in files["kubernetes.yaml"]) is (is_root is None)
+
+
+@pytest.mark.parametrize(
+    ("user", "entry"),
+    [
+        ("1000:1001", "npuenv:x:1000:1001:npuenv:/tmp:/bin/bash"),
+        ("7", "npuenv:x:7:0:npuenv:/tmp:/bin/bash"),
+        ("0:0", None),
+        (None, None),
+    ],
+)
+def test_a_user_whom_the_image_may_not_know_has_a_name_a_home_and_an_entry(
+    user: str | None, entry: str | None, host: Any
+) -> None:
+    container = made(user=user)
+    host.fill(container)
+    files = render_container(container)
+    _, _, calls = host.run(files["docker-run.sh"])
+    compose, documents = reading.load_yaml(files["compose.yaml"]), reading.load_all(files["kubernetes.yaml"])
+    told = [calls[-1].environ.get("USERS"), compose.get("configs", {}).get("users", {}).get("content")]
+    told.append(documents[0].get("data", {}).get("passwd"))
+    assert told == ([f"root:x:0:0:root:/root:/bin/bash\n{entry}\n"] * 3 if entry else [None] * 3)
+    assert list(host.root.glob("npuenv.*")) == []  # docker-run.sh takes its file away
+    (service,) = compose["services"].values()
+    assert service.get("configs") == ([{"source": "users", "target": "/etc/passwd"}] if entry else None)
+    (pod,) = reading.pods(files["kubernetes.yaml"])
+    volumes = {volume["name"]: volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
+    assert volumes == ({"users": documents[0]["metadata"]["name"]} if entry else {})
+    mounts = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] in volumes]
+    assert [(each["mountPath"], each["subPath"]) for each in mounts] == [("/etc/passwd", "passwd")] * bool(entry)
     read = [reading.read_script(host, files["docker-run.sh"]), reading.read_compose(files["compose.yaml"])]
     read += map(reading.read_pod, reading.pods(files["kubernetes.yaml"]))
-    assert [each.environment.get("HOME") for each in read] == ["/tmp" if is_plain else None] * 3
+    names = [tuple(each.environment.get(name) for name in ("HOME", "USER", "LOGNAME")) for each in read]
+    assert names == [("/tmp", "npuenv", "npuenv") if entry else (None,) * 3] * 3
     assert all("HOME=" not in files[name] for name in ("slurm.sh", "apptainer.sh"))  # the caller's stays
+
+
+def test_the_users_file_is_gone_after_a_failure_too(host: Any) -> None:
+    container = made(user="7")
+    host.fill(container)
+    code, _, _ = host.run(render_container(container)["docker-run.sh"], ends_with=9)
+    assert (code, list(host.root.glob("npuenv.*"))) == (9, [])
+
+
+def test_weights_inside_the_data_folder_need_a_place_there(host: Any) -> None:
+    container = made(data=Path("/srv/data"), models=Path("/srv/models"))
+    host.fill(container, leave_out=("/srv/data/models",))
+    files = render_container(container)
+    assert [name for name, text in files.items() if "have to be: /srv/data/models" not in text] == []
+    for name in SCRIPTS:
+        code, said, _ = host.run(files[name])
+        assert code == 1 and "nothing was started: /srv/data/models. Install" in said
+    assert made(data=Path("/srv/data"), models=Path("/srv/data/models")).mount_points == ()
+    assert made(data=Path("/srv/data")).mount_points == made(models=Path("/srv/models")).mount_points == ()
+
+
+def test_a_blank_in_a_folder_stays_one_word_for_enroots_fstab() -> None:
+    script = render_container(made(data=Path("/srv/my data")))["slurm.sh"]
+    (mounts,) = [line for line in script.splitlines() if line.startswith("mounts='")]
+    assert "/srv/my\\040data:/data" in mounts and " " not in mounts
+
+
+def test_a_job_of_slurm_asks_for_all_that_its_nodes_have() -> None:
+    for hardware, cards, expected in (
+        ("a2", "4-7", 8),
+        ("a2", "0-8", 9),
+        ("a3", "0", 16),
+        ("950", "2-5", 6),
+    ):
+        lines = render_container(made(hardware, cards=cards))["slurm.sh"].splitlines()
+        assert {f"#SBATCH --gres=npu:{expected}", "#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(lines)
+
+
+def test_what_a_950_need_not_have_is_not_asked_of_it_and_an_old_table_of_ranks_is_spoken_of() -> None:
+    for name, text in render_container(made("950", cards="0")).items():
+        assert "devmm_svm" not in text, name
+        assert "of version 2.0" in text and "EI0014" in text, name
+    assert all("EI0014" not in text for text in render_container(made()).values())
+    devices = "brings /dev/davinciN and /dev/davinci_manager, {}/dev/hisi_hdc."
+    said = [render_container(made(chips, cards="0"))["kubernetes.yaml"] for chips in ("a2", "950")]
+    assert devices.format("/dev/devmm_svm, ") in said[0] and devices.format("") in said[1]
+
+
+def test_kubernetes_says_what_volcano_refuses_and_where_an_image_has_to_be() -> None:
+    def said(sentence: str, hardware: str, **wish: Any) -> bool:
+        return sentence in render_container(made(hardware, **wish))["kubernetes.yaml"]
+
+    even = "it takes even numbers"
+    assert said(even, "a3", nodes=2, cards="0-2")
+    assert not said(even, "a3", nodes=2) and not said(even, "a3", cards="0-2") and not said(even, "a2", nodes=2)
+    assert said("verl:a2 names no registry", "a2") and said("names no registry", "a2", image="localhost/verl:a2")
+    assert not said("names no registry", "a2", image="quay.io/team/verl:a2")
 
 
 def test_slurms_directives_stand_before_its_first_command() -> None:
@@ -232,9 +335,11 @@ def test_slurms_directives_stand_before_its_first_command() -> None:
 
 def test_an_image_of_a_registry_is_taken_from_there_and_another_from_a_file(host: Any) -> None:
     far, near = made(image="registry.example.com:5000/team/verl:a2"), made()
+    podmans = made(image="localhost/verl:a2")
     for container, expected in (
         (far, ("docker://registry.example.com:5000/team/verl:a2", "registry.example.com:5000#team/verl:a2")),
         (near, ("/npuenv-a2.sif", "/npuenv-a2.sqsh")),
+        (podmans, ("/npuenv-a2.sif", "/npuenv-a2.sqsh")),
     ):
         host.fill(container)
         files = render_container(container)
@@ -244,6 +349,11 @@ def test_an_image_of_a_registry_is_taken_from_there_and_another_from_a_file(host
     code, said, calls = host.run(render_container(near)["apptainer.sh"])
     assert (code, calls) == (1, [])
     assert said.endswith("apptainer build npuenv-a2.sif docker-daemon:verl:a2\n")
+    saved = (
+        "podman save -o npuenv-a2.tar localhost/verl:a2 && apptainer build npuenv-a2.sif docker-archive:npuenv-a2.tar"
+    )
+    assert host.run(render_container(podmans)["apptainer.sh"])[1].endswith(f"{saved}\n")
+    assert "enroot import -o npuenv-a2.sqsh podman://localhost/verl:a2" in render_container(podmans)["slurm.sh"]
 
 
 def test_shared_memory_of_its_own_replaces_the_hosts() -> None:

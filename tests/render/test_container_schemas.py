@@ -16,7 +16,7 @@ from npuenv.matrix import load_matrix
 from npuenv.render.container import Wish, describe, render_container
 from npuenv.render.container.yaml import dump
 from tests.render import container_schemas as schemas
-from tests.render.container_reading import load_yaml
+from tests.render.container_reading import load_all
 
 MATRIX = load_matrix()
 WISHES = {
@@ -41,7 +41,9 @@ WISHES = {
 def files(case: str) -> dict[str, Any]:
     hardware, wish = WISHES[case]
     container = describe(None, wish, MATRIX, hardware=hardware)
-    return {name: load_yaml(text) for name, text in render_container(container, ["compose", "k8s"]).items()}
+    read = {name: load_all(text) for name, text in render_container(container, ["compose", "k8s"]).items()}
+    *users, job = read["kubernetes.yaml"]
+    return {"compose.yaml": read["compose.yaml"][0], "kubernetes.yaml": job, "users": users}
 
 
 @pytest.mark.parametrize("case", WISHES)
@@ -50,6 +52,8 @@ def test_files_keep_to_the_closed_schemas(case: str) -> None:
     jsonschema.validate(read["compose.yaml"], schemas.COMPOSE)
     job = read["kubernetes.yaml"]
     jsonschema.validate(job, schemas.VOLCANO_JOB if "volcano" in job["apiVersion"] else schemas.JOB)
+    for users in read["users"]:
+        jsonschema.validate(users, schemas.CONFIG_MAP)
 
 
 @pytest.mark.parametrize("case", WISHES)
@@ -129,10 +133,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.registry
 @pytest.mark.parametrize("case", WISHES)
 def test_compose_files_keep_to_the_published_schema(case: str, published: Path) -> None:
-    """It is of 2021 and knows neither a project's name nor `create_host_path`, which both came later."""
+    """It is of 2021; a project's name, `create_host_path` and the content of a config came later."""
     schema = json.loads((published / "compose" / "config" / "compose_spec.json").read_text(encoding="utf-8"))
     document = files(case)["compose.yaml"]
     del document["name"]
+    for config in document.get("configs", {}).values():
+        config["file"] = config.pop("content")
     for service in document["services"].values():
         for volume in service["volumes"]:
             assert volume.pop("bind") == {"create_host_path": False}

@@ -338,6 +338,27 @@ def test_the_entry_point_gives_a_command_the_settings_and_its_words(sample: Simp
     assert done.stdout.replace(str(tmp_path), "") == "/opt/src/Megatron-LM:/cann|+|sample-1.0|a  b\n"
 
 
+def test_the_entry_point_runs_the_script_of_tritons_compiler_before_nnals_where_cann_brings_one(
+    sample: SimpleNamespace, tmp_path: Path
+) -> None:
+    root = "/usr/local/Ascend/cann-8.5.0"
+    stacks = {arch: sample.stack(arch, cann_root=root) for arch in ("x86_64", "aarch64")}
+    text = render_docker(stacks, sample.locks, indexes=sample.indexes)[f"{FOLDER}/activate.sh"]
+    file = tmp_path / "activate.sh"
+    file.write_text(text.replace("/usr/local", f"{tmp_path}/usr/local"))
+    scripts = {"": "toolkit", "share/info/ascendnpu-ir/bin": "compiler", "../nnal/atb": "nnal"}
+    found = {}
+    for wanted in (scripts, {place: word for place, word in scripts.items() if word != "compiler"}):
+        shutil.rmtree(tmp_path / "usr", ignore_errors=True)
+        for place, word in wanted.items():
+            folder = tmp_path / root.lstrip("/") / place
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "set_env.sh").write_text(f"echo {word}\n")
+        done = subprocess.run(["bash", "-c", f". {file}"], env={}, capture_output=True, text=True, check=False)
+        found[len(wanted)] = (done.stdout.split(), done.stderr)
+    assert found == {3: (["toolkit", "compiler", "nnal"], ""), 2: (["toolkit", "nnal"], "")}
+
+
 def test_activation_twice_is_activation_once(sample: SimpleNamespace, tmp_path: Path) -> None:
     home = scripts_of(sample, tmp_path)
     script = f'. {home}/activate.sh; . {home}/activate.sh; echo "$ATB"'

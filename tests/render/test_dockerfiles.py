@@ -101,7 +101,7 @@ def test_the_committed_images_cover_every_hardware_with_every_system_that_has_ba
 def test_committed_images_are_what_the_stacks_render_to() -> None:
     wanted = {path: content for image in IMAGES for path, content in rendered(image).items()}
     if os.environ.get("NPUENV_REWRITE_GOLDENS") == "1":
-        write_folders(wanted, GOLDENS)
+        write_folders(wanted, GOLDENS, is_forced=True)
     found = {str(path.relative_to(GOLDENS)) for path in GOLDENS.rglob("*") if path.is_file()}
     assert sorted(found ^ wanted.keys()) == []
     assert [path for path, content in wanted.items() if (GOLDENS / path).read_bytes() != content.encode()] == []

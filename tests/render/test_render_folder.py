@@ -43,10 +43,21 @@ def test_a_folder_with_the_same_texts_is_left_alone(tmp_path: Path) -> None:
     assert state(tmp_path / "one") == before
 
 
-def test_an_earlier_rendering_is_replaced_whole(tmp_path: Path) -> None:
+def test_an_earlier_rendering_is_replaced_whole_on_request(tmp_path: Path) -> None:
     write_folders({**files(), "one/requirements.aarch64.txt": "old\n", "one/activate.sh": "old\n"}, tmp_path)
-    assert write_folders(files(), tmp_path) == (tmp_path / "one",)
+    assert write_folders(files(), tmp_path, is_forced=True) == (tmp_path / "one",)
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["Dockerfile", "requirements.x86_64.txt"]
+
+
+def test_an_earlier_rendering_that_differs_is_kept_without_a_request_and_named(tmp_path: Path) -> None:
+    write_folders(files(), tmp_path)
+    (tmp_path / "one" / "Dockerfile").write_text(f"{DOCKERFILE}RUN mine\n")
+    with pytest.raises(BadInput) as caught:
+        write_folders({**files(), "one/activate.sh": "new\n", "two/Dockerfile": DOCKERFILE}, tmp_path)
+    assert caught.value.message.key == "render.differs"
+    assert caught.value.message.args == {"path": str(tmp_path / "one"), "files": ("Dockerfile", "activate.sh")}
+    assert (tmp_path / "one" / "Dockerfile").read_text().endswith("mine\n")
+    assert not (tmp_path / "two").exists()
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
@@ -124,7 +135,7 @@ def test_a_failed_write_leaves_the_earlier_rendering(tmp_path: Path) -> None:
     write_folders(files(), tmp_path)
     before = state(tmp_path / "one")
     with pytest.raises(BadInput) as caught:
-        write_folders({**files(), f"one/requirements.{'x' * 300}.txt": "too long a name\n"}, tmp_path)
+        write_folders({**files(), f"one/requirements.{'x' * 300}.txt": "too long\n"}, tmp_path, is_forced=True)
     assert caught.value.message.key == "render.cannot-write"
     assert state(tmp_path / "one") == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
@@ -142,6 +153,6 @@ def test_a_rename_that_fails_puts_the_earlier_rendering_back(tmp_path: Path, mon
 
     monkeypatch.setattr(Path, "rename", refuses_the_new_one)
     with pytest.raises(BadInput) as caught:
-        write_folders({**files(), "one/activate.sh": "new\n"}, tmp_path)
+        write_folders({**files(), "one/activate.sh": "new\n"}, tmp_path, is_forced=True)
     assert caught.value.message.args["reason"] == "No space left on device"
     assert state(tmp_path / "one") == before

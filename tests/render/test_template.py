@@ -20,6 +20,7 @@ VALUES = {
     "home": "/opt/npu env",
     "stack": "it's",
     "cann": "/a b/set_env.sh",
+    "compiler": "    if [ -r /c ]; then . /c; fi\n",
     "nnal": "/n",
     "more_path": "    export X=1\n",
 }

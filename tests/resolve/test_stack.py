@@ -18,6 +18,8 @@ def stack_of(request: Request) -> Stack:
 def test_java_home_follows_the_architecture() -> None:
     homes = [stack_of(Request(stack="roll-cann9.1.0", arch=arch)).env["JAVA_HOME"] for arch in ("aarch64", "x86_64")]
     assert homes == ["/usr/lib/jvm/java-21-openjdk-arm64", "/usr/lib/jvm/java-21-openjdk-amd64"]
+    euler = stack_of(Request(stack="roll-cann9.1.0", hardware="a2", os="openeuler24.03"))
+    assert euler.env["JAVA_HOME"] == "/usr/lib/jvm/java-21-openjdk"
 
 
 def test_settings_are_those_this_vllm_ascend_reads() -> None:

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from npuenv.render.container.forms import FORMS as FORMS
     from npuenv.render.container.forms import render_container as render_container
     from npuenv.render.container.wish import Wish as Wish
+    from npuenv.render.container.writing import changed_files as changed_files
     from npuenv.render.container.writing import write_files as write_files
 
 _PLACES = {
     "Container": "description",
     "FORMS": "forms",
     "Wish": "wish",
+    "changed_files": "writing",
     "describe": "description",
     "render_container": "forms",
     "write_files": "writing",

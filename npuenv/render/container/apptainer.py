@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.render.container import shell
-from npuenv.render.container.words import has_registry
+from npuenv.render.container.words import has_registry, is_of_podman
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +69,9 @@ def _image(container: Container, say: Say) -> list[str]:
         return [f"image={shlex.quote(f'docker://{container.image}')}"]
     file = f"{container.name}.sif"
     how = f"apptainer build {file} docker-daemon:{container.image}"
+    if is_of_podman(container.image):
+        saved = f"{container.name}.tar"
+        how = f"podman save -o {saved} {container.image} && apptainer build {file} docker-archive:{saved}"
     return file_image(file, say("no-image-file", file=file, how=how))
 
 

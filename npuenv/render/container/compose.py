@@ -12,15 +12,23 @@ if TYPE_CHECKING:
     from npuenv.render.container.head import Say
 
 _GROUP = "NPUENV_CARDS_GID"  # compose cannot look at the host; it stops where this variable is not set
+_USERS = "users"
 
 
 def render(container: Container, version: str, say: Say) -> str:
     """The file's text. Without a command the image's shell waits at a terminal of its own."""
     notes = [say("note-compose", name=container.name), *([say("note-each-node")] if container.nodes > 1 else [])]
-    if container.is_plain_user:
+    if container.is_root is False:
         notes.append(say("note-group-compose", how=f"export {_GROUP}=$(stat -c %g {container.devices[0].path})"))
+    elif container.is_root is None:
+        notes.append(say("note-group-image", add="group_add: [N]", below=container.name))
+    if container.passwd:
+        notes.append(say("note-users-compose"))
     lines = head(container, version, say, *notes, *left_open(container, say))
-    return dump(lines, [{"name": container.name, "services": {container.name: _service(container)}}])
+    file: dict[str, Any] = {"name": container.name, "services": {container.name: _service(container)}}
+    if container.passwd:
+        file["configs"] = {_USERS: {"content": "".join(f"{line}\n" for line in container.passwd)}}
+    return dump(lines, [file])
 
 
 def _service(container: Container) -> dict[str, Any]:
@@ -38,8 +46,10 @@ def _service(container: Container) -> dict[str, Any]:
     }
     if container.user is not None:
         service["user"] = container.user
-    if container.is_plain_user:
+    if container.is_root is False:
         service["group_add"] = [f"${{{_GROUP}:?}}"]
+    if container.passwd:
+        service["configs"] = [{"source": _USERS, "target": "/etc/passwd"}]
     if container.command:
         service["command"] = list(container.command)
     else:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 from npuenv.errors import BadInput
 from npuenv.messages import Message
-from npuenv.render.container.words import absolute_path, image_name, object_name, plain_words, user_ids
+from npuenv.render.container.words import (
+    absolute_path,
+    image_name,
+    near_name,
+    object_name,
+    plain_words,
+    user_ids,
+)
 from npuenv.render.docker import folder_name
 from npuenv.render.layers import HOME
 
@@ -27,7 +34,8 @@ if TYPE_CHECKING:
 
 # Where data and weights are inside: the published examples and the launch files name these.
 DATA, MODELS = "/data", "/data/models"
-_HOME = "/tmp"  # of a user that the image may not know: writable in every image
+# Of a user that the image may not know: a name, and a home that is writable in every image.
+_USER, _HOME = "npuenv", "/tmp"
 _NOFILE = 65536  # open files: one for each socket and worker; the published containers have this limit
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _MOST_NODES = 4096
@@ -63,6 +71,7 @@ class Container:
     hardware: str
     cards: tuple[int, ...]  # numbers on the host, ascending, the same on every node
     nodes: int
+    node_cards: int  # cards of a node whose last card may be the last of `cards`
     resource: str  # of Kubernetes' device plugin
     label: str  # of Volcano's Ascend plugin; "": none is known
     node_type: str  # what Volcano's Ascend plugin calls such a node; "": it asks for none
@@ -73,6 +82,7 @@ class Container:
     user: str | None  # "UID" or "UID:GID"; None: the image's. Slurm and Apptainer run as the caller
     command: tuple[str, ...]  # empty: an interactive shell, where there is a terminal
     entrypoint: tuple[str, ...]  # the image's own; forms that skip it call it themselves
+    is_image_root: bool | None = None  # whether the image's user is root; None: nobody said
     nofile: int = _NOFILE
     is_host_network: bool = True  # HCCL between nodes needs the host's; there is no reason to differ on one
     has_init: bool = True  # reaps what Ray leaves behind
@@ -83,18 +93,46 @@ class Container:
         return self.shm_gib is None
 
     @property
-    def is_plain_user(self) -> bool:
-        """Whether a user other than root is asked for: the card's device nodes are open to root and a group alone."""
-        return self.user is not None and int(self.user.partition(":")[0]) != 0
+    def is_root(self) -> bool | None:
+        """Whether root runs inside; None: nobody said. The card's device nodes are open to root and a group alone."""
+        return self.is_image_root if self.user is None else int(self.user.partition(":")[0]) == 0
 
     @property
     def environment_of_user(self) -> dict[str, str]:
         """`environment` for forms that take `user`, whose home would be `/` where the image does not know the id."""
-        return {**self.environment, **({"HOME": _HOME} if self.is_plain_user else {})}
+        named = {"HOME": _HOME, "USER": _USER, "LOGNAME": _USER} if self.passwd else {}
+        return {**self.environment, **named}
+
+    @property
+    def passwd(self) -> tuple[str, ...]:
+        """Lines of /etc/passwd for a `user` that the image may not know; none for root and for the image's own user.
+
+        Without an entry torch's compiler cache fails, and HCCL with more than one card does.
+        Source: vllm-project/vllm#46734; vllm-project/vllm-ascend#9490.
+        """
+        if self.user is None or self.is_root:
+            return ()
+        owner, _, group = self.user.partition(":")
+        return "root:x:0:0:root:/root:/bin/bash", f"{_USER}:x:{owner}:{group or 0}:{_USER}:{_HOME}:/bin/bash"
+
+    @property
+    def mount_points(self) -> tuple[str, ...]:
+        """Folders of the host on which another mount lies: engines make a missing one as root, or do not start."""
+        pairs = ((inner, outer) for inner in self.mounts for outer in self.mounts)
+        nested = [
+            (inner, outer.source + inner.target.removeprefix(outer.target))
+            for inner, outer in pairs
+            if inner.target.startswith(f"{outer.target}/")
+        ]
+        return tuple(place for inner, place in nested if place != inner.source)
 
 
-def describe(stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str | None = None) -> Container:
+def describe(
+    stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str | None = None, is_image_root: bool | None = None
+) -> Container:
     """The container of a stack's image on its hardware; without a stack, of `wish.image` on `hardware`.
+
+    `is_image_root`: whether the image's own user is root; None: not known.
 
     Raises BadInput for a card that cannot be, a path that is not absolute, a value that could break out of its place
     in one of the files, and where neither the stack nor the wish says what must be known.
@@ -117,6 +155,7 @@ def describe(stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str |
         hardware=chips,
         cards=cards,
         nodes=wish.nodes,
+        node_cards=max(row.usual, cards[-1] + 1),
         resource=row.resource,
         label=row.label,
         node_type=row.large_node_type if cards[-1] >= row.usual and row.large_node_type else row.node_type,
@@ -127,6 +166,7 @@ def describe(stack: Stack | None, wish: Wish, matrix: Matrix, *, hardware: str |
         user=user_ids(wish.user) if wish.user is not None else None,
         command=_command(wish.command),
         entrypoint=("/bin/bash", f"{HOME}/entrypoint.sh"),
+        is_image_root=is_image_root,
     )
 
 
@@ -195,8 +235,7 @@ def _image(stack: Stack | None, hardware: str) -> str:
 
 
 def _name(stack: Stack | None, hardware: str) -> str:
-    words = f"{stack.name if stack else 'npuenv'}-{hardware}".lower()
-    return re.sub(r"[^a-z0-9]+", "-", words)[:40].strip("-")
+    return near_name(f"{stack.name if stack else 'npuenv'}-{hardware}")
 
 
 def _command(line: str | None) -> tuple[str, ...]:

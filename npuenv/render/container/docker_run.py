@@ -27,9 +27,26 @@ def render(container: Container, version: str, say: Say) -> str:
         f'set -- {shlex.quote(container.image)} "$@"',
         *_where_there(container),
         'if [ -t 0 ] && [ -t 1 ]; then set -- --interactive --tty "$@"; fi',
-        *shell.lines('exec "${NPUENV_ENGINE:-docker}" run', [*_options(container), '"$@"']),
+        *_users(container),
+        *shell.lines(_run(container), [*_options(container), '"$@"']),
     ]
     return "\n".join(text) + "\n"
+
+
+def _users(container: Container) -> Iterator[str]:
+    """A file with the user's entry, which is gone when the container has ended."""
+    if container.passwd:
+        yield 'users=$(mktemp "${TMPDIR:-/tmp}/npuenv.XXXXXX")'
+        yield "trap 'rm -f \"$users\"' EXIT"
+        yield "trap 'exit 130' INT"
+        yield "trap 'exit 143' TERM"
+        yield f"printf '%s\\n' {shlex.join(container.passwd)} >\"$users\""
+        yield 'chmod 644 "$users"'
+
+
+def _run(container: Container) -> str:
+    """Without `exec` where something is left to be done at the end."""
+    return ("" if container.passwd else "exec ") + '"${NPUENV_ENGINE:-docker}" run'
 
 
 def _options(container: Container) -> Iterator[str]:
@@ -43,12 +60,14 @@ def _options(container: Container) -> Iterator[str]:
     yield f"--ulimit nofile={container.nofile}:{container.nofile}"
     if container.user is not None:
         yield f"--user {container.user}"
-    if container.is_plain_user:
+    if not container.is_root:
         yield f'--group-add "$(stat -c %g {shlex.quote(container.devices[0].path)})"'
     for name, value in container.environment_of_user.items():
         yield f"--env {shlex.quote(f'{name}={value}')}"
     yield from (_device(item.path) for item in container.devices if item.is_required)
     yield from (_mount(mount) for mount in container.mounts if mount.is_required)
+    if container.passwd:
+        yield '--mount "type=bind,source=$users,target=/etc/passwd,readonly"'
 
 
 def _where_there(container: Container) -> Iterator[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from npuenv.render.container.description import Container
+    from collections.abc import Sequence
+
+    from npuenv.render.container.description import Container, Mount
 
 # The same in every language: by it a file is known to be rendered here.
 MARK = "# npuenv.run/1 "
@@ -28,6 +30,7 @@ def head(container: Container, version: str, say: Say, *notes: str, chooses: boo
         say("head-inside", inside=inside),
         say("head-host-numbers"),
         *([say("head-nodes", nodes=container.nodes)] if container.nodes > 1 else []),
+        *([say("head-mount-points", places=container.mount_points)] if container.mount_points else []),
         *notes,
     ]
     return [f"{MARK}{container.title}", *(f"# {line}" for line in lines)]
@@ -35,9 +38,16 @@ def head(container: Container, version: str, say: Say, *notes: str, chooses: boo
 
 def left_open(container: Container, say: Say, *, names_devices: bool = True) -> list[str]:
     """For forms that cannot ask the host: places that it may not have, and that are to be taken out there."""
+    helps = advice([mount for mount in container.mounts if not mount.is_required], say)
     places = [item.path for item in container.devices if names_devices and not item.is_required]
     places += [mount.source for mount in container.mounts if not mount.is_required]
-    return [say("head-optional", places=tuple(places))] if places else []
+    return [say("head-optional", places=tuple(places)), *helps] if places else []
+
+
+def advice(mounts: Sequence[Mount], say: Say) -> list[str]:
+    """What to do where one of the mounts is missing, each sentence once."""
+    keys = dict.fromkeys(mount.why.key for mount in mounts if mount.why)
+    return [say(key.partition(".")[2]) for key in keys]
 
 
 def span(numbers: tuple[int, ...]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.render.container import shell
 from npuenv.render.container.head import head, left_open
+from npuenv.render.container.words import has_registry
 from npuenv.render.container.yaml import dump
 
 if TYPE_CHECKING:
@@ -19,23 +20,44 @@ if TYPE_CHECKING:
     from npuenv.render.container.head import Say
 
 _TYPES = {"directory": "Directory", "file": "File"}  # what must be there; without, a missing folder would be made
-_SHM = "shared-memory"
+_SHM, _USERS = "shared-memory", "users"
+_GROUPS = "supplementalGroups: [N]"
 
 
 def render(container: Container, version: str, say: Say) -> str:
     """The file's text."""
     several = container.nodes > 1
+    brought = tuple(item.path for item in container.devices[len(container.cards) :] if item.is_required)
     notes = [
-        say("note-plugin", resource=container.resource),
+        say("note-plugin", resource=container.resource, devices=brought),
         say("note-volcano" if several else "note-job", name=container.name),
         *([say("note-cluster", nodes=container.nodes)] if several else []),
         *([say("note-node-type", type=container.node_type)] if several and container.node_type else []),
+        *([say("note-even-cards")] if several and _may_be_refused(container) else []),
+        *([] if has_registry(container.image) else [say("note-local-image", image=container.image)]),
         say("note-no-ulimits", limit=container.nofile),
-        *([say("note-group-pod")] if container.is_plain_user else []),
+        *([say("note-group-pod")] if container.is_root is False else []),
+        *([say("note-group-image", add=_GROUPS, below="securityContext")] if container.is_root is None else []),
         *left_open(container, say, names_devices=False),
     ]
     lines = head(container, version, say, *notes, chooses=False)
-    return dump(lines, [_volcano(container, say) if several else _job(container)])
+    users = [_users(container)] if container.passwd else []
+    return dump(lines, [*users, _volcano(container, say) if several else _job(container)])
+
+
+def _may_be_refused(container: Container) -> bool:
+    """Volcano's plugin counts the chips of A3, two of which are one card, and takes whole nodes on a SuperPoD.
+
+    Source: Ascend/mind-cluster component/ascend-for-volcano/internal/npu/ascend910/ascend910a3 (ValidNPUJob).
+    """
+    return container.hardware == "a3" and len(container.cards) != container.node_cards
+
+
+def _users(container: Container) -> dict[str, Any]:
+    """The user's entry, mounted as /etc/passwd."""
+    lines = "".join(f"{line}\n" for line in container.passwd)
+    name = {"name": f"{container.name}-{_USERS}"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": name, "data": {"passwd": lines}}
 
 
 def _job(container: Container) -> dict[str, Any]:
@@ -104,6 +126,9 @@ def _pod(container: Container, command: dict[str, Any]) -> dict[str, Any]:
     if not container.has_host_ipc:
         mounts.append({"name": _SHM, "mountPath": "/dev/shm", "readOnly": False})
         volumes.append({"name": _SHM, "emptyDir": {"medium": "Memory", "sizeLimit": f"{container.shm_gib}Gi"}})
+    if container.passwd:
+        mounts.append({"name": _USERS, "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True})
+        volumes.append({"name": _USERS, "configMap": {"name": f"{container.name}-{_USERS}"}})
     main = {
         "name": "ascend",
         "image": container.image,

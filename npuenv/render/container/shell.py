@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.render.container.description import Mount
-from npuenv.render.container.head import head
+from npuenv.render.container.head import advice, head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,9 +123,7 @@ _TESTS = {"device": "-e", "directory": "-d", "file": "-f"}
 
 def opening(container: Container, version: str, say: Say, *notes: str, shell: str = "/bin/sh") -> list[str]:
     """The first lines of a script, with what helps where one of the mounts is missing."""
-    helps = dict.fromkeys(mount.why.key for mount in container.mounts if mount.why)
-    advice = [say(key.partition(".")[2]) for key in helps]
-    return [f"#!{shell}", *head(container, version, say, *notes, *advice)]
+    return [f"#!{shell}", *head(container, version, say, *notes, *advice(container.mounts, say))]
 
 
 def program(name: str, text: str) -> list[str]:
@@ -139,6 +137,7 @@ def check(container: Container, say: Say, *, runner: Sequence[str] = ()) -> list
     before, after = say("missing", places="\0").split("\0")
     pairs = [f"-e {shlex.quote(item.path)}" for item in container.devices if item.is_required]
     pairs += [f"{_TESTS[mount.kind]} {shlex.quote(mount.source)}" for mount in container.mounts if mount.is_required]
+    pairs += [f"-d {shlex.quote(place)}" for place in container.mount_points]
     start = " ".join((*runner, 'sh -c "$check" check'))
     return [*program("check", _CHECK), *lines(start, [f"{shlex.quote(before)} {shlex.quote(after)}", *pairs])]
 

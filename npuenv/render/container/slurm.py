@@ -1,8 +1,9 @@
 """A container as a batch script for Slurm with the pyxis plugin (enroot).
 
-The job takes whole nodes, so that the numbers of its cards are the ones described; enroot then shows only the device
-nodes that are mounted. Source: pyxis wiki, Usage; enroot, ENROOT_RESTRICT_DEV in conf/enroot.conf; Slurm, sbatch
-`--exclusive`.
+The job takes whole nodes and asks for all their cards, so that the numbers of its cards are the ones described: a step
+gets what was asked for, cards of Slurm's own choice, and nothing that came with `--exclusive` alone. enroot then shows
+only the device nodes that are mounted.
+Source: pyxis wiki, Usage; enroot, ENROOT_RESTRICT_DEV in conf/enroot.conf; Slurm, sbatch `--exclusive`, srun `--gres`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from npuenv.render.container import shell
 from npuenv.render.container.apptainer import file_image
-from npuenv.render.container.words import has_registry
+from npuenv.render.container.words import has_registry, is_of_podman
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.render.container.description import Container
+    from npuenv.render.container.description import Container, Mount
     from npuenv.render.container.head import Say
 
 # A batch job has no terminal to wait at: without a command it shows the cards and ends.
@@ -27,7 +28,7 @@ _CONTAINER = '--container-image="$image" --container-mounts="$mounts" --no-conta
 
 def render(container: Container, version: str, say: Say) -> str:
     """The script's text. What follows its name after `sbatch` is the command."""
-    notes = [say("note-slurm"), say("note-gres", count=len(container.cards))]
+    notes = [say("note-slurm"), say("note-gres", count=container.node_cards)]
     if container.nodes > 1:
         notes.append(say("note-cluster", nodes=container.nodes))
     if not container.has_host_ipc:
@@ -43,7 +44,7 @@ def render(container: Container, version: str, say: Say) -> str:
         *_image(container, say),
         "export ENROOT_RESTRICT_DEV=y",
         *(f"export {name}={shlex.quote(value)}" for name, value in container.environment.items()),
-        f"mounts={shlex.quote(','.join(shell.triple(mount) for mount in shell.required(container)))}",
+        f"mounts={shlex.quote(','.join(_listed(mount) for mount in shell.required(container)))}",
         *_where_there(container),
         shell.default_command(container.command or _SHOW),
         *(_one_node(container) if container.nodes == 1 else _nodes(container, say)),
@@ -57,15 +58,24 @@ def _directives(container: Container) -> list[str]:
         f"#SBATCH --nodes={container.nodes}",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --exclusive",
-        f"#SBATCH --gres=npu:{len(container.cards)}",
+        f"#SBATCH --gres=npu:{container.node_cards}",
+        "#SBATCH --mem=0",  # all of the node's: --exclusive gives no more memory than was asked for
     ]
 
 
 def _where_there(container: Container) -> Iterator[str]:
     """Asked on the first node, for all: nodes of one job are alike."""
     for mount in shell.optional(container):
-        more = shlex.quote(f",{shell.triple(mount)}")
+        more = shlex.quote(f",{_listed(mount)}")
         yield f'if [ -e {shlex.quote(mount.source)} ]; then mounts="$mounts"{more}; fi'
+
+
+def _listed(mount: Mount) -> str:
+    """pyxis makes a line of fstab of it, which enroot reads with getmntent: a blank has to be written in octal there.
+
+    Source: pyxis args.c, add_mount; enroot bin/enroot-mount.c, mount_fstab.
+    """
+    return shell.triple(mount).replace(" ", "\\040")
 
 
 def _one_node(container: Container) -> list[str]:
@@ -103,5 +113,6 @@ def _image(container: Container, say: Say) -> list[str]:
         registry, _, rest = container.image.partition("/")
         return [f"image={shlex.quote(f'{registry}#{rest}')}"]
     file = f"{container.name}.sqsh"
-    how = f"enroot import -o {file} dockerd://{container.image}"
+    source = "podman" if is_of_podman(container.image) else "dockerd"
+    how = f"enroot import -o {file} {source}://{container.image}"
     return file_image(file, say("no-image-file", file=file, how=how))

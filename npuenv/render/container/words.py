@@ -1,4 +1,5 @@
-"""Values of the user that go into run files: each is checked once, so that no form of file has to escape it.
+"""Values of the user that go into run files: each is checked once, so that forms of file need not escape it (but for
+blanks in pyxis' list of mounts).
 
 What is refused would end or change a word in at least one of: shell, YAML with compose's and Kubernetes' own variables,
 Docker's and pyxis' lists of mounts.
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _UNSAFE = re.compile(r"""['"`\\$\x00-\x1f\x7f]""")
 _LISTED = re.compile(r"[,:]")  # they part the words of a list of mounts
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+)?/)?[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?(?:@sha256:[0-9a-f]{64})?",
@@ -61,11 +62,20 @@ def absolute_path(path: str, what: str) -> str:
 
 
 def object_name(name: str) -> str:
-    """The name itself, when Kubernetes takes it and what is derived from it. Raises BadInput."""
+    """The name itself, when Kubernetes takes it and what is derived from it. Raises BadInput.
+
+    Volcano makes a Service of that name, so it begins with a letter. Source: Kubernetes, object names (RFC 1035).
+    """
     if not _NAME.fullmatch(name):
-        near = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-") or "npuenv"
+        near = near_name(name)
         raise BadInput(Message("container.bad-name", {"name": repr(name)}), Message("container.use", {"near": near}))
     return name
+
+
+def near_name(words: str) -> str:
+    """The nearest that `object_name` takes. Example: "7B_grpo" -> "npuenv-7b-grpo"."""
+    name = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+    return (name if name[:1].isalpha() else f"npuenv-{name}")[:40].strip("-")
 
 
 def image_name(name: str) -> str:
@@ -83,6 +93,14 @@ def user_ids(user: str) -> str:
 
 
 def has_registry(image: str) -> bool:
-    """Whether the reference names a registry: as for Docker, a first part with a dot or a port, or `localhost`."""
+    """Whether the reference names a registry: as for Docker, a first part with a dot or a port.
+
+    `localhost` alone is none: podman and buildah call their own images so.
+    """
     first, slash, _ = image.partition("/")
-    return bool(slash) and ("." in first or ":" in first or first == "localhost")
+    return bool(slash) and ("." in first or ":" in first)
+
+
+def is_of_podman(image: str) -> bool:
+    """Whether the reference is what podman and buildah call an image of their own, `localhost/...`."""
+    return image.startswith("localhost/")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from npuenv.errors import BadInput
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _MODE, _SCRIPT_MODE = 0o644, 0o755
 
@@ -27,15 +28,29 @@ def write_files(files: Mapping[str, str], folder: Path, *, is_forced: bool = Fal
     Raises BadInput for files that differ unless `is_forced`, for a link or folder in the place of one, and where
     writing is not allowed.
     """
-    try:
-        changed = {name: text for name, text in files.items() if not _is_same(folder / name, text)}
-        _refuse(folder, changed, is_forced=is_forced)
+    with _told(folder):
+        changed = changed_files(files, folder, is_forced=is_forced)
         for name, text in changed.items():
             _write(folder / name, text)
+    return tuple(folder / name for name in changed)
+
+
+def changed_files(files: Mapping[str, str], folder: Path, *, is_forced: bool = False) -> dict[str, str]:
+    """Those that `write_files` would write. Raises BadInput as it does, and writes nothing."""
+    with _told(folder):
+        changed = {name: text for name, text in files.items() if not _is_same(folder / name, text)}
+        _refuse(folder, changed, is_forced=is_forced)
+    return changed
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """What the system refuses as a sentence."""
+    try:
+        yield
     except OSError as error:
         args = {"path": str(error.filename or folder), "reason": error.strerror or str(error)}
         raise BadInput(Message("container.cannot-write", args), Message("container.cannot-write-hint")) from error
-    return tuple(folder / name for name in changed)
 
 
 def _is_same(path: Path, text: str) -> bool:
