@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npuenv.report.preflight import Examined
 
 _FRAMEWORKS = ("verl", "roll")
+_MOST_WORD = 100_000  # bytes; Linux takes no word of a command above 128 KiB
 
 
 @click.command("preflight")
@@ -133,7 +134,16 @@ def _asked(options: Mapping[str, Any]) -> Asked:
         options["is_here"],
     )
     here = {name: os.environ[name] for name in ("HOME", "PWD", "USER") if name in os.environ}
-    return Asked(defaults_of, framework, release, machine, here if options["is_here"] else {})
+    return Asked(defaults_of, framework, release, machine, here if options["is_here"] else {}, parses=_parses)
+
+
+def _parses(text: str) -> bool:
+    """Whether bash takes a script, which it reads and does not run; True where it cannot be asked."""
+    from npuenv.host.local import LocalHost
+
+    if "\0" in text or len(text.encode()) > _MOST_WORD:
+        return True
+    return LocalHost().run(["bash", "-n", "-c", text]).code in (0, None)
 
 
 def _release_of(word: str | None) -> tuple[Any, str | None]:

@@ -40,9 +40,10 @@ class Change:
 def fit(job: Job, placement: Placement) -> tuple[Change, ...]:
     """The changes that make the job fit, in the order in which to make them; empty where it fits as it is.
 
-    Source: verl, the AQN guide's order (micro batch, log-prob micro batch, utilization, answer length), with offload
-    before the answers are cut; ROLL, its guide's order (offload, micro batch with more accumulation, max_model_len,
-    LoRA). Where the engine's cache is too small: tensor parallelism, its share, its lengths.
+    First the trained state is spread over all cards, which costs the least. Source: verl, the AQN guide's order (micro
+    batch, log-prob micro batch, utilization, answer length), with offload before the answers are cut; ROLL, its guide's
+    order (offload, micro batch with more accumulation, max_model_len, LoRA). Where the engine's cache is too small:
+    tensor parallelism, its share, its lengths.
     """
     done: list[Change] = []
     for name, step in (*_FOR_CACHE, *(_ROLL if job.framework == "roll" else _VERL)):
@@ -153,6 +154,7 @@ def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
         "from_response": old.sizes.response_length,
         "response": new.sizes.response_length,
         "rank": new.lora_rank,
+        "cards": len(placement.train),
     }
     return Message(f"placement.advice-{name}", args)
 
@@ -269,12 +271,20 @@ def _least_tokens(job: Job) -> int:
     return -(-(job.sizes.prompt_length + job.sizes.response_length) // job.sequence_parallel)
 
 
+def _spread(job: Job, placement: Placement) -> Job | None:
+    """One copy of the trained state over all cards, where each few cards hold one of their own."""
+    if job.shard_cards is None or job.shard_cards >= len(placement.train):
+        return None
+    return replace(job, shard_cards=None)
+
+
 def _adapters(job: Job, placement: Placement) -> Job | None:
     return None if job.lora_rank else replace(job, lora_rank=_ADAPTER_RANK)
 
 
 _FOR_CACHE: tuple[tuple[str, Step], ...] = (("parallel", _raise_parallel), ("raise-utilization", _raise_utilization))
 _VERL: tuple[tuple[str, Step], ...] = (
+    ("shards", _spread),
     ("micro", _halve_micro),
     ("tokens", _halve_tokens),
     ("scoring", _halve_scoring),
@@ -284,6 +294,7 @@ _VERL: tuple[tuple[str, Step], ...] = (
     ("length", _shorten),
 )
 _ROLL: tuple[tuple[str, Step], ...] = (
+    ("shards", _spread),
     ("offload", _offload),
     ("micro", _halve_micro),
     ("reference", _halve_reference),

@@ -19,6 +19,7 @@ _STARTER = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)")
 _LAUNCHER = re.compile(r"(?:.*/)?(?:torchrun|accelerate|deepspeed|mpirun|mpiexec)|torch\.distributed\.(?:run|launch)")
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _VERL_KEY = re.compile(r"(?:\+\+|\+|~)?actor_rollout_ref[.@]")
+_OVERRIDE = re.compile(r"(?:\+\+|\+|~)?[A-Za-z_]\w*(?:[.@/][\w@/-]+)+=.*", re.DOTALL)
 # Options of Hydra's own command line that take a value.
 _VALUED = {
     "--config-dir": "dir",
@@ -58,7 +59,9 @@ def find_call(words: Sequence[str]) -> Call | None:
     first = next((at for at, word in enumerate(words) if _VERL_KEY.match(word)), None)
     if not first or posixpath.basename(words[0]) in ("echo", "printf"):
         return None
-    while first > 1 and "=" in words[first - 1] and not words[first - 1].startswith("-"):
+    if "-m" in words[: first - 1]:
+        return _call("verl", words, words.index("-m") + 1)
+    while first > 1 and ("=" in words[first - 1] or words[first - 2] in _VALUED):
         first -= 1
     return _call("verl", words, first - 1)
 
@@ -76,6 +79,11 @@ def _call(framework: Literal["verl", "roll"], words: Sequence[str], program: int
             overrides.append(at)
         at += 1
     return Call(framework, tuple(overrides), words[program], options)
+
+
+def is_override(word: str) -> bool:
+    """Whether a word is a setting of a command that stands somewhere else: no program is called `a.b=1`."""
+    return bool(_OVERRIDE.fullmatch(word))
 
 
 def is_driver(program: str) -> bool:

@@ -32,6 +32,7 @@ class Config:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()  # frameworks whose own configuration it starts from
+    is_partial: bool = False  # it was not found, and may set anything
 
 
 @dataclass(frozen=True, slots=True)

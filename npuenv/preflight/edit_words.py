@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from npuenv.preflight.script import Export, Script, Word
     from npuenv.preflight.types import Change
 
+_OPENS = re.compile(r"(?:\b(?:then|else|do)|[{(]|\))[ \t]*(?:#.*)?\s*$")  # what a command has to follow
 _PREFIXES = ("env", "exec", "nohup", "time")
 
 
@@ -109,14 +110,22 @@ def _without(text: str, words: Sequence[Word]) -> str:
     return text
 
 
-def _put_in(script: Script, new: str) -> str:
-    """A word behind the last override that stands in the text itself, on a line of its own where those have one."""
+def _put_in(script: Script, new: str) -> str | None:
+    """A word behind the last override that stands in the text itself, on a line of its own where those have one.
+
+    None where all words come out of variables, and there is no place for one more.
+    """
     own = {word.start for word in script.written}
     overrides = [script.words[at] for at in script.call.overrides]
     behind = [word for word in overrides if word.start in own and not word.is_filled]
-    word = behind[-1] if behind else next(each for each in script.written if each.value == script.call.program)
+    behind = behind or [word for word in script.written if word.value == script.call.program and not word.is_filled]
+    behind = behind or [word for word in (*script.words, *overrides) if not word.is_filled and word.start not in own]
+    if not behind:
+        return None
+    word = behind[-1]
     line = script.text[script.text.rfind("\n", 0, word.start) + 1 : word.start]
-    gap = f" \\\n{line}" if line and not line.strip() else " "
+    ends = "" if word.start not in own else " \\"  # the lines of an array go on by themselves
+    gap = f"{ends}\n{line}" if line and not line.strip() else " "
     return script.text[: word.end] + gap + new + script.text[word.end :]
 
 
@@ -134,7 +143,8 @@ def _variable_in(script: Script, change: Change) -> str | None:
 
 
 def _unset(text: str, exports: Sequence[Export]) -> str:
-    """The text without the variables; an `export` of nothing else goes as a whole line."""
+    """The text without the variables; an `export` of nothing else goes as a whole line, or becomes the `:` that does
+    nothing, where it may be all that a block holds."""
     for each in sorted(exports, key=lambda each: -each.word.start):
         word = each.word
         if each.siblings == 1:
@@ -142,8 +152,13 @@ def _unset(text: str, exports: Sequence[Export]) -> str:
             end = text.find("\n", word.end)
             end = len(text) if end < 0 else end + 1
             around = text[start : word.start] + "x" + text[word.end : end]
-            if re.fullmatch(r"\s*(?:export|declare)\s+\S+\s*(?:#.*)?\s*", around):
-                text = text[:start] + text[end:]
+            found = re.search(r"(?:export|declare)[ \t]+$", text[: word.start])
+            if found and re.fullmatch(r"\s*(?:export|declare)\s+\S+\s*(?:#.*)?\s*", around):
+                opens = _OPENS.search(text[:start])
+                text = text[: found.start()] + ":" + text[word.end :] if opens else text[:start] + text[end:]
+                continue
+            if found:
+                text = text[: found.start()] + ":" + text[word.end :]
                 continue
         tail = re.compile(r"[ \t]*").match(text, word.end)
         text = text[: word.start] + text[tail.end() if tail else word.end :]

@@ -25,7 +25,8 @@ def examine(
 
         rules = RULES
     judged = (problem for rule in rules if launch.framework in rule.frameworks for problem in rule.judge(launch))
-    return once((*refused, *judged))
+    # What may not be set at all is not judged as if it were.
+    return once((*refused, *(each for each in judged if all(setting.is_sure for setting in each.settings))))
 
 
 def once(problems: Iterable[Problem]) -> tuple[Problem, ...]:

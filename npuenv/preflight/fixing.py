@@ -12,12 +12,14 @@ from npuenv.preflight.edit_words import edit_command, edit_script, shown
 from npuenv.preflight.edit_yaml import edit_yaml
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import Asked, Reading, read_text, read_words
+from npuenv.preflight.types import Change
+from npuenv.preflight.variables import JOB_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npuenv.preflight.rules.base import Rule
-    from npuenv.preflight.types import Change, Problem
+    from npuenv.preflight.types import Problem
 
 _MOST_ROUNDS = 12  # one correction can call for the next; far fewer are needed
 
@@ -94,8 +96,14 @@ def apply(reading: Reading, asked: Asked, changes: Sequence[Change]) -> Reading 
 
 def _applied(reading: Reading, asked: Asked, change: Change) -> Reading | None:
     known = reading.launch.defaults
+    placed = _placed(reading, change)
+    if placed is None:
+        return None
+    change = placed
     if reading.script is not None:
         text = edit_script(reading.script, change, known)
+        if text is not None and not asked.parses(text):
+            return None  # the shell's word counts for more than ours: a script that starts beats a corrected one
     elif reading.call is not None:
         if any(UNKNOWN in word.value for word in reading.words):
             return None  # a variable that nobody knows here: there is no line to show
@@ -106,6 +114,18 @@ def _applied(reading: Reading, asked: Asked, change: Change) -> Reading | None:
     else:
         text = edit_yaml(reading.text, change)
     return None if text is None else _read_again(text, reading, asked)
+
+
+def _placed(reading: Reading, change: Change) -> Change | None:
+    """A change of a variable where that variable is written: Ray's settings can hold it; None for a text in JSON."""
+    setting = reading.launch.environ.get(change.renames or change.key) if change.is_variable else None
+    if setting is None or "." not in setting.key:
+        return change
+    if setting.key.startswith(JOB_VARIABLES):
+        return None
+    above = setting.key.rpartition(".")[0]
+    renames = f"{above}.{change.renames}" if change.renames else None
+    return Change(f"{above}.{change.key}", None if change.value is None else str(change.value), renames=renames)
 
 
 def _read_again(text: str, reading: Reading, asked: Asked) -> Reading:
@@ -133,8 +153,9 @@ def corrected(reading: Reading, asked: Asked, problem: Problem) -> tuple[str, ..
         return ()
     if not reading.path:
         return _new([word.value for word in reading.words], [word.value for word in mended.words])
-    lines = _new(reading.text.splitlines(), mended.text.splitlines())
-    return tuple(line.removesuffix("\\").strip() for line in lines if line.strip())
+    # A line whose end goes on with the next one, or no longer does, is the same line.
+    before, after = ([line.removesuffix("\\").strip() for line in each.text.splitlines()] for each in (reading, mended))
+    return tuple(line for line in _new(before, after) if line)
 
 
 def _new(before: Sequence[str], after: Sequence[str]) -> tuple[str, ...]:

@@ -17,12 +17,14 @@ from npuenv.errors import BadInput
 from npuenv.lint.shell import UNKNOWN
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
+from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.calls import find_call, is_driver, is_launcher, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
-from npuenv.preflight.script import Script, Word, open_quote, survey
+from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
+from npuenv.preflight.variables import of_job, of_ray_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +38,7 @@ Defaults = Callable[[str, str], Mapping[str, Any]]
 _MOST_BYTES = 5_000_000  # a configuration has some thousand; a checkpoint that was named by mistake has gigabytes
 _RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
 _DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
+_CONTINUED = "GNU Bash manual, Escape Character: a backslash and a newline right behind it continue a line"
 _GRAMMAR = "hydra-core 1.3 hydra/grammar/OverrideParser.g4"
 
 
@@ -49,6 +52,8 @@ class Asked:
     machine: Machine = field(default_factory=Machine)
     environ: Mapping[str, str] = field(default_factory=dict)  # variables of the place where it is to run
     folder: Path = field(default_factory=Path)  # relative paths of a command start here
+    # Whether a shell takes a script's text. Where no shell can be asked, everything passes.
+    parses: Callable[[str], bool] = lambda text: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ def _read_inner(text: str, arguments: Sequence[str], asked: Asked) -> Reading:
 
 
 def _read_placed(words: Sequence[Word], call: Call, asked: Asked) -> Reading:
-    environ, refused = _leading(words), _started_often(words, call, "")
+    environ, refused = {**_leading(words), **of_job(words, "")}, _started_often(words, call, "")
     if call.framework == "roll":
         return replace(_of_roll_call(call, environ, asked, asked.folder), refused=refused)
     return _of_verl_call(Reading(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, asked)
@@ -228,17 +233,25 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
     if line := open_quote(text):
         args = {"path": str(path), "line": line}
         raise BadInput(Message("preflight.open-quote", args), Message("preflight.open-quote-hint"))
-    found = survey(text, arguments, asked.environ)
+    found = survey(text, arguments, asked.environ, lambda name: _sourced(name, (path.parent, asked.folder)))
     if nth >= len(found.launches):
         raise _no_launch(str(path), found.unjudged[0][1] if found.unjudged else None)
     script, count = found.launches[nth], len(found.launches)
-    environ = {each.name: _variable(each.name, each.word, str(path)) for each in script.exports}
+    environ = {
+        each.name: replace(_variable(each.name, each.word, str(path)), is_sure=each.is_sure) for each in script.exports
+    }
+    environ.update(of_job(script.words, str(path)))
     notes = () if nth else tuple(_notes(found, str(path)))
     gpus = () if nth else tuple(_ray_gpus(word, str(path)) for word in found.gpus)
     packages = () if nth else tuple(_gpu_packages(found, script.call.framework, str(path)))
     place: dict[str, Any] = {
         "notes": notes,
-        "refused": (*gpus, *packages, *_started_often(script.words, script.call, str(path))),
+        "refused": (
+            *_cut_off(script, str(path)),
+            *gpus,
+            *packages,
+            *_started_often(script.words, script.call, str(path)),
+        ),
         "arguments": arguments,
         "nth": nth,
         "count": count,
@@ -254,8 +267,31 @@ def _notes(found: Survey, path: str) -> Iterator[Message]:
     lines = tuple(str(each.words[0].line) for each in found.launches)
     if len(lines) > 1:
         yield Message("preflight.more-launches", {"path": path, "count": len(lines), "lines": lines})
+    for line, file in found.unread:
+        yield Message("preflight.not-read", {"path": path, "line": line, "file": file.replace(UNKNOWN, "…")})
     for line, program in found.unjudged:
         yield Message("preflight.unjudged", {"path": path, "line": line, "program": program})
+
+
+def _cut_off(script: Script, path: str) -> Iterator[Problem]:
+    """Places where the shell ends the command, though its words go on."""
+    of_windows = [cut for cut in script.cuts if cut.why == "carriage-return"]
+    for cut in (each for each in script.cuts if each not in of_windows[1:]):
+        key, sign, text = cut.lost.partition("=")
+        setting = Setting(key or "\\", text if sign else None, text, Place(path, cut.line))
+        says = Message(f"preflight_rules.cut-{cut.why}", {"line": cut.line})
+        yield Problem("preflight.cut-off", "error", says, (setting,), _CONTINUED)
+
+
+def _sourced(name: str, folders: Sequence[Path]) -> str | None:
+    """The text of a file that a script reads with `source`, where it lies beside the script."""
+    end = name.rpartition(UNKNOWN)[2].lstrip("/") if UNKNOWN in name else name
+    places = [folder / end for folder in folders] if end and not end.startswith("/") else []
+    found = next((place for place in places if place.is_file()), None)
+    try:
+        return None if found is None else _text_of(found)
+    except BadInput:
+        return None
 
 
 def _ray_gpus(word: Word, path: str) -> Problem:
@@ -267,7 +303,8 @@ def _ray_gpus(word: Word, path: str) -> Problem:
 def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
     value = word.value.partition("=")[2]
     text = word.raw.partition("=")[2] if UNKNOWN in value else value
-    return Setting(name, text if UNKNOWN in value else value, text, Place(path, word.line, at), "", UNKNOWN in value)
+    is_open = UNKNOWN in value
+    return Setting(name, text if is_open else value, text, Place(path, word.line, at), "", is_open, is_open)
 
 
 def _leading(words: Sequence[Word]) -> dict[str, Setting]:
@@ -301,7 +338,10 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -
         for setting in found:
             settings.pop(setting.key, None)
             settings[setting.key] = setting
-    launch = _launch("verl", settings, environ, asked, "command", base.missing)
+    launch = _launch("verl", settings, {**environ, **of_ray_init(settings)}, asked, "command", base.missing)
+    words = [reading.words[at].value for at in reading.call.overrides]
+    is_partial = base.is_partial or any(UNKNOWN in word.partition("=")[0] for word in words)
+    launch = replace(launch, program=reading.call.program, is_partial=is_partial)
     return replace(reading, launch=launch, refused=(*reading.refused, *refused))
 
 
@@ -311,7 +351,18 @@ def _verl_config(options: Mapping[str, str], asked: Asked, beside: Path, place: 
         return Config()
     named = [Path(options[key]) for key in ("dir", "path") if key in options]
     folders = tuple(base / folder for folder in named for base in (asked.folder, beside))
-    return Search(folders, asked.folder, "verl").config(name, is_primary=True, line=place.line, path=place.path)
+    is_open = UNKNOWN in name or any(UNKNOWN in str(folder) for folder in named)
+    if is_open:  # mostly the folder of the script, which it asks for itself
+        folders = (*folders, *(place for folder in named for place in _places(folder, beside)))
+    found = Search(folders, asked.folder, "verl").config(name, is_primary=True, line=place.line, path=place.path)
+    is_lost = is_open and f"{name.removesuffix('.yaml')}.yaml" in found.missing
+    return Config(is_partial=True) if is_lost else found
+
+
+def _places(folder: Path, beside: Path) -> tuple[Path, ...]:
+    """Where a folder may be, of whose path only the running script knows the beginning."""
+    end = str(folder).rpartition(UNKNOWN)[2].lstrip("/")
+    return tuple(top / end for top in (beside, *beside.resolve().parents)) if end else (beside,)
 
 
 def _settings_of(word: Word, place: Place) -> list[Setting]:
@@ -321,11 +372,11 @@ def _settings_of(word: Word, place: Place) -> list[Setting]:
         if UNKNOWN in key or "=" not in word.value:
             return []
         text = word.raw.partition("=")[2].strip("'\"")
-        return [Setting(key, text, text, place, mark, is_open=True)]
+        return [Setting(key, text, text, place, mark, is_open=True, is_shells=True, is_sure=word.is_sure)]
     found = read_override(word.value)
     if found.key.startswith("hydra."):
         return []
-    whole = Setting(found.key, found.value, found.text, place, found.mark, found.is_computed)
+    whole = Setting(found.key, found.value, found.text, place, found.mark, found.is_computed, is_sure=word.is_sure)
     return list(_leaves(whole))
 
 

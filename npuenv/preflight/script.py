@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from npuenv.lint.shell import UNKNOWN, expand, source_of, tokens
+from npuenv.lint.shell import UNKNOWN, expand, source_of
 from npuenv.lint.shell import commands as shell_commands
-from npuenv.preflight.calls import find_call, shell_text, unjudged
+from npuenv.preflight.blocks import blocks_of, holds, placed, take_arrays
+from npuenv.preflight.calls import Call, find_call, is_override, shell_text, unjudged
 from npuenv.preflight.formulas import Variables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.lint.shell import Command, Token
-    from npuenv.preflight.calls import Call
+    from npuenv.lint.shell import Command
+    from npuenv.preflight.blocks import Array, Blocks, Placed
 
-Group = list["tuple[Token, int, int]"]  # the words of a command with their offsets
+Group = list["Placed"]  # the words of a command
+Break = Literal["comment", "blank-line", "no-backslash", "blank", "carriage-return"]
 _REDIRECTIONS = ("<<<", ">>", ">&", "&>", "<(", ">", "<")
-_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _SPREAD = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
+_REST = re.compile(r"\"?\$\{@:(\d+)\}\"?")
+_MORE = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
+# Files that set up a machine or an environment: what they set is no part of the launch.
+_OF_THE_SYSTEM = re.compile(r"^[/~]|(?:set_?env\w*\.(?:sh|bash)|activate|conda\.sh|\.\w*(?:rc|profile))$")
 _BARE = re.compile(r"\$(?:\{[A-Za-z_]\w*(?::?-[^}]*)?\}|[A-Za-z_]\w*)")
-_ALL_WORDS = ('"$@"', "$@", "$*", '"$*"', '"${@}"', '"${@:1}"', "${@}", "${*}")
+_ALL_WORDS = ('"$@"', "$@", "$*", '"$*"', '"${@}"', "${@}", "${*}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Word:
     start: int
     end: int
     is_filled: bool = False  # it comes out of a variable or the script's arguments: there is no text to exchange
+    is_sure: bool = True  # False: it stands in a branch that the text does not decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,16 @@ class Export:
     name: str
     word: Word
     siblings: int  # words of the command it stands in, itself included; 0: in front of the launch itself
+    is_sure: bool = True  # False: it stands in a branch that the text does not decide
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place where the shell ends a command that goes on in the text."""
+
+    line: int  # of the comment, the blank line, or what stands in the backslash's place
+    why: Break
+    lost: str  # the first word behind it; "" where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,7 @@ class Script:
     written: tuple[Word, ...]  # the same command as it stands in the text; empty: it stands in a text for another shell
     exports: tuple[Export, ...]
     start: int  # of the command in the text
+    cuts: tuple[Cut, ...] = ()  # `words` holds what stands behind them too: the user means it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,60 +87,279 @@ class Survey:
     unjudged: tuple[tuple[int, str], ...]  # line and program of what trains in a way that no rule is about
     gpus: tuple[Word, ...]  # words of `ray start` that register GPUs
     installs: tuple[Word, ...]  # what `pip install` is told to install
+    unread: tuple[tuple[int, str], ...] = ()  # line and name of files beside the script that are not there
 
 
-def survey(text: str, arguments: Sequence[str], env: Mapping[str, str]) -> Survey:
+def survey(
+    text: str,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    sourced: Callable[[str], str | None] = lambda name: None,
+) -> Survey:
     """All launches of verl and ROLL in a script, those in texts for another shell (`bash -c "..."`) included.
 
-    `arguments` are what the script is called with; `env` holds variables that are known from outside.
+    `arguments` are what the script is called with; `env` holds variables that are known from outside; `sourced` gives
+    the text of a file that the script reads with `source`.
     """
     places = {str(at): word for at, word in enumerate(arguments, 1)}
     known = Variables({**{name: value for name, value in env.items() if not name.isdigit()}, **places})
-    arrays, rest = _arrays(known.take(text))
+    written, rest = take_arrays(known.take(text))
     groups: dict[int, list[Group]] = {}
     for each in _groups(rest):
         groups.setdefault(each[0][0].line, []).append(each)
-    exports: dict[str, Export] = {}
-    launches: list[Script] = []
-    others: list[tuple[int, str]] = []
-    gpus: list[Word] = []
-    installs: list[Word] = []
+    seen = _Seen(text, tuple(arguments), blocks_of(rest), written)
+    last: Group | None = None  # of the launch, where the command before was one
     for command in shell_commands(source_of(rest), known):
         group = _group_of(command, groups.get(command.line, ()))
         if group is None:
             continue
         words = _words(group, command, text)
-        spread = tuple(_spread(words, command, arrays, text, arguments))
-        gpus += _gpus(spread)
-        installs += _installs(spread)
+        around = seen.blocks.get(group[-1][1], ())
+        if any(start in written for _, start, _ in group):
+            seen.take_array(group, command, around)
+            continue
+        spread = tuple(seen.spread(words, command, around))
+        seen.gpus += _gpus(spread)
+        seen.installs += _installs(spread)
         values = tuple(word.value for word in spread)
         call, other = find_call(values), unjudged(values)
-        reach = {name: _as_launched(each, known) for name, each in exports.items()}
-        reach.update({each.name: each for each in _own(words)})
-        if call is not None:
-            launches.append(Script(text, spread, call, words, tuple(reach.values()), _start(words, text)))
+        if last is not None and spread and is_override(values[0]):
+            seen.launches[-1] = _joined(seen.launches[-1], words, spread, last[-1][2])
+            last = group
+        elif call is not None:
+            seen.launches.append(
+                _whole(Script(text, spread, call, words, seen.reach(words, known, around), _start(words, text)))
+            )
+            last = group
         elif other is not None:
-            others.append((command.line, other))
+            seen.others.append((command.line, other))
+            last = None
         elif (at := shell_text(values)) is not None:
-            inner = survey(values[at], values[at + 2 :], known)
-            launches += [_inside(each, spread[at], reach) for each in inner.launches]
-            others += [(command.line + line - 1, name) for line, name in inner.unjudged]
-            gpus += [_moved(word, spread[at]) for word in inner.gpus]
-            installs += [_moved(word, spread[at]) for word in inner.installs]
+            seen.take_inner(spread[at], survey(values[at], values[at + 2 :], known), words, known, around)
+            last = None
         else:
-            _take_exports(exports, command, words)
-    return Survey(tuple(launches), tuple(others), tuple(gpus), tuple(installs))
+            seen.take_exports(command, words, around)
+            seen.take_file(command, words, known, sourced)
+            _take_more(command, known)
+            last = None
+    gpus, installs, unread = tuple(seen.gpus), tuple(seen.installs), tuple(seen.unread)
+    return Survey(tuple(seen.launches), tuple(seen.others), gpus, installs, unread)
+
+
+def _whole(script: Script) -> Script:
+    """The launch without a last word that is a backslash with a blank, or with the \\r of Windows, behind it."""
+    last = script.words[-1]
+    if last.value not in (" ", "\t", "\r") or not last.raw.startswith("\\"):
+        return script
+    why: Break = "carriage-return" if last.value == "\r" else "blank"
+    words = script.words[:-1]
+    call = find_call([word.value for word in words]) or script.call
+    return replace(script, words=words, call=call, cuts=(*script.cuts, Cut(last.line, why, "")))
+
+
+def _joined(script: Script, words: Sequence[Word], spread: Sequence[Word], end: int) -> Script:
+    """The launch with a command behind it that is nothing but its further words. `end`: of the launch in the text."""
+    cuts = script.cuts
+    gap = script.text[end : words[0].start]
+    lines = gap.split("\n")[1:-1]
+    first = words[0].line - len(lines)
+    found = next(((at, line) for at, line in enumerate(lines) if line.strip()), None)
+    if cuts and not cuts[-1].lost:
+        cuts = (*cuts[:-1], replace(cuts[-1], lost=spread[0].value))
+    elif found is not None:
+        cuts = (*cuts, Cut(first + found[0], "comment", spread[0].value))
+    elif lines and "\\" in gap.partition("\n")[0] + lines[0]:
+        cuts = (*cuts, Cut(first, "blank-line", spread[0].value))
+    else:
+        cuts = (*cuts, Cut(first - 1, "no-backslash", spread[0].value))
+    more = tuple(range(len(script.words), len(script.words) + len(spread)))
+    call = replace(script.call, overrides=(*script.call.overrides, *more))
+    joined = (*script.words, *spread)
+    return _whole(replace(script, words=joined, call=call, written=(*script.written, *words), cuts=cuts))
+
+
+def _take_more(command: Command, known: Variables) -> None:
+    """Takes note of `NAME+=text`, which the shell reader takes for a program."""
+    for word in command.words:
+        found = _MORE.fullmatch(word)
+        if found is None:
+            return
+        known[found[1]] = known.get(found[1], UNKNOWN) + (found[2] if command.certain else f" {UNKNOWN}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """What one command does to a variable that programs see, or to an array."""
+
+    certain: bool
+    blocks: Blocks
+    words: tuple[Word, ...] = ()  # of an array
+    is_more: bool = False
+    export: Export | None = None  # None: `unset`
+
+    def holds(self, around: Blocks) -> bool | None:
+        """Whether it has happened for a command in some blocks; None: the text does not decide it."""
+        found = holds(self.blocks, around)
+        return True if self.certain and found is None else found
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A script as far as it has been read."""
+
+    text: str
+    arguments: tuple[str, ...]
+    blocks: Mapping[int, Blocks]
+    written: Mapping[int, Array]
+    arrays: dict[str, list[_Event]] = field(default_factory=dict)
+    exports: dict[str, list[_Event]] = field(default_factory=dict)
+    launches: list[Script] = field(default_factory=list)
+    others: list[tuple[int, str]] = field(default_factory=list)
+    gpus: list[Word] = field(default_factory=list)
+    installs: list[Word] = field(default_factory=list)
+    unread: list[tuple[int, str]] = field(default_factory=list)
+    exports_all: bool = False  # `set -a`
+
+    def take_array(self, group: Group, command: Command, around: Blocks) -> None:
+        for _, start, _ in group:
+            if start in self.written:
+                each = self.written[start]
+                words = tuple(self.spread(self._items(each, command), command, around))
+                event = _Event(command.certain, around, words, each.is_more)
+                self.arrays.setdefault(each.name, []).append(event)
+
+    def _items(self, array: Array, command: Command) -> list[Word]:
+        return [
+            Word(_raw(self.text, start, end), expand(token.text, command.env), token.line, start, end)
+            for token, start, end in array.items
+        ]
+
+    def array(self, name: str, at: int, command: Command, around: Blocks) -> tuple[Word, ...] | None:
+        """The items of an array where a command uses it, at an offset; None for one that nobody fills.
+
+        A function may use what is only filled behind it, and before it is called.
+        """
+        events = self.arrays.get(name)
+        if events is None:
+            filled = {start: each for start, each in self.written.items() if each.name == name}
+            later = [each for start, each in filled.items() if start > at]
+            if filled and not later:
+                return ()  # in branches that are not taken
+            words = [word for each in later for word in self._items(each, command)]
+            return tuple(words if len(later) == 1 else map(_unsure, words)) if later else None
+        found: list[Word] = []
+        for event in events:
+            is_sure = event.holds(around)
+            if is_sure is False:
+                continue
+            if not event.is_more:
+                found = [] if is_sure else list(map(_unsure, found))
+            found += event.words if is_sure else map(_unsure, event.words)
+        return tuple(found)
+
+    def spread(self, words: Sequence[Word], command: Command, around: Blocks) -> Iterator[Word]:
+        """The words as the program gets them: arrays by item, `"$@"` as the arguments, unquoted variables split."""
+        for word in words:
+            if word.raw.isdigit() and self.text[word.end : word.end + 1] in ("<", ">"):
+                continue  # the 2 of `2>&1`
+            array, rest = _SPREAD.fullmatch(word.raw), _REST.fullmatch(word.raw)
+            if word.raw in _ALL_WORDS or rest:
+                given = self.arguments[max(int(rest[1]) - 1, 0) :] if rest else self.arguments
+                yield from (Word(each, each, word.line, word.start, word.end, True) for each in given)
+            elif array:
+                items = self.array(array[1], word.start, command, around)
+                yield from (replace(word, value=UNKNOWN),) if items is None else items
+            elif _BARE.fullmatch(word.raw):
+                yield from (Word(word.raw, each, word.line, word.start, word.end, True) for each in word.value.split())
+            else:
+                yield word
+
+    def take_exports(self, command: Command, words: Sequence[Word], around: Blocks) -> None:
+        """Takes note of what `export` and `unset` do to the variables that programs see."""
+        if not command.words or command.words[0] not in ("export", "declare", "unset"):
+            return
+        for word in words[len(words) - len(command.words) + 1 :]:
+            name, sign, _ = word.raw.partition("=")
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                continue
+            export = None
+            if command.words[0] != "unset" and sign:
+                value = word.value if command.certain else f"{name}={UNKNOWN}"
+                export = Export(name, replace(word, value=value), len(command.words) - 1)
+            elif command.words[0] != "unset":
+                export = Export(name, replace(word, value="", is_filled=True), 2)
+            self.exports.setdefault(name, []).append(_Event(command.certain, around, export=export))
+
+    def take_file(
+        self, command: Command, words: Sequence[Word], known: Variables, sourced: Callable[[str], str | None]
+    ) -> None:
+        """Takes note of what a file sets that the script reads with `source`."""
+        if command.words[:1] == ("set",):
+            self.exports_all = command.words[1:2] == ("-a",) or (self.exports_all and command.words[1:2] != ("+a",))
+        if len(command.words) < 2 or command.words[0] not in ("source", "."):
+            return
+        name, text = words[-len(command.words) + 1].value, sourced(words[-len(command.words) + 1].value)
+        if text is None:
+            if not _OF_THE_SYSTEM.search(name):
+                self.unread.append((command.line, name))
+            return
+        around, here = self.blocks.get(words[-1].start, ()), words[-1]
+        outside = dict(known)
+        for each in shell_commands(source_of(known.take(text)), known):
+            is_export = each.words[:1] in (("export",), ("declare",)) or (self.exports_all and not each.words)
+            for key, value in each.own.items() if is_export else ():
+                word = replace(here, raw=f"{key}={value}", value=f"{key}={value}", is_filled=True)
+                export = Export(key, word, 2)
+                self.exports.setdefault(key, []).append(_Event(each.certain and command.certain, around, export=export))
+        for key in [] if command.certain else [key for key in known if known.get(key) != outside.get(key)]:
+            known[key] = UNKNOWN
+
+    def reach(self, words: Sequence[Word], known: Mapping[str, str], around: Blocks) -> tuple[Export, ...]:
+        """The variables that a command with these words gets to see."""
+        found = {name: each for name in self.exports if (each := self._export(name, around)) is not None}
+        seen = {name: _as_launched(each, known) for name, each in found.items()}
+        seen.update({each.name: each for each in _own(words)})
+        return tuple(seen.values())
+
+    def _export(self, name: str, around: Blocks) -> Export | None:
+        found: Export | None = None
+        for event in self.exports[name]:
+            is_sure = event.holds(around)
+            if is_sure:
+                found = event.export
+            elif is_sure is None and (each := event.export or found) is not None:
+                open_word = replace(each.word, value=f"{name}={UNKNOWN}", is_filled=True)
+                is_set = found is not None and found.is_sure and event.export is not None
+                found = Export(name, open_word, each.siblings, is_set)
+        return found
+
+    def take_inner(
+        self, outer: Word, inner: Survey, words: Sequence[Word], known: Mapping[str, str], around: Blocks
+    ) -> None:
+        """What a text for another shell holds."""
+        reach = {each.name: each for each in self.reach(words, known, around)}
+        self.launches += [_inside(each, outer, reach) for each in inner.launches]
+        self.others += [(outer.line + line - 1, name) for line, name in inner.unjudged]
+        self.gpus += [_moved(word, outer) for word in inner.gpus]
+        self.installs += [_moved(word, outer) for word in inner.installs]
+
+
+def _unsure(word: Word) -> Word:
+    """A word of a branch that the text does not decide: nobody knows its value, and nobody may change it."""
+    name, sign, _ = word.value.partition("=")
+    return replace(word, value=f"{name}={UNKNOWN}" if sign else word.value, is_filled=True, is_sure=False)
 
 
 def _inside(inner: Script, outer: Word, reach: Mapping[str, Export]) -> Script:
     """A launch of a text for another shell, in the script that holds the text: nothing in there can be exchanged."""
-    own = {each.name: Export(each.name, _moved(each.word, outer), 2) for each in inner.exports}
+    own = {each.name: replace(each, word=_moved(each.word, outer), siblings=2) for each in inner.exports}
     words = tuple(_moved(word, outer) for word in inner.words)
-    return Script(inner.text, words, inner.call, (), tuple({**reach, **own}.values()), outer.start)
+    cuts = tuple(replace(each, line=outer.line + each.line - 1) for each in inner.cuts)
+    return Script(inner.text, words, inner.call, (), tuple({**reach, **own}.values()), outer.start, cuts)
 
 
 def _moved(word: Word, outer: Word) -> Word:
-    return Word(word.raw, word.value, outer.line + word.line - 1, outer.start, outer.end, True)
+    return Word(word.raw, word.value, outer.line + word.line - 1, outer.start, outer.end, True, word.is_sure)
 
 
 def _gpus(words: Sequence[Word]) -> Iterator[Word]:
@@ -145,79 +380,20 @@ def _installs(words: Sequence[Word]) -> Iterator[Word]:
         yield from (word for word in words[at + 1 :] if not word.value.startswith("-"))
 
 
-def open_quote(text: str) -> int:
-    """The line of the word with a quote that nothing closes; 0 where there is none, or where a shell alone can tell."""
-    last = deque(tokens(source_of(text)), maxlen=1)  # an open quote runs to the end of the text
-    return _line_if_open(last[0]) if last else 0
-
-
-def _line_if_open(last: Token) -> int:
-    if not last.is_word or any(mark in last.text for mark in ("$(", "`", "$'", "${", "<<")):
-        return 0
-    rest = re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"", "", last.text, flags=re.DOTALL)
-    return last.line if rest.strip() and re.search(r"['\"]", rest) else 0
-
-
 def _start(words: Sequence[Word], text: str) -> int:
     """The offset of the line where a command begins."""
     return text.rfind("\n", 0, words[0].start) + 1
-
-
-def _arrays(text: str) -> tuple[dict[str, list[Word]], str]:
-    """The arrays of a script, and its text with blanks in their place (the shell reader takes them for functions)."""
-    arrays: dict[str, list[Word]] = {}
-    placed = list(_placed(text))
-    blanked = text
-    at = 0
-    while at < len(placed):
-        found = _ARRAY.fullmatch(placed[at][0].text)
-        opened = found and at + 1 < len(placed) and placed[at + 1][0].text == "("
-        if not (found and opened and placed[at + 1][1] == placed[at][2]):
-            at += 1
-            continue
-        first = placed[at][1]
-        at += 2
-        items: list[Word] = []
-        while at < len(placed) and placed[at][0].text != ")":
-            token, start, end = placed[at]
-            if token.is_word:
-                items.append(Word(token.text, "", token.line, start, end))
-            at += 1
-        end = placed[at][2] if at < len(placed) else len(text)
-        arrays[found[1]] = [*arrays.get(found[1], []), *items] if found[2] else items
-        blanked = blanked[:first] + re.sub(r"[^\n]", " ", blanked[first:end]) + blanked[end:]
-    return arrays, blanked
-
-
-def _placed(text: str) -> Iterator[tuple[Token, int, int]]:
-    """The tokens of a text with their offsets. A comment never matches: it stands behind its line's last token."""
-    source, at = source_of(text), 0
-    for token in tokens(source):
-        lowest = max(at, source.starts[token.line - 1])
-        start = text.find(token.text, lowest)
-        at = start + len(token.text)
-        if start < 0 or "\n" in text[lowest:start]:
-            start, at = _continued(text, token, lowest)
-        yield token, start, at
-
-
-def _continued(text: str, token: Token, lowest: int) -> tuple[int, int]:
-    """The place of a word that goes on behind a line continuation, not before `lowest`."""
-    pattern = r"(?:\\\n)*".join(map(re.escape, token.text))
-    found = re.compile(pattern).search(text, lowest)
-    assert found is not None, token  # the token was cut out of this very text
-    return found.start(), found.end()
 
 
 def _groups(text: str) -> Iterator[Group]:
     """The words between operators; targets of redirections are left out."""
     words: Group = []
     skip = False
-    for placed in _placed(text):
-        token = placed[0]
+    for each in placed(text):
+        token = each[0]
         if token.is_word:
             if not skip:
-                words.append(placed)
+                words.append(each)
             skip = False
         elif token.text in _REDIRECTIONS:
             skip = True
@@ -249,43 +425,6 @@ def _raw(text: str, start: int, end: int) -> str:
     return text[start:end].replace("\\\n", "")
 
 
-def _spread(
-    words: Sequence[Word], command: Command, arrays: Mapping[str, Sequence[Word]], text: str, arguments: Sequence[str]
-) -> Iterator[Word]:
-    """The words as the program gets them: arrays item by item, `"$@"` as the arguments, unquoted variables split."""
-    for word in words:
-        if word.raw.isdigit() and text[word.end : word.end + 1] in ("<", ">"):
-            continue  # the 2 of `2>&1`
-        array = _SPREAD.fullmatch(word.raw)
-        if word.raw in _ALL_WORDS:
-            yield from (Word(each, each, word.line, word.start, word.end, True) for each in arguments)
-        elif array and array[1] in arrays:
-            items = [
-                Word(_raw(text, item.start, item.end), expand(item.raw, command.env), item.line, item.start, item.end)
-                for item in arrays[array[1]]
-            ]
-            yield from _spread(items, command, {}, text, arguments)
-        elif _BARE.fullmatch(word.raw):
-            yield from (Word(word.raw, each, word.line, word.start, word.end, True) for each in word.value.split())
-        elif array is None:
-            yield word
-
-
-def _take_exports(exports: dict[str, Export], command: Command, words: Sequence[Word]) -> None:
-    """Takes note of what `export` and `unset` do to the variables that programs see."""
-    if not command.words or command.words[0] not in ("export", "declare", "unset"):
-        return
-    for word in words[len(words) - len(command.words) + 1 :]:
-        name, sign, _ = word.raw.partition("=")
-        if command.words[0] == "unset":
-            exports.pop(name, None)
-        elif sign and re.fullmatch(r"[A-Za-z_]\w*", name):
-            value = word.value if command.certain else f"{name}={UNKNOWN}"
-            exports[name] = Export(name, Word(word.raw, value, word.line, word.start, word.end), len(command.words) - 1)
-        elif re.fullmatch(r"[A-Za-z_]\w*", name):
-            exports[name] = Export(name, Word(word.raw, "", word.line, word.start, word.end, True), 2)
-
-
 def _as_launched(export: Export, known: Mapping[str, str]) -> Export:
     """The variable with what it holds when the launch comes: it can be set again behind its export."""
     word = export.word
@@ -293,7 +432,7 @@ def _as_launched(export: Export, known: Mapping[str, str]) -> Export:
     if value == word.value or UNKNOWN in word.value:
         return export
     filled = Word(word.raw, value, word.line, word.start, word.end, True)
-    return Export(export.name, filled, export.siblings)
+    return replace(export, word=filled)
 
 
 def _own(words: Sequence[Word]) -> Iterator[Export]:

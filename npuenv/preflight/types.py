@@ -32,6 +32,8 @@ class Setting:
     place: Place
     mark: str = ""  # Hydra's "+", "++" or "~" before the key
     is_open: bool = False  # it holds a ${...} or a shell variable that could not be filled in: `value` is the text
+    is_shells: bool = False  # open because only the running shell knows the value
+    is_sure: bool = True  # False: it stands in a branch that the text does not decide, and may not be set at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,20 @@ class Launch:
     machine: Machine
     source: Literal["command", "verl-yaml", "roll-yaml"]
     missing_files: tuple[str, ...] = ()  # files of `defaults:` that were not found
+    is_partial: bool = False  # words or a file could not be read that may set what `settings` lacks
+    program: str = ""  # the module or the script that a command starts; "" for a YAML
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value in force: the written one, else the release's, else `default`. Open values count as not known."""
+        """The value in force: the written one, else the release's, else `default`; None where it is not known."""
+        if self.is_open(key):
+            return None
         setting = self.settings.get(key)
-        if setting is None:
-            return self.defaults.get(key, default)
-        return default if setting.is_open else setting.value
+        return self.defaults.get(key, default) if setting is None else setting.value
+
+    def is_open(self, key: str) -> bool:
+        """Whether nobody knows here which value is in force."""
+        setting = self.settings.get(key)
+        return self.is_partial if setting is None else setting.is_open
 
 
 @dataclass(frozen=True, slots=True)

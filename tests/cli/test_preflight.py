@@ -196,6 +196,16 @@ def test_fix_writes_a_copy_beside_the_file_and_shows_the_diff(bad: Path, capsys:
     assert (again["written"], again["changes"], again["diff"], again["left"]) == (None, [], [], [])
 
 
+def test_a_copy_that_bash_refuses_is_not_written(bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bash = tmp_path / "bin" / "bash"
+    bash.parent.mkdir()
+    bash.write_text("#!/bin/sh\nexit 2\n", encoding="utf-8")
+    bash.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bash.parent}:/usr/bin:/bin")
+    assert main(["preflight", str(bad), *AT, "--fix"]) == 1
+    assert not bad.with_name("bad.fixed.sh").exists()
+
+
 def test_fix_overwrites_only_by_force(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.sh"
     out.write_text("mine", encoding="utf-8")
@@ -227,9 +237,9 @@ def test_secrets_are_never_printed(bad: Path, capsys: pytest.CaptureFixture[str]
         assert KEY not in said.out + said.err
     assert KEY in bad.with_name("bad.fixed.sh").read_text(encoding="utf-8")
     main(["preflight", *AT, "--", "python3", "-m", "verl.trainer.main_ppo", f"+trainer.hub_token={KEY}", f"x={KEY},2"])
-    said = capsys.readouterr().out
-    assert KEY not in said
-    assert "x=***,2" in said
+    out = capsys.readouterr().out
+    assert KEY not in out
+    assert "x=***,2" in out
 
 
 def test_the_release_comes_from_a_published_stack(good: Path, capsys: pytest.CaptureFixture[str]) -> None:

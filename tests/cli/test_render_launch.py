@@ -157,6 +157,19 @@ def test_what_the_job_says_takes_the_users_values(render: Any, tmp_path: Path, w
     assert f"{checkpointing} " in text
 
 
+@pytest.mark.parametrize(
+    ("framework", "key"),
+    [
+        ("verl", "actor_rollout_ref.actor.fsdp_config.fsdp_size"),
+        ("roll==0.3.0", "actor_train.strategy_args.strategy_config.fsdp_size"),
+    ],
+)
+def test_a_copy_of_the_state_on_each_card_is_counted(render: Any, framework: str, key: str) -> None:
+    _, whole = render("--for", framework, "--force")
+    _, each = render("--for", framework, f"{key}=1", "--force")
+    assert each["estimate"]["peak_gib"] > whole["estimate"]["peak_gib"] + 1
+
+
 @pytest.mark.parametrize("release", ["verl==9.9", "verl==0.1.0", "roll==7.7", "roll==0.1.0"])
 def test_a_release_far_from_all_known_ones_is_refused(render: Any, release: str) -> None:
     code, document = render("--for", release)

@@ -73,6 +73,13 @@ def test_a_dynamic_batch_is_never_smaller_than_one_sequence() -> None:
     assert propose(job).sizes.micro_tokens == (2048 + 10240) // 2
 
 
+def test_a_copy_on_each_card_is_spread_over_all_first() -> None:
+    job = replace(BIG, sizes=replace(BIG.sizes, micro_batch=1, log_prob_micro_batch=1), shard_cards=1)
+    first = estimate(job, colocated(8)).advice[0]
+    assert (first.key, first.args["cards"]) == ("placement.advice-shards", 8)
+    assert propose(job).shard_cards is None
+
+
 def test_roll_offloads_before_anything_else() -> None:
     found = estimate(SEVEN_ON_FOUR, ROLL_8_CARDS).advice
     assert [message.key for message in found] == ["placement.advice-offload", "placement.advice-then-feasible"]

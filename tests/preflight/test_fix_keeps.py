@@ -8,10 +8,10 @@ import pytest
 
 from npuenv.errors import BadInput
 from npuenv.matrix.keys import defaults_of
+from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix
 from npuenv.preflight.reading import Asked, Reading, read_text
-from npuenv.preflight.script import open_quote
 from npuenv.preflight.types import Machine
 
 VERL = "actor_rollout_ref:\n  rollout:\n    name: vllm\n"

@@ -23,6 +23,8 @@ from npuenv.preflight.types import Change, Launch, Machine, Place, Setting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.matrix.rows.keys import Bound, Choice
+
 # The folder is no package, and the case files have a reader of their own.
 _SPEC = importlib.util.spec_from_file_location("preflight_case_files", Path(__file__).with_name("case_files.py"))
 assert _SPEC is not None and _SPEC.loader is not None
@@ -83,7 +85,7 @@ def test_there_are_enough_faults_and_right_ones() -> None:
 def test_every_rule_has_a_case_or_a_test_with_files() -> None:
     # What the reader finds itself is no rule of the table.
     with_files = {"preflight.path", "preflight.columns", "preflight.reward-signature"}
-    as_note = {"preflight.release", "preflight.memory-unjudged", "preflight.no-reader"}
+    as_note = {"preflight.release", "preflight.memory-unjudged", "preflight.no-reader", "preflight.undecided"}
     families = {"preflight.roll-strategy": "preflight.roll-deepspeed"}
     wanted = {families.get(rule.id, rule.id) for rule in RULES} - with_files - as_note
     assert wanted <= {case.rule for case in FAULTS}
@@ -149,7 +151,8 @@ def test_the_defaults_are_those_of_the_release() -> None:
 
 def test_an_old_name_is_taken_out_where_the_new_one_is_written_too() -> None:
     old, new = "critic.model.fsdp_config.param_offload", "critic.fsdp.param_offload"
-    launch = launch_of(release="0.8.0", **{old.replace(".", "__"): True, new.replace(".", "__"): False})
+    settings: dict[str, Any] = {old.replace(".", "__"): True, new.replace(".", "__"): False}
+    launch = launch_of(release="0.8.0", **settings)
     found = [each for rule in RULES for each in rule.judge(launch) if rule.id == "preflight.key-moved"]
     assert [each.changes for each in found] == [(Change(old, None),)]
 
@@ -199,7 +202,8 @@ def test_the_corrected_values_are_computed() -> None:
 
 def test_every_choice_and_bound_speaks_of_a_key_that_some_release_has() -> None:
     names = {name for release in known_releases("verl") for name in names_of("verl", release)}
-    for row in (*load_matrix().choices, *load_matrix().bounds):
+    rows: list[Choice | Bound] = [*load_matrix().choices, *load_matrix().bounds]
+    for row in rows:
         if row.framework == "verl" and "*" not in row.key:
             assert row.key in names, row.id
 
@@ -228,6 +232,7 @@ ROLLOUT, BUCKET = "actor_rollout_ref.rollout", "update_weights_bucket_megabytes"
 )
 def test_what_launch_files_are_rendered_by_is_corrected_in_both_directions(release: str, old: str, new: str) -> None:
     for key, expected in ((old, [(new, old)]), (new, [])):
-        launch = launch_of(release=release, **{key.replace(".", "__"): True})
+        settings: dict[str, Any] = {key.replace(".", "__"): True}
+        launch = launch_of(release=release, **settings)
         found = [each for rule in RULES for each in rule.judge(launch) if rule.id == "preflight.key-moved"]
         assert [(change.key, change.renames) for each in found for change in each.changes] == expected

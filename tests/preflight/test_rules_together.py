@@ -10,6 +10,7 @@ from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix
 from npuenv.preflight.reading import Asked, read_file, read_words
 from npuenv.preflight.rules.keys import defaults_of
+from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +108,66 @@ def test_megatrons_settings_go_with_megatron(tmp_path: Path, extra: str) -> None
         "reference.strategy_args.strategy_name": "hf_infer",
     }
     assert not [each for each in fixed.left if each.rule == "preflight.roll-megatron"]
+
+
+SGLANG = """\
+pretrain: X
+actor_infer:
+  strategy_args:
+    strategy_name: sglang
+    strategy_config:
+      mem_fraction_static: 0.7
+{extra}  device_mapping: list(range(0,8))
+"""
+
+
+@pytest.mark.parametrize(
+    ("extra", "is_offered"), [("", True), ("      load_format: auto\n", True), ("      ep: 2\n", False)]
+)
+def test_sglangs_settings_become_those_of_vllm_or_nothing_is_offered(
+    tmp_path: Path, extra: str, is_offered: bool
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(SGLANG.replace("{extra}", extra), encoding="utf-8")
+    asked = Asked(defaults_of, "roll", "0.3.0")
+    after = fix(read_file(path, asked), asked).after
+    assert ("strategy_name: vllm" in after, "gpu_memory_utilization: 0.7" in after) == (is_offered, is_offered)
+    assert ("mem_fraction_static" in after) is not is_offered
+
+
+def test_deepspeeds_tree_is_not_left_to_fsdp(tmp_path: Path) -> None:
+    text = ROLL.partition("    strategy_config:")[0].replace("megatron_train", "deepspeed_train")
+    tree = "    strategy_config:\n      zero_optimization: {stage: 3, offload_param: {device: cpu}}\n"
+    path = tmp_path / "own.yaml"
+    path.write_text(f"{text}{tree}  device_mapping: list(range(0,4))\n", encoding="utf-8")
+    asked = Asked(defaults_of, "roll", "0.3.0")
+    fixed = fix(read_file(path, asked), asked)
+    path.write_text(fixed.after, encoding="utf-8")
+    config = "actor_train.strategy_args.strategy_config."
+    settings = read_file(path, asked).launch.settings
+    assert {key.removeprefix(config): each.value for key, each in settings.items() if key.startswith(config)} == {
+        "fsdp_size": 4,
+        "param_dtype": "bf16",
+        "reduce_dtype": "float32",
+        "reshard_after_forward": True,
+        "offload_policy": True,
+    }
+
+
+def test_fsdp_of_roll_without_a_size_is_a_copy_on_each_card(tmp_path: Path) -> None:
+    text = ROLL.partition("    strategy_config:")[0].replace("megatron_train", "fsdp2_train")
+    infer = "    strategy_name: vllm\n    strategy_config: {gpu_memory_utilization: 0.6}\n"
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        f"prompt_length: 512\nresponse_length: 512\nrollout_batch_size: 64\n{text}    strategy_config: {{}}\n"
+        f"  device_mapping: list(range(0,8))\nactor_infer:\n  strategy_args:\n{infer}"
+        "  device_mapping: list(range(0,8))\n",
+        encoding="utf-8",
+    )
+    asked = Asked(defaults_of, "roll", "0.3.0", Machine("a2", 8, 1, 64.0))
+    found = [each for each in examine(read_file(path, asked).launch) if each.rule == "preflight.memory"]
+    size = "actor_train.strategy_args.strategy_config.fsdp_size"
+    assert [[(change.key, change.value) for change in each.changes] for each in found] == [[(size, 8)]]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _POINTER = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(.*))?\}")
 _MANDATORY = "???"
+_ACTOR = "actor_rollout_ref.actor"
+_APART = re.compile(r"\b(?:fully_async_policy|one_step_off_policy)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ def written(launch: Launch, key: str) -> Setting | None:
 
 
 def value(launch: Launch, key: str, default: Any = None, *, depth: int = 4) -> Any:
-    """The value in force. A default that points to another key is followed; open and mandatory ones are not known."""
+    """The value in force. A default that points to another key is followed; None where it is not known.
+
+    A mandatory one that nobody wrote counts as `default`.
+    """
     found = launch.get(key, default)
     if found == _MANDATORY:
         return default
@@ -108,8 +113,13 @@ def whole(launch: Launch, key: str, default: int | None = None) -> int | None:
 
 
 def is_true(launch: Launch, key: str, default: bool = False) -> bool:
-    """Whether a switch is on."""
+    """Whether a switch is known to be on."""
     return str(value(launch, key, default)).lower() in ("true", "1", "yes", "on")
+
+
+def is_off(launch: Launch, key: str, default: bool = False) -> bool:
+    """Whether a switch is known to be off."""
+    return not launch.is_open(key) and not is_true(launch, key, default)
 
 
 def is_set(launch: Launch, key: str) -> bool:
@@ -146,9 +156,36 @@ def cards_of_machine(machine: Machine) -> int | None:
 
 
 def verl_cards(launch: Launch) -> int | None:
-    """n_gpus_per_node x nnodes."""
+    """The cards that train: n_gpus_per_node x nnodes."""
     per_node, nodes = whole(launch, "trainer.n_gpus_per_node", 8), whole(launch, "trainer.nnodes", 1)
     return per_node * nodes if per_node and nodes else None
+
+
+def generates_apart(launch: Launch) -> bool:
+    """Whether generation has cards of its own: the trainers that run it one step ahead, or as it comes.
+
+    Source: verl wheels 0.7.1, 0.9.1: verl/experimental/fully_async_policy, one_step_off_policy.
+    """
+    return bool(_APART.search(launch.program)) or "rollout.n_gpus_per_node" in launch.settings
+
+
+def verl_rollout_cards(launch: Launch) -> int | None:
+    """The cards that generate."""
+    if not generates_apart(launch):
+        return verl_cards(launch)
+    per_node, nodes = whole(launch, "rollout.n_gpus_per_node", 8), whole(launch, "rollout.nnodes", 1)
+    return per_node * nodes if per_node and nodes else None
+
+
+def sequence_parallel(launch: Launch) -> tuple[str, int | None]:
+    """The key that says over how many cards a sequence is cut, and how many; None where that is not known.
+
+    The older key counts where it is above 1. Source: verl wheels 0.7.1, 0.9.1: verl/workers/config/actor.py.
+    """
+    old = f"{_ACTOR}.ulysses_sequence_parallel_size"
+    new = f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+    size = whole(launch, old, 1)
+    return (new, whole(launch, new, 1)) if size == 1 else (old, size)
 
 
 def roles(launch: Launch) -> tuple[str, ...]:

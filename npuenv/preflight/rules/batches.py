@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,13 @@ from npuenv.preflight.rules.base import (
     Rule,
     divisor_below,
     is_at_least,
+    is_off,
     is_set,
     is_true,
     matching,
     number,
     problem,
+    sequence_parallel,
     value,
     verl_cards,
     whole,
@@ -40,12 +43,11 @@ def data_parallel(launch: Launch) -> int | None:
     cards = verl_cards(launch)
     if value(launch, f"{_ACTOR}.strategy") == "megatron":
         names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        group = 1
-        for name in names:
-            group *= whole(launch, f"{_ACTOR}.megatron.{name}", 1) or 1
+        sizes = [whole(launch, f"{_ACTOR}.megatron.{name}", 1) for name in names]
     else:
-        group = whole(launch, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
-    return cards // group if cards and cards % group == 0 else None
+        sizes = [sequence_parallel(launch)[1]]
+    group = math.prod(size or 0 for size in sizes)  # 0: a size is not known
+    return cards // group if cards and group and cards % group == 0 else None
 
 
 def fitting(launch: Launch) -> tuple[Change, ...]:
@@ -58,7 +60,7 @@ def fitting(launch: Launch) -> tuple[Change, ...]:
     n, parts = _rollouts(launch), data_parallel(launch)
     if not (batch and mini and n and parts):
         return (Change(_MINI, batch),) if batch and mini and mini > batch else ()
-    is_dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
+    is_dynamic = not is_off(launch, f"{_ACTOR}.use_dynamic_bsz")
     new_batch = batch if is_dynamic else _next(batch, batch + _least(launch, parts), n, _least(launch, parts)) or batch
     fits = mini <= new_batch and mini * n % parts == 0
     new_mini = mini if fits else new_batch if mini > batch else _next(mini, new_batch, n, parts, of=new_batch) or mini
@@ -82,7 +84,7 @@ def _least(launch: Launch, parts: int) -> int:
 
 def _train_batch(launch: Launch) -> Iterator[Problem]:
     cards, batch, n = data_parallel(launch), whole(launch, _TRAIN, 1024), _rollouts(launch)
-    if not (cards and batch and n) or is_true(launch, f"{_ACTOR}.use_dynamic_bsz"):
+    if not (cards and batch and n and is_off(launch, f"{_ACTOR}.use_dynamic_bsz")):
         return
     least = _least(launch, cards)
     if batch * n % least:
@@ -143,7 +145,7 @@ def _mini_uneven(launch: Launch) -> Iterator[Problem]:
 
 def _micro_batch(launch: Launch) -> Iterator[Problem]:
     micro, share = whole(launch, _MICRO), _share_of_mini(launch)
-    if not share or share[3] or not micro or is_true(launch, f"{_ACTOR}.use_dynamic_bsz"):
+    if not share or share[3] or not micro or not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
         return
     mini, n, parts, _ = share
     per_card = mini * n // parts
@@ -186,9 +188,10 @@ def _micro_both(launch: Launch) -> Iterator[Problem]:
 
 
 def _micro_none(launch: Launch) -> Iterator[Problem]:
-    dynamic = is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
+    if not is_off(launch, f"{_ACTOR}.use_dynamic_bsz"):
+        return
     for old, new, switch in _micro_keys(launch):
-        if not (is_set(launch, old) or is_set(launch, new) or dynamic or is_true(launch, switch)):
+        if not (is_set(launch, old) or is_set(launch, new)) and is_off(launch, switch):
             yield problem(launch, "micro-batch-none", (), new=new, source=_VALIDATE)
 
 
@@ -229,8 +232,10 @@ def _roll_batch(launch: Launch) -> Iterator[Problem]:
     cards, batch = cards_of(launch, "actor_train"), whole(launch, "rollout_batch_size")
     if not (device and steps and cards and batch):
         return
-    n = 1 if _is_agentic(launch) else whole(launch, "num_return_sequences_in_group", 1) or 1
+    n = 1 if _is_agentic(launch) else whole(launch, "num_return_sequences_in_group", 1)
     parts = _roll_parts(launch, len(cards))
+    if not (n and parts):
+        return
     update = device * steps * parts
     if batch * n % update:
         fit = batch * n // (device * parts) if batch * n % (device * parts) == 0 else None
@@ -253,12 +258,13 @@ def _is_agentic(launch: Launch) -> bool:
     return any(key.startswith("train_env_manager.") for key in launch.settings)
 
 
-def _roll_parts(launch: Launch, cards: int) -> int:
-    """Data parallel parts of ROLL's training role."""
-    group = whole(launch, "actor_train.model_args.ulysses_size", 1) or 1
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        group *= whole(launch, f"actor_train.strategy_args.strategy_config.{name}", 1) or 1
-    return max(cards // group, 1)
+def _roll_parts(launch: Launch, cards: int) -> int | None:
+    """Data parallel parts of ROLL's training role; None where a size is not known."""
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    keys = [f"actor_train.strategy_args.strategy_config.{name}" for name in names]
+    sizes = [whole(launch, key, 1) for key in ("actor_train.model_args.ulysses_size", *keys)]
+    group = math.prod(size or 0 for size in sizes)
+    return max(cards // group, 1) if group else None
 
 
 def _env_groups(launch: Launch) -> Iterator[Problem]:
@@ -348,9 +354,9 @@ def _domains(launch: Launch) -> Iterator[Problem]:
 
 
 def _ulysses_padding(launch: Launch) -> Iterator[Problem]:
-    key = f"{_ACTOR}.ulysses_sequence_parallel_size"
+    key, size = sequence_parallel(launch)
     padding = "actor_rollout_ref.model.use_remove_padding"
-    if (whole(launch, key, 1) or 1) > 1 and value(launch, padding) is not None and not is_true(launch, padding):
+    if (size or 1) > 1 and value(launch, padding) is not None and not is_true(launch, padding):
         keys = (key, padding) if written(launch, padding) else (key,)
         yield problem(launch, "ulysses-padding", keys, changes=(Change(padding, True),), source=_VALIDATE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ from npuenv.preflight.rules.base import (
     Rule,
     cards_of_machine,
     divisor_below,
+    generates_apart,
     is_at_least,
     problem,
     roles,
+    sequence_parallel,
     value,
     verl_cards,
+    verl_rollout_cards,
     whole,
     written,
 )
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_CARDS = 65536  # a range beyond this is a slip, and its list is not made
 _ROLL = "alibaba/ROLL roll/configs/worker_config.py: device_mapping is evaluated, then counted"
+_POOL = "verl: the resource pool waits for cards without a limit (notes of runs with 0.7.1)"
 _ON_CARDS = ("actor_train", "actor_infer")
 
 
@@ -194,10 +199,11 @@ def _device_missing(launch: Launch) -> Iterator[Problem]:
 
 
 def _cards_machine(launch: Launch) -> Iterator[Problem]:
-    there = {"trainer.n_gpus_per_node": launch.machine.cards_per_node, "trainer.nnodes": launch.machine.nodes}
-    defaults = {"trainer.n_gpus_per_node": 8, "trainer.nnodes": 1}
-    for key, most in there.items():
-        asked = whole(launch, key, defaults[key])
+    there = {"n_gpus_per_node": launch.machine.cards_per_node, "nnodes": launch.machine.nodes}
+    pools = ("trainer", "rollout") if generates_apart(launch) else ("trainer",)
+    for pool, (name, most) in itertools.product(pools, there.items()):
+        key = f"{pool}.{name}"
+        asked = whole(launch, key, 8 if name == "n_gpus_per_node" else 1)
         if asked and most and asked > most:
             yield problem(
                 launch,
@@ -207,8 +213,21 @@ def _cards_machine(launch: Launch) -> Iterator[Problem]:
                 key=key,
                 asked=asked,
                 most=most,
-                source="verl: the resource pool waits for cards without a limit (notes of runs with 0.7.1)",
+                source=_POOL,
             )
+    train, generate, most = verl_cards(launch), verl_rollout_cards(launch), cards_of_machine(launch.machine)
+    if len(pools) > 1 and train and generate and most and max(train, generate) <= most < train + generate:
+        yield problem(
+            launch,
+            "cards-machine",
+            [f"{pool}.{name}" for pool in pools for name in there],
+            says="cards-pools",
+            train=train,
+            generate=generate,
+            total=train + generate,
+            most=most,
+            source=_POOL,
+        )
 
 
 def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
@@ -249,14 +268,15 @@ def _world_size(launch: Launch) -> Iterator[Problem]:
 
 
 def _verl_parallel(launch: Launch) -> Iterator[Problem]:
-    cards, key = verl_cards(launch), "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    cards, key = verl_rollout_cards(launch), "actor_rollout_ref.rollout.tensor_model_parallel_size"
     size = whole(launch, key, 2)
+    pool = "rollout" if generates_apart(launch) else "trainer"
     if cards and size and cards % size:
         change = Change(key, divisor_below(cards, size))
         yield problem(
             launch,
             "tensor-parallel",
-            (key, "trainer.n_gpus_per_node"),
+            (key, f"{pool}.n_gpus_per_node"),
             changes=(change,),
             key=key,
             size=size,
@@ -301,7 +321,7 @@ def _heads(launch: Launch) -> Iterator[Problem]:
     name, size = value(launch, model_key), whole(launch, key, 1)
     if not size or size == 1 or not isinstance(name, str) or written(launch, model_key) is None:
         return
-    cards = verl_cards(launch) if launch.framework == "verl" else len(cards_of(launch, "actor_infer") or ())
+    cards = verl_rollout_cards(launch) if launch.framework == "verl" else len(cards_of(launch, "actor_infer") or ())
     if cards and cards % size:
         return  # another rule has said so
     heads = find_model(name).heads
@@ -319,8 +339,7 @@ def _heads(launch: Launch) -> Iterator[Problem]:
 
 
 def _ulysses(launch: Launch) -> Iterator[Problem]:
-    cards, key = verl_cards(launch), "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-    size = whole(launch, key, 1)
+    cards, (key, size) = verl_cards(launch), sequence_parallel(launch)
     if cards and size and size > 1 and cards % size:
         yield problem(
             launch,
@@ -339,7 +358,9 @@ def _megatron_parallel(launch: Launch) -> Iterator[Problem]:
     if value(launch, "actor_rollout_ref.actor.strategy") != "megatron" or not cards:
         return
     keys = tuple(f"{base}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
-    size = math.prod(whole(launch, key, 1) or 1 for key in keys)
+    size = math.prod(whole(launch, key, 1) or 0 for key in keys)
+    if not size:
+        return  # one of them is not known
     if cards % size:
         yield problem(
             launch,

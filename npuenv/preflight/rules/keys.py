@@ -25,6 +25,11 @@ _DROPPED = "alibaba/ROLL roll/configs: dacite drops keys without a field"
 _ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?ml)?$")
 # The beginnings of keys that only the asynchronous trainers have, whose configurations are not in the table.
 _OTHER_TRAINERS = ("rollout.", "async_training.")
+_TABLED = re.compile(r"verl\.trainer\.main_ppo\w*|(?!.*\b(?:recipe|experimental)/)(?:.*/)?main_ppo\w*\.py")
+# Below this everything goes to ray.init as it is; two keys of it are in the table.
+_RAY_INIT = re.compile(r"(?:ray_kwargs\.)?ray_init\.(?!num_cpus$|timeline_json_file$)")
+_MOST_NAMED = 8
+_ANYTHING = re.compile(r"(?:^data\.(?:train|val)_files|_name|_dir|_path)$")  # names and places: no rule is about them
 _NOISE = "trainer.noise_injection"
 _VERLS_OWN = re.compile(r"(?:ppo|sft|generation|evaluation)\w*(?:\.ya?ml)?")
 _FREE_PARTS = (
@@ -65,9 +70,20 @@ def _inside_free(key: str, release: str | None) -> bool:
 
 
 def _unknown(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
+    """The settings of verl's own trainer that its release does not have; other programs bring keys of their own."""
+    return iter(()) if has_own_keys(launch) else _not_in_table(launch)
+
+
+def has_own_keys(launch: Launch) -> bool:
+    """Whether a program is started whose configuration is not in the table, such as one of verl's recipes."""
+    return bool(launch.program) and not _TABLED.fullmatch(launch.program)
+
+
+def _not_in_table(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
     names = names_of("verl", launch.release)
     for key, setting in launch.settings.items() if names else ():
-        if (setting.mark or launch.source == "verl-yaml") and _inside_free(key, launch.release):
+        is_added = setting.mark or launch.source == "verl-yaml"
+        if is_added and (_inside_free(key, launch.release) or _RAY_INIT.match(key)):
             continue  # a key of the user's own, below one that takes such keys
         if not (_is_hydras(key) or key.startswith(_NOISE) or _is_known(key, names)):
             yield setting, names
@@ -148,11 +164,14 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
         if _is_elsewhere(launch, setting.key, names):
             continue
         is_added = bool(setting.mark) or launch.source == "verl-yaml"
-        near = nearest(setting.key, names, 0.9) if is_added else _near(setting.key, names)
+        near = None if _RAY_INIT.match(setting.key) else _near(setting.key, names)
+        near = None if near and is_added and not _is_slip(setting.key, near) else near
         if near is None and is_added and (setting.mark or _is_own(launch, setting)):
             continue  # a key of the user's own: somebody may read it
         is_taken = near in launch.settings  # two values for one key: only the user can decide
-        changes = (Change(near, setting.value, renames=setting.key),) if near and not is_taken else ()
+        # A value goes to no other place by a guess: what is right for one part can break another.
+        is_meant = near is not None and not is_taken and _is_slip(setting.key, near)
+        changes = (Change(near, setting.value, renames=setting.key),) if near and is_meant else ()
         yield problem(
             launch,
             "key-unknown",
@@ -187,12 +206,57 @@ def _is_own(launch: Launch, setting: Setting) -> bool:
 def _near(key: str, names: frozenset[str]) -> str | None:
     """The known key that was meant: nearly the same, or with the same last part elsewhere in the same branch."""
     close = nearest(key, names, 0.9)
-    if close:
+    if close and _is_slip(key, close):
         return close
     head, _, tail = key.rpartition(".")
     same = sorted(name for name in names if name.endswith(f".{tail}") and name.split(".")[0] == key.split(".")[0])
     top = head.split(".")[0]
     return same[0] if len(same) == 1 and top else None
+
+
+def _is_slip(key: str, near: str) -> bool:
+    """Whether one key is the other with a slip of the pen: it stays in the same place, part by part."""
+    parts, others = key.split("."), near.split(".")
+    return len(parts) == len(others) and all(nearest(one, (other,), 0.7) for one, other in zip(parts, others))
+
+
+def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
+    """Says aloud which keys were left to a program that may have them."""
+    keys = [setting.key for setting, _ in _not_in_table(launch) if setting.is_sure] if has_own_keys(launch) else []
+    if keys:
+        yield problem(
+            launch,
+            "key-unknown",
+            (),
+            says="keys-unjudged",
+            severity="note",
+            program=launch.program,
+            names=_named(keys),
+            source=_TABLE,
+        )
+
+
+def _undecided(launch: Launch) -> Iterator[Problem]:
+    """Says aloud what was not judged, because only the running script decides it."""
+    written = (*launch.settings.values(), *launch.environ.values())
+    undecided = [setting.key for setting in written if setting.is_shells or not setting.is_sure]
+    open_keys = [key for key in undecided if not _ANYTHING.search(key)]
+    for says, is_so in (("undecided", bool(open_keys)), ("undecided-keys", launch.is_partial)):
+        if is_so:
+            yield problem(
+                launch,
+                "undecided",
+                (),
+                says=says,
+                severity="note",
+                count=len(open_keys),
+                names=_named(open_keys),
+                source="the script itself, which is read and not run",
+            )
+
+
+def _named(keys: list[str]) -> tuple[str, ...]:
+    return (*keys[:_MOST_NAMED], *(["…"] if len(keys) > _MOST_NAMED else []))
 
 
 def _key_exists(launch: Launch) -> Iterator[Problem]:
@@ -232,7 +296,8 @@ def _noise(launch: Launch) -> Iterator[Problem]:
 
 def _mandatory(launch: Launch) -> Iterator[Problem]:
     key = "actor_rollout_ref.rollout.name"
-    if defaults_of("verl", launch.release).get(key) == "???" and key not in launch.settings:
+    is_unset = key not in launch.settings and not launch.is_open(key)
+    if is_unset and defaults_of("verl", launch.release).get(key) == "???":
         yield problem(
             launch, "key-mandatory", (), changes=(Change(key, "vllm"),), key=key, release=launch.release, source=_TABLE
         )
@@ -332,7 +397,7 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
     tops = {key.split(".")[0] for key in launch.settings}
     for key, setting in launch.settings.items() if not launch.missing_files else ():
         name = re.fullmatch(r"\$\{([A-Za-z_]\w*)(?:\.[\w.]+)?\}", setting.text.strip().strip("'\""))
-        if setting.is_open and name and name.group(1) not in tops:
+        if setting.is_open and not setting.is_shells and name and name.group(1) not in tops:
             yield problem(
                 launch,
                 "defaults-missing",
@@ -348,9 +413,11 @@ RULES = (
     Rule("preflight.release", ("verl", "roll"), _release_unknown),
     Rule("preflight.key-moved", ("verl",), _key_moved),
     Rule("preflight.key-unknown", ("verl",), _key_unknown),
+    Rule("preflight.key-unknown", ("verl",), _keys_unjudged),
     Rule("preflight.key-exists", ("verl",), _key_exists),
     Rule("preflight.key-mandatory", ("verl",), _mandatory),
     Rule("preflight.noise-injection", ("verl",), _noise),
     Rule("preflight.key-dropped", ("roll",), _roll_dropped),
     Rule("preflight.defaults-missing", ("roll", "verl"), _defaults_missing),
+    Rule("preflight.undecided", ("verl", "roll"), _undecided),
 )

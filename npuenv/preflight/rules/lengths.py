@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.preflight.rules.base import Rule, is_at_least, is_true, problem, value, whole
+from npuenv.preflight.rules.base import Rule, is_at_least, is_off, is_true, problem, sequence_parallel, value, whole
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _batched_tokens(launch: Launch) -> Iterator[Problem]:
         return  # 0.9.1 raises the limit by itself
     key = f"{_ROLLOUT}.max_num_batched_tokens"
     total, most = whole(launch, f"{_ROLLOUT}.max_model_len") or verl_length(launch), whole(launch, key, 8192)
-    if total and most and most < total and not is_true(launch, f"{_ROLLOUT}.enable_chunked_prefill", default=True):
+    if total and most and most < total and is_off(launch, f"{_ROLLOUT}.enable_chunked_prefill", default=True):
         yield problem(
             launch,
             "batched-tokens",
@@ -80,8 +80,8 @@ def _batched_tokens(launch: Launch) -> Iterator[Problem]:
 
 def _dynamic_tokens(launch: Launch) -> Iterator[Problem]:
     key, total = f"{_ACTOR}.ppo_max_token_len_per_gpu", verl_length(launch)
-    most, parts = whole(launch, key, 16384), whole(launch, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1
-    if total and most and is_true(launch, f"{_ACTOR}.use_dynamic_bsz") and most * parts < total:
+    most, parts = whole(launch, key, 16384), sequence_parallel(launch)[1]
+    if total and most and parts and is_true(launch, f"{_ACTOR}.use_dynamic_bsz") and most * parts < total:
         yield problem(
             launch,
             "dynamic-tokens",

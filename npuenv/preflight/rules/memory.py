@@ -5,11 +5,22 @@ It speaks only where model, cards and their memory are all known.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
-from npuenv.preflight.rules.base import Rule, is_true, number, problem, value, verl_cards, whole
+from npuenv.preflight.rules.base import (
+    Rule,
+    generates_apart,
+    is_true,
+    number,
+    problem,
+    sequence_parallel,
+    value,
+    verl_cards,
+    whole,
+)
 from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
 
@@ -20,6 +31,13 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Launch, Problem
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+# Keys whose values decide about memory.
+_WEIGHS = re.compile(
+    r"offload|batch_size|bsz|length|max_(?:model|token)_len|parallel_size|lora_rank|gradient_checkpointing|fsdp_size"
+    r"|use_kl|adv_estimator|remove_padding|free_cache|gpu_memory|\.strategy(?:_name)?$|rollout\.n$|device_mapping"
+    r"|n_gpus_per_node|nnodes|num_return_sequences"
+)
+_ROLL_SHARDS = "actor_train.strategy_args.strategy_config.fsdp_size"
 _ENGINES: dict[str, Engine] = {"fsdp": "fsdp", "fsdp2": "fsdp2"}
 _ROLL_ENGINES: dict[str, Engine] = {"deepspeed_train": "deepspeed-zero3", "fsdp2_train": "fsdp2"}
 
@@ -27,6 +45,8 @@ _ROLL_ENGINES: dict[str, Engine] = {"deepspeed_train": "deepspeed-zero3", "fsdp2
 def job_of(launch: Launch) -> tuple[Job, Placement] | None:
     """What the planner needs; None where one of the deciding values is not known."""
     if launch.machine.memory_gib is None or launch.machine.hardware is None or launch.release is None:
+        return None
+    if launch.is_partial or any(each.is_open and _WEIGHS.search(each.key) for each in launch.settings.values()):
         return None
     return _verl_job(launch) if launch.framework == "verl" else _roll_job(launch)
 
@@ -39,6 +59,8 @@ def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
         value(launch, "actor_rollout_ref.model.path"),
         _ENGINES.get(str(value(launch, f"{_ACTOR}.strategy", "fsdp"))),
     )
+    if generates_apart(launch):
+        return None  # the planner knows training and generation on the same cards
     count, dynamic = verl_cards(launch), is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
     micro = whole(launch, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1 if dynamic else None)
     share = number(launch, f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
@@ -79,7 +101,8 @@ def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
         checkpoints_gradients=is_true(launch, "actor_rollout_ref.model.enable_gradient_checkpointing", default=True),
         removes_padding=is_true(launch, "actor_rollout_ref.model.use_remove_padding"),
         lora_rank=whole(launch, "actor_rollout_ref.model.lora_rank", 0) or 0,
-        sequence_parallel=whole(launch, f"{_ACTOR}.ulysses_sequence_parallel_size", 1) or 1,
+        sequence_parallel=sequence_parallel(launch)[1] or 1,
+        shard_cards=whole(launch, f"{_ACTOR}.fsdp_config.fsdp_size"),  # -1, all cards, is no whole number of cards
         engine_sleeps=is_true(launch, f"{_ROLLOUT}.free_cache_engine", default=True),
     )
     cards = tuple(range(count))
@@ -134,8 +157,22 @@ def _roll_job(launch: Launch) -> tuple[Job, Placement] | None:
         offloads_optimizer=offloads,
         has_reference=bool(reference),
         checkpoints_gradients=not is_true(launch, "actor_train.model_args.disable_gradient_checkpointing"),
+        shard_cards=_roll_shards(launch, len(train)) if engine == "fsdp2" else None,
     )
     return job, Placement(train, infer, reference or ())
+
+
+def _roll_shards(launch: Launch, cards: int) -> int:
+    """The cards that share one copy of the trained state: 1 where nothing is said.
+
+    Source: alibaba/ROLL @3024714d roll/distributed/strategy/fsdp2_strategy.py: strategy_config.get("fsdp_size", 1), and
+    a size of its own where a sequence is cut.
+    """
+    size = number(launch, _ROLL_SHARDS, 1) or 1
+    parts = whole(launch, "actor_train.model_args.ulysses_size", 1) or 1
+    if parts > 1 and not 1 < size < cards:
+        return max(cards // parts, 1)
+    return int(size) if 0 < size < cards else cards
 
 
 def _memory(launch: Launch) -> Iterator[Problem]:
@@ -172,11 +209,14 @@ def _memory(launch: Launch) -> Iterator[Problem]:
 
 
 def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
-    """The first of offloading and small micro batches, in the order of the guides, after which the job fits."""
+    """The first of small micro batches, offloading and one copy of the trained state over all cards, after which the
+    job fits."""
     from npuenv.placement import estimate
 
+    everywhere = replace(job, shard_cards=None)
     if launch.framework != "verl":
-        return ()
+        is_enough = job.engine == "fsdp2" and estimate(everywhere, placement).verdict != "infeasible"
+        return (Change(_ROLL_SHARDS, len(placement.train)),) if is_enough else ()
     offload = (
         Change(f"{_ACTOR}.fsdp_config.param_offload", True),
         Change(f"{_ACTOR}.fsdp_config.optimizer_offload", True),
@@ -185,15 +225,18 @@ def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...
         Change(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1),
         Change(f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", 1),
     )
-    light = replace(job, offloads_parameters=True, offloads_optimizer=True)
+    spread = (Change(f"{_ACTOR}.fsdp_config.fsdp_size", -1),)
     sizes = replace(job.sizes, micro_batch=1, log_prob_micro_batch=1)
-    for job_then, changes in (
-        (replace(job, sizes=sizes), small),
-        (light, offload),
-        (replace(light, sizes=sizes), (*offload, *small)),
-    ):
-        if estimate(job_then, placement).verdict != "infeasible":
-            return changes
+    for whole_job, first in ((job, ()), (everywhere, spread)):
+        light = replace(whole_job, offloads_parameters=True, offloads_optimizer=True)
+        for job_then, changes in (
+            (whole_job, ()),
+            (replace(whole_job, sizes=sizes), small),
+            (light, offload),
+            (replace(light, sizes=sizes), (*offload, *small)),
+        ):
+            if estimate(job_then, placement).verdict != "infeasible":
+                return (*first, *changes)
     return ()
 
 

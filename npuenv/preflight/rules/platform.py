@@ -57,6 +57,7 @@ _MEGATRON = frozenset(
         "account_for_loss_in_pipeline_split",
     )
 )
+_OF_BOTH_ENGINES = frozenset(("gpu_memory_utilization", "load_format", "dtype", "tensor_parallel_size", "seed"))
 _FEW_BITS = re.compile(r"(?i)[-_.](?:awq|gptq(?:-int[48])?|gguf|bnb-[48]bit|[48]bit|int[48]|w[48]a(?:8|16)|nf4)$")
 _GPU_ENGINES = {"trtllm": "vllm"}
 _GPU_ONLY = {"automodel": "fsdp2"}  # registered for device cuda alone in verl 0.9.1
@@ -69,7 +70,7 @@ def _device(launch: Launch) -> Iterator[Problem]:
         yield problem(
             launch, "device", (key,), changes=(Change(key, "npu"),), source="verl wheels: verl/utils/device.py"
         )
-    elif setting is None and is_at_least(launch, "0.7.0") is False:
+    elif setting is None and not launch.is_open(key) and is_at_least(launch, "0.7.0") is False:
         yield problem(
             launch,
             "device",
@@ -177,7 +178,7 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
             launch,
             "roll-deepspeed",
             (key,),
-            changes=(Change(key, new),),
+            changes=_as_fsdp(launch, key, new),
             name=name,
             new=new,
             release=launch.release,
@@ -202,10 +203,48 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
             "roll-engine",
             (key,),
             severity="warning",
-            changes=(Change(key, "vllm"),),
+            changes=_as_vllm(launch, key),
             name=name,
             source=f"{_SAMPLES}; alibaba/ROLL docker/Dockerfile.A2: vllm-ascend is the only engine",
         )
+
+
+def _as_fsdp(launch: Launch, key: str, new: str) -> tuple[Change, ...]:
+    """FSDP with settings of its own in the place of DeepSpeed's tree; nothing where the role's cards are not known.
+
+    Source: ROLL Ascend samples (2026-04), the form of v0.3.0.
+    """
+    config, cards = f"{key.rpartition('.')[0]}.strategy_config", cards_of(launch, key.partition(".strategy_args")[0])
+    if f"{config}.fsdp_size" in launch.settings:
+        return (Change(key, new),)  # the settings are FSDP's already
+    if not cards:
+        return ()
+    written = [each for name, each in launch.settings.items() if name == config or name.startswith(f"{config}.")]
+    offloads = any(re.search(r"offload.*\bcpu\b", f"{each.key}: {each.value}") for each in written)
+    tree = {
+        "fsdp_size": len(cards),
+        "param_dtype": "bf16",
+        "reduce_dtype": "float32",
+        "reshard_after_forward": True,
+        "offload_policy": offloads,
+    }
+    return (Change(key, new), Change(config, tree))
+
+
+def _as_vllm(launch: Launch, key: str) -> tuple[Change, ...]:
+    """vLLM in the place of SGLang, with its name for the share of memory; nothing where SGLang has more settings."""
+    config = f"{key.rpartition('.')[0]}.strategy_config"
+    share, names = f"{config}.mem_fraction_static", _names_below(launch, config)
+    if names - _OF_BOTH_ENGINES - {"mem_fraction_static"}:
+        return ()
+    new = f"{config}.gpu_memory_utilization"
+    if share not in launch.settings or new in launch.settings:
+        return (Change(key, "vllm"), *((Change(share, None),) if share in launch.settings else ()))
+    return (Change(key, "vllm"), Change(new, launch.settings[share].value, renames=share))
+
+
+def _names_below(launch: Launch, key: str) -> set[str]:
+    return {name.removeprefix(f"{key}.") for name in launch.settings if name.startswith(f"{key}.")}
 
 
 def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
@@ -275,6 +314,22 @@ def _engine_attention(launch: Launch) -> Iterator[Problem]:
                 changes=(change,),
                 name=setting.value,
                 source="verl Ascend scripts: engine_kwargs.sglang.attention_backend=ascend",
+            )
+
+
+def _ray_init(launch: Launch) -> Iterator[Problem]:
+    """GPUs that the trainer itself would register with Ray."""
+    for key in ("ray_kwargs.ray_init.num_gpus", "ray_init.num_gpus"):
+        setting = launch.settings.get(key)
+        if setting is not None and not setting.is_open and setting.value not in (None, 0):
+            yield problem(
+                launch,
+                "ray-gpus",
+                (key,),
+                says="ray-init-gpus",
+                changes=(Change(key, None),),
+                key=key,
+                source="runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what num_gpus registers beside 8 NPUs",
             )
 
 
@@ -385,6 +440,7 @@ RULES = (
     Rule("preflight.attention", ("verl",), _attention),
     Rule("preflight.attention-backend", ("verl",), _engine_attention),
     Rule("preflight.attention-variable", ("verl", "roll"), _attention_variable),
+    Rule("preflight.ray-gpus", ("verl",), _ray_init),
     Rule("preflight.quantization", ("verl", "roll"), _quantization),
     Rule("preflight.weights", ("verl", "roll"), _weights),
     Rule("preflight.liger", ("verl",), _liger),

@@ -40,7 +40,8 @@ def _verl_code(launch: Launch) -> Iterator[Problem]:
         ("reward_model.reward_manager", "sandbox_fusion.url"),
         ("reward.reward_manager.name", "reward.sandbox_fusion.url"),
     ):
-        if value(launch, base) == "prime" and base in launch.settings and not value(launch, sandbox):
+        is_local = not launch.is_open(sandbox) and not value(launch, sandbox)
+        if value(launch, base) == "prime" and base in launch.settings and is_local:
             yield problem(
                 launch,
                 "code-reward",

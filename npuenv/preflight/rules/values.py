@@ -70,7 +70,7 @@ def _bounds(launch: Launch) -> Iterator[Problem]:
         if row.framework != launch.framework:
             continue
         for setting in matching(launch, row.key):
-            if setting.value is not None and not _is_within(row, setting.value):
+            if setting.value is not None and not (_is_within(row, setting.value) or _is_none(launch, setting)):
                 yield problem(
                     launch,
                     "number",
@@ -80,6 +80,14 @@ def _bounds(launch: Launch) -> Iterator[Problem]:
                     takes=_takes(row),
                     source=row.source,
                 )
+
+
+def _is_none(launch: Launch, setting: Setting) -> bool:
+    """The fully asynchronous trainer takes samples as they come, and asks for a batch of 0.
+
+    Source: verl wheels 0.7.1, 0.9.1: verl/experimental/fully_async_policy: "train_batch_size must be zero".
+    """
+    return setting.key == "data.train_batch_size" and setting.value == 0 and "fully_async" in launch.program
 
 
 def _is_within(row: Bound, written: object) -> bool:

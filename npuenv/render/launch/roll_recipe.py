@@ -187,6 +187,8 @@ def job_of(recipe: Filled, model: Model, cards: Cards, *, num_train: int) -> Job
 def placed_job(job: Job, recipe: Filled, placement: Placement) -> Job:
     """The job with what its placement decides: colocated training always leaves the cards while others generate."""
     sizes = _sizes(recipe, len(placement.train))
+    key = f"{TRAIN_CONFIG}.fsdp_size"
+    job = replace(job, shard_cards=recipe.number(key) if key in recipe.explicit else None)
     if placement.layout == "split" or OFFLOAD in recipe.explicit:
         return replace(job, sizes=sizes)
     return replace(job, sizes=sizes, offloads_parameters=True, offloads_optimizer=True, offloads_reference=True)

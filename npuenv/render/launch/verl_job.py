@@ -45,6 +45,7 @@ def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -
         return float(found) if isinstance(found, (int, float)) else 0.0
 
     is_sft = recipe.entry == "sft"
+    shards = number(f"{_A}.fsdp_config.fsdp_size", -1)
     sizes = Sizes(
         prompt_length=number("data.max_prompt_length", number("data.max_length") // 2),
         response_length=number("data.max_response_length", number("data.max_length") // 2),
@@ -74,6 +75,7 @@ def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -
         has_critic=recipe.algorithm == "ppo",
         removes_padding=values.get(f"{prefix}.use_remove_padding") is True,
         lora_rank=number("model.lora_rank", 0),
+        shard_cards=shards if shards > 0 else None,
     )
 
 

@@ -1,0 +1,179 @@
+"""Scripts as people write them, which are files: what is found in them, and that bash takes every corrected copy."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from npuenv._toml import load_file
+from npuenv.matrix.keys import defaults_of
+from npuenv.messages import say
+from npuenv.preflight.examine import examine
+from npuenv.preflight.fixing import fix, fix_all
+from npuenv.preflight.reading import Asked, all_of, read_text
+from npuenv.preflight.types import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from npuenv.preflight.reading import Reading
+
+# The folder is no package, and the case files have a reader of their own.
+_SPEC = importlib.util.spec_from_file_location("preflight_case_files", Path(__file__).with_name("case_files.py"))
+assert _SPEC is not None and _SPEC.loader is not None
+case_files = sys.modules.get(_SPEC.name) or importlib.util.module_from_spec(_SPEC)
+if _SPEC.name not in sys.modules:
+    sys.modules[_SPEC.name] = case_files
+    _SPEC.loader.exec_module(case_files)
+
+PATH = case_files.CASES / "verl" / "script.sh"
+RIGHT = (
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=128",
+    "data.max_prompt_length=512",
+    "data.max_response_length=1024",
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.fsdp_config.param_offload=True",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
+    "trainer.total_epochs=1",
+)
+_PLACES = {
+    "@LINES@": " \\\n    ".join(RIGHT),
+    "@ITEMS@": "\n    ".join(RIGHT),
+    "@WORDS@": " ".join(RIGHT),
+    "@BLANK@": " ",
+    "@CR@": "\r",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script. `line`, `says`: of the first problem; `later`: rules that speak of the launches behind the first."""
+
+    id: str
+    text: str
+    found: list[str]
+    release: str = "0.7.1"
+    after: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    kept: bool = False
+    line: int = 0
+    says: str = ""
+
+
+CASES = [Case(**row) for row in load_file(case_files.CASES / "scripts.toml")["case"]]
+FAULTS = [case for name in ("faults", "held_out", "held_out_2", "held_out_3") for case in case_files.cases_of(name)]
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="asks bash whether it takes a script")
+
+
+def text_of(case: Case) -> str:
+    text = f"#!/bin/bash\n{case.text.strip()}\n" if not case.text.startswith("\n") else f"#!/bin/bash{case.text}"
+    for place, words in _PLACES.items():
+        text = text.replace(place, words)
+    return text
+
+
+def asked(case: Case, parses: Callable[[str], bool] | None = None) -> Asked:
+    machine = Machine("a2", 8, 1, 64.0)
+    known = Asked(defaults_of, "verl", case.release, machine, {"HOME": "/root"}, PATH.parent)
+    return known if parses is None else replace(known, parses=parses)
+
+
+def read(case: Case) -> Reading:
+    return read_text(text_of(case), PATH, asked(case))
+
+
+def alarms(reading: Reading) -> list[Any]:
+    return [each for each in examine(reading.launch, refused=reading.refused) if each.severity != "note"]
+
+
+def bash_takes(text: str) -> bool:
+    return subprocess.run(["bash", "-n", "-c", text], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_script_has_the_problems_that_it_has_and_no_other(case: Case) -> None:
+    first, *rest = all_of(read(case), asked(case))
+    found = alarms(first)
+    assert {each.rule for each in found} == set(case.found), [say(each.says) for each in found]
+    assert [each.rule for reading in rest for each in alarms(reading)] == list(case.later)
+    if case.line:
+        assert (found[0].settings[0].place.line, found[0].says.key) == (case.line, f"preflight_rules.{case.says}")
+        assert say(found[0].says, "zh") != say(found[0].says, "en")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_correction_touches_only_what_was_judged(case: Case) -> None:
+    fixed = fix_all(all_of(read(case), asked(case)), asked(case))
+    assert [text for text in case.after if text not in fixed.after] == []
+    if case.kept:
+        assert (fixed.after, fixed.changes) == (fixed.before, ())
+
+
+@needs_bash
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_bash_takes_every_corrected_copy_of_a_script_that_it_takes(case: Case) -> None:
+    fixed = fix_all(all_of(read(case), asked(case)), asked(case))
+    assert bash_takes(fixed.before)
+    assert bash_takes(fixed.after)
+
+
+@needs_bash
+def test_bash_takes_every_corrected_copy_of_the_other_cases() -> None:
+    scripts = [case for case in FAULTS if case.base.endswith(".sh")]
+    copies = [fix(case_files.read(case), case_files.asked(case)).after for case in scripts]
+    assert len(copies) > 40
+    assert [case.id for case, copy in zip(scripts, copies) if not bash_takes(copy)] == []
+
+
+def test_what_the_shell_refuses_is_not_written() -> None:
+    case = next(case for case in CASES if case.id == "the-only-line-of-a-decided-branch")
+    picky = asked(case, parses=lambda text: "\n  :\n" not in text)
+    fixed = fix(read_text(text_of(case), PATH, picky), picky)
+    assert (fixed.after, fixed.changes) == (fixed.before, ())
+    assert [each.rule for each in fixed.left] == ["preflight.nccl"]
+
+
+@pytest.mark.parametrize(
+    ("id", "says"),
+    [
+        ("a-value-from-outside", "undecided"),
+        ("exports-of-a-branch-for-gpus", "undecided"),
+        ("words-from-outside", "undecided-keys"),
+        ("a-configuration-that-is-elsewhere", "undecided-keys"),
+        ("keys-of-a-recipe", "keys-unjudged"),
+    ],
+)
+def test_what_was_not_judged_is_said_once_as_a_note(id: str, says: str) -> None:
+    reading = read(next(case for case in CASES if case.id == id))
+    notes = [each.says for each in examine(reading.launch) if each.severity == "note"]
+    assert [each.key for each in notes].count(f"preflight_rules.{says}") == 1
+    assert all(say(each, "zh") != say(each, "en") for each in notes)
+
+
+def test_a_file_that_is_not_beside_the_script_is_named() -> None:
+    text = "source ./gone.env\nsource /usr/local/Ascend/set_env.sh\npython3 -m verl.trainer.main_ppo a=1\n"
+    notes = read_text(text, PATH, Asked(defaults_of)).notes
+    assert [(each.key, each.args["line"], each.args["file"]) for each in notes] == [
+        ("preflight.not-read", 1, "./gone.env")
+    ]
