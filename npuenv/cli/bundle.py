@@ -103,7 +103,7 @@ def _with_files(
     wish: Wish, given: tuple[str, ...], left_out: tuple[str, ...], archive: Path | None, cann_files: tuple[Path, ...]
 ) -> Wish:
     """The wish with what the user adds. Raises BadInput for what does not fit the stack."""
-    from npuenv.bundle.offline.needed import check_cann_file, check_python_archive
+    from npuenv.bundle.offline.needed import check_cann_files, check_python_archive
     from npuenv.bundle.offline.sources import check_sources
     from npuenv.matrix import load_matrix
 
@@ -112,8 +112,7 @@ def _with_files(
     sources, absent = check_sources(wish.stack, pairs, left_out)
     if archive:
         check_python_archive(archive, wish.stack.platform)
-    for path in cann_files:
-        check_cann_file(path, wish.stack, load_matrix())
+    check_cann_files(cann_files, wish.stack, load_matrix())
     return replace(wish, given=sources, left_out=absent, python_archive=archive, cann_files=cann_files)
 
 
@@ -148,10 +147,13 @@ def _list(ui: Ui, contents: Contents, out: Path, machine: Machine) -> None:
     """What goes in, what does not, and how long it takes. On stderr with --json."""
     from npuenv.bundle.offline.fetch import bytes_per_second, still_to_fetch
     from npuenv.bundle.offline.make import staging
+    from npuenv.cli.machine import assumed
 
     wish = contents.wish
     ui.say(Message("bundle.head", {"stack": wish.stack.name, "platform": wish.stack.platform.tag, "path": str(out)}),
            err=ui.is_json)  # fmt: skip
+    for note in assumed(wish.stack):
+        ui.say(note, err=True)
     for kind in ("wheel", "sdist", "build", "tool", "source"):
         sizes = [item.wanted.size for item in contents.items if item.kind == kind]
         if sizes:

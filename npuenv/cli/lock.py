@@ -14,6 +14,8 @@ from npuenv.errors import BadInput, CannotTell, ExitCode
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npuenv.cli.machine import Machine
     from npuenv.lock import Lock
     from npuenv.resolve.types import Conflict, Request, Stack
@@ -68,9 +70,9 @@ def command(
         raise BadInput(Message("lock.not-with", {"option": "--format", "other": whole}))
     if whole and installed is not None:
         raise BadInput(Message("lock.not-with", {"option": "--installed", "other": whole}))
-    if verify and (is_all or fill or renew or out):
-        option = "--all" if is_all else "--fill" if fill else "--renew" if renew else "--out"
-        raise BadInput(Message("lock.not-with", {"option": option, "other": "--verify"}))
+    if verify:
+        given = {"--all": is_all, "--fill": fill, "--renew": renew, "--out": out, "--offline": offline}
+        refuse_with("--verify", {**given, **options_of(replace(request, stack=None))})
     machine = this_machine(ui)
     machine = replace(machine, resolver=replace(machine.resolver, is_offline=offline))
     if verify:
@@ -80,8 +82,12 @@ def command(
     stack = resolve_or_stop(ui, for_this_machine(request))
     if renew:
         from npuenv.lock.make import make_lock
+        from npuenv.lock.shelf import put_lock
 
         lock = make_lock(stack, machine.resolver)
+        if lock.is_complete and out is None:
+            path = put_lock(lock, machine.own_locks)
+            ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}), err=True)
     else:
         lock = lock_of(ui, stack, machine, fill=fill)
     if installed is not None:
@@ -90,6 +96,23 @@ def command(
     if lock.proof and not ui.is_json:
         _show_ways_out(ui, stack, lock, machine)
     return code
+
+
+def refuse_with(other: str, options: Mapping[str, object]) -> None:
+    """Raises BadInput for the first option that was given."""
+    for option, value in options.items():
+        if value:
+            raise BadInput(Message("lock.not-with", {"option": option, "other": other}))
+
+
+def options_of(request: Request) -> dict[str, object]:
+    """Option -> value, for what a request says; what a host told was asked for with --host."""
+    said: dict[str, object] = {"--for": request.framework, "--pin": request.pins}
+    said |= {"--as-of": request.as_of, "--newest": request.is_newest}
+    for name in ("hardware", "os", "arch", "python", "cann", "driver"):
+        if value := getattr(request, name):
+            said["--host" if name in request.origins else f"--{name}"] = value
+    return said
 
 
 def _check_form(form: str, bundle: Path | None) -> None:
@@ -257,21 +280,11 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
 def _narrowed(request: Request) -> Request:
     """The options that choose among published stacks, in normal form. Raises BadInput for those that change a stack."""
     from npuenv.matrix import load_matrix
-    from npuenv.resolve.names import checked
+    from npuenv.resolve.names import in_normal_form
 
-    if request.stack or request.framework or request.hardware or request.cann:
-        request = checked(request, load_matrix())
-    changing = {
-        "--pin": request.pins,
-        "--as-of": request.as_of,
-        "--newest": request.is_newest,
-        "--os": request.os,
-        "--driver": request.driver,
-        "--for NAME==RELEASE": request.release,
-    }
-    for option, value in changing.items():
-        if value:
-            raise BadInput(Message("lock.not-with", {"option": option, "other": "--all"}))
+    request = in_normal_form(request, load_matrix())
+    choosing = replace(request, framework=None, hardware=None, arch=None, python=None, cann=None)
+    refuse_with("--all", {**options_of(choosing), "--for NAME==RELEASE": request.release})
     return request
 
 

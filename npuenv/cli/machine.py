@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from npuenv.lock import Lock
     from npuenv.lock.make import Resolver
+    from npuenv.messages import Message
     from npuenv.resolve.types import Request, Stack
 
 
@@ -72,21 +73,47 @@ def resolve_or_stop(ui: Ui, request: Request) -> Stack:
 
 
 def for_this_machine(request: Request) -> Request:
-    """The request with what this machine decides: its architecture and, for CPU stacks, its Python.
+    """The request with what this machine decides: its architecture, the Python of CPU stacks and the cards of others.
 
     A CPU stack that allows the running interpreter's version gets it, because that one is known to be here. An NPU
-    stack keeps the Python of its published recipe.
+    stack keeps the Python of its published recipe, and is made for the cards that are here where none are named.
     """
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
     from npuenv.resolve.types import Stack
 
     request = replace(request, arch=request.arch or platform.machine())
-    if request.python:
-        return request
-    running = replace(request, python=f"{sys.version_info.major}.{sys.version_info.minor}")
+    running = replace(request, python=request.python or f"{sys.version_info.major}.{sys.version_info.minor}")
     stack = resolve(running, load_matrix())
-    return running if isinstance(stack, Stack) and stack.platform.hardware is None else request
+    if isinstance(stack, Stack) and stack.platform.hardware is None:
+        return running
+    return for_these_cards(request)
+
+
+def for_these_cards(request: Request) -> Request:
+    """The request with the generation of this machine's cards, where it leaves open for which, and means this machine.
+
+    Raises CannotTell for cards of several generations.
+    """
+    from npuenv.facts.npu import driver
+    from npuenv.host.local import LocalHost
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve import resolve
+    from npuenv.resolve.from_host import generation
+    from npuenv.resolve.names import ARCHITECTURES
+    from npuenv.resolve.types import Stack
+
+    is_this = ARCHITECTURES.get((request.arch or "").casefold()) == platform.machine() and "arch" not in request.origins
+    if request.hardware is not None or not is_this:
+        return request
+    here = generation(request, driver.table_of(driver.smi(LocalHost())), load_matrix())
+    stack = resolve(request, load_matrix()) if here is not request else None
+    return here if isinstance(stack, Stack) and stack.platform.hardware is not None else request
+
+
+def assumed(stack: Stack) -> tuple[Message, ...]:
+    """What a stack was made for without anybody having said it: cards that were neither named nor found."""
+    return tuple(note for note in stack.notes if note.key == "resolve.note-assumed-hardware")
 
 
 def lock_at_hand(ui: Ui, stack: Stack) -> Lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import functools
 import os
 import posixpath
 import re
@@ -94,7 +95,7 @@ class _Reading:
         if kind == "requirements":
             self.files.append(read_requirements(name, self._included))
         elif kind == "setup.py":
-            self.files += read_setup_py(name, text, self._included)
+            self.files += read_setup_py(name, text, functools.partial(self._included, quiet=True))
         elif kind == "setup.cfg":
             self.files += read_setup_cfg(name, text)
         elif kind == "pyproject.toml":
@@ -104,10 +105,20 @@ class _Reading:
         elif kind == "dockerfile":
             self.scripts += read_dockerfile(name, text)
 
-    def _included(self, name: str) -> str | None:
-        """The text of a file that another names; None where it is not inside the checkout or cannot be read."""
-        inside = not name.startswith(("/", "..")) and (self.root / name).is_file()
-        return self._text(name, quiet=True) if inside else None
+    def _included(self, name: str, *, quiet: bool = False) -> str | None:
+        """The text of a file that another names; None where it is not inside the checkout or cannot be read.
+
+        `quiet`: that it is named is a guess, so that nothing is said where there is none.
+        """
+        if name.startswith(("/", "..")) or "://" in name:
+            problem = Message("lint.outside")
+        elif not (self.root / name).is_file():
+            problem = Message("lint.no-file")
+        else:
+            return self._text(name, quiet=quiet)
+        if not quiet:
+            self._left_out(name, problem)
+        return None
 
     def _text(self, name: str, *, quiet: bool = False) -> str | None:
         """A file's text, without a byte order mark. Bytes that are not UTF-8 become a replacement character."""

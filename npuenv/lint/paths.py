@@ -23,6 +23,7 @@ _OF_CHECKOUT = (
 )
 _OF_SCRIPT = (
     rules_versions.pairs,
+    rules_versions.pairs_of_commands,
     rules_versions.torch_npu_on_cann,
     rules_versions.triton_on_cann,
     rules_versions.wheels,

@@ -133,5 +133,5 @@ def read_requirements(path: str, read: Callable[[str], str | None]) -> AskFile:
 
 
 def _beside(path: str, name: str) -> str:
-    """A path written relative to a file, without `.` and `..`."""
-    return posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+    """A path written relative to a file, without `.` and `..`. An address stays as it is."""
+    return name if "://" in name else posixpath.normpath(posixpath.join(posixpath.dirname(path), name))

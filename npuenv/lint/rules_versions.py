@@ -32,6 +32,26 @@ def pairs(history: History, matrix: Matrix) -> Iterator[Complaint]:
         yield from torch_pairs(said, matrix, arch)
 
 
+def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """The same four of one command, which pip refuses as a whole, whatever comes later. Without dependencies it
+    refuses nothing.
+    """
+    for event in history.script.events:
+        if isinstance(event, Install) and event.certain and not event.no_deps:
+            for arch in ARCHES:
+                if event.arch in ("", arch):
+                    asks = {each.name: each for each in event.asks if each.on(arch)}
+                    if not _states_torch(asks.get("torch-npu"), matrix, arch):
+                        asks.pop("torch-npu", None)
+                    yield from torch_pairs(asks, matrix, arch)
+
+
+def _states_torch(npu: Ask | None, matrix: Matrix, arch: str) -> bool:
+    """Whether the wheel of a pinned torch_npu itself asks for its torch."""
+    row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
+    return row is not None and bool(row.torch_requirement(arch))
+
+
 def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
     """torch_npu against the CANN of the base image: the recommended pair, the compatible set, or neither."""
     cann = history.cann

@@ -7,7 +7,7 @@ looked at too. Each complaint that the stack brings about on purpose carries the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PathDistribution, distributions
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -35,9 +35,22 @@ class Complaint:
 
 def complaints(folder: Path, stack: Stack, lock: Lock) -> tuple[Complaint, ...]:
     """What in a folder of installed distributions departs from the lock, or from what the distributions require."""
-    installed = {versions.normalised(each.metadata["Name"]): each for each in distributions(path=[str(folder)])}
+    named = [each for each in distributions(path=[str(folder)]) if _has_name(each)]
+    installed = {versions.normalised(each.metadata["Name"]): each for each in named}
     found = {name: each.version for name, each in installed.items()}
-    return (*_against_lock(found, lock), *_against_metadata(installed, found, stack, lock))
+    return (*_nameless(folder), *_against_lock(found, lock), *_against_metadata(installed, found, stack, lock))
+
+
+def _has_name(distribution: Distribution) -> bool:
+    """False where the file that says what is installed is gone or cut off."""
+    texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
+    return any(texts) and all(key in distribution.metadata for key in ("Name", "Version"))
+
+
+def _nameless(folder: Path) -> Iterator[Complaint]:
+    for place in sorted(folder.glob("*.dist-info")):
+        if not _has_name(PathDistribution(place)):
+            yield Complaint(place.name, Message("consistent.no-metadata", {"folder": place.name}), None)
 
 
 def _against_lock(found: Mapping[str, str], lock: Lock) -> Iterator[Complaint]:

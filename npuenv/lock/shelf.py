@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,18 +27,40 @@ def shipped_folder() -> Path:
 
 
 def find_lock(stack: Stack, own: Path) -> Lock | None:
-    """The lock of a stack: one made here (in `own`) before the shipped one; None when neither has the stack's pins.
-
-    A lock with other versions than the stack pins is passed over, and so is one that was made from other inputs: it
-    belongs to another request.
+    """The lock of a stack: one made here (in `own`) before the shipped one, a complete one before any that lacks
+    something; None when neither answers the stack.
     """
     name = f"{stack.name}.{stack.platform.tag}.toml"
+    lacking = None
     for folder in (own, shipped_folder()):
         if (folder / name).is_file():
             lock = read_lock(folder / name)
-            if fits_stack(lock, stack) and lock.inputs in ("", inputs_of(stack).digest):
-                return lock
-    return None
+            if answers(lock, stack):
+                if lock.is_complete:
+                    return lock
+                lacking = lacking or lock
+    return lacking
+
+
+def answers(lock: Lock, stack: Stack) -> bool:
+    """True for a lock of this stack's: of its name and platform, with its pins, made from the same inputs.
+
+    One with other versions than the stack pins, or made from other inputs, belongs to another request.
+    """
+    is_named = (lock.stack, lock.platform) == (stack.name, stack.platform.tag)
+    return is_named and fits_stack(lock, stack) and lock.inputs in ("", inputs_of(stack).digest)
+
+
+def as_locked(stack: Stack, lock: Lock) -> Stack:
+    """The stack with each component that is built taken from where the lock has it."""
+    known = {row.name: row for row in lock.sources}
+    sources = tuple(
+        replace(source, repo=row.repo, ref=row.ref, is_moving=row.is_moving, how=row.how)
+        if (row := known.get(source.name))
+        else source
+        for source in stack.git_sources
+    )
+    return replace(stack, git_sources=sources)
 
 
 def fits_stack(lock: Lock, stack: Stack) -> bool:

@@ -1,5 +1,7 @@
 """A request with what a host decides: architecture, hardware, system, driver, CANN. Start from `filled`.
 
+`generation` reads the cards alone.
+
 What the user said stands. What a host does not tell is left open and said, never guessed.
 """
 
@@ -15,8 +17,9 @@ from npuenv.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.facts.base import Evidence
+    from npuenv.facts.base import Evidence, Fact
     from npuenv.facts.collect import Facts
+    from npuenv.facts.npu.smi import SmiTable
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Request
 
@@ -46,6 +49,17 @@ def filled(request: Request, facts: Facts, matrix: Matrix) -> tuple[Request, tup
 _Found = tuple["str | None", "tuple[Evidence, ...]"]  # a value, None where it is not told, and where it was read
 
 
+def generation(request: Request, smi: Fact[SmiTable], matrix: Matrix) -> Request:
+    """The request with the one generation of a host's cards as its hardware; as it was where no card could be read.
+
+    Raises: CannotTell for cards of several generations.
+    """
+    value, evidence = _of_cards(smi, matrix)
+    if value is None:
+        return request
+    return replace(request, hardware=value, origins={**request.origins, "hardware": _line(evidence)})
+
+
 def _arch(facts: Facts, matrix: Matrix) -> _Found:
     return facts.machine.arch.value, facts.machine.arch.evidence
 
@@ -69,15 +83,19 @@ def _cann(facts: Facts, matrix: Matrix) -> _Found:
 
 
 def _hardware(facts: Facts, matrix: Matrix) -> _Found:
+    return _of_cards(facts.npu.smi, matrix)
+
+
+def _of_cards(smi: Fact[SmiTable], matrix: Matrix) -> _Found:
     """The one generation of the host's cards; None where no card could be read."""
-    names = {card.name for card in facts.npu.smi.value.cards if card.name} if facts.npu.smi.value else set()
+    names = {card.name for card in smi.value.cards if card.name} if smi.value else set()
     rows = {name: matrix.hardware_of_chip(name) for name in sorted(names)}
     found = {row.id for row in rows.values() if row is not None}
     if len(found) > 1:
         raise CannotTell(
             Message("resolve.host-mixed", {"names": tuple(sorted(names))}), Message("resolve.name-hardware")
         )
-    return found.pop() if found else None, facts.npu.smi.evidence
+    return found.pop() if found else None, smi.evidence
 
 
 _READ: dict[str, Callable[[Facts, Matrix], _Found]] = {

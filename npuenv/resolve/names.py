@@ -34,6 +34,11 @@ def checked(request: Request, matrix: Matrix) -> Request:
     """The request in normal form. Raises: BadInput for a name or version that does not exist, with the nearest one."""
     if not says_something(request):
         raise BadInput(Message("resolve.nothing-asked"), Message("resolve.hint-ask", {"has": FRAMEWORKS}))
+    return in_normal_form(request, matrix)
+
+
+def in_normal_form(request: Request, matrix: Matrix) -> Request:
+    """As `checked`, for a request that may leave everything open."""
     request = _with_release(request, matrix)
     if request.stack in FRAMEWORKS and request.stack not in stack_names(matrix):
         raise BadInput(
@@ -47,6 +52,7 @@ def checked(request: Request, matrix: Matrix) -> Request:
         hardware=_hardware(request.hardware, matrix),
         arch=ARCHITECTURES.get(_one_of(request.arch, ARCHITECTURES, "arch") or ""),
         python=_one_of(_python(request.python), PYTHONS, "python"),
+        cann=_cann(request.cann, matrix),
         pins={versions.normalised(name): version.strip() for name, version in request.pins.items()},
     )
     if request.os is not None:
@@ -54,7 +60,6 @@ def checked(request: Request, matrix: Matrix) -> Request:
         request = replace(request, os=_one_of(request.os, sorted(systems), "os"))
     if request.driver is not None:
         versions.driver(request.driver)
-    _check_cann(request, matrix)
     _check_pins(request, matrix)
     return request
 
@@ -171,12 +176,12 @@ def _python(text: str | None) -> str | None:
     return ".".join(text.strip().split(".")[:2]) if text is not None else None
 
 
-def _check_cann(request: Request, matrix: Matrix) -> None:
-    if request.cann is None:
-        return
-    versions.cann(request.cann)
-    if matrix.cann_row(request.cann) is None:
-        raise _unknown(request.cann, [row.version for row in matrix.cann], "cann")
+def _cann(text: str | None, matrix: Matrix) -> str | None:
+    """A CANN version as its makers spell it, which is how its files are called: `8.3.rc1` is 8.3.RC1."""
+    row = matrix.cann_row(text) if text is not None else None
+    if text is not None and row is None:
+        raise _unknown(text, [each.version for each in matrix.cann], "cann")
+    return row.version if row else None
 
 
 def _check_pins(request: Request, matrix: Matrix) -> None:

@@ -44,14 +44,14 @@ def environments(host: Host, data: Path) -> tuple[Kept, ...]:
 def find(host: Host, data: Path, word: str) -> Kept:
     """The environment that a word means: a folder, a stack's name (its current one), or STACK/HASH.
 
-    Raises BadInput for a word that means none, with those there are.
+    A link means what it points to. Raises BadInput for a word that means none, with those there are.
     """
     everything = environments(host, data)
-    as_folder = str(Path(word).absolute()) if os.sep in word or word in (".", "..") else None
+    as_folder = os.path.realpath(word) if os.sep in word or word in (".", "..") else None
     for kept in everything:
         own = kept.described
-        names = {own.root, f"{own.stack}/{own.lock}", os.path.realpath(own.root)}
-        if word in names or as_folder in names or (word == own.stack and kept.role == CURRENT):
+        is_folder = as_folder == os.path.realpath(own.root)
+        if is_folder or word == f"{own.stack}/{own.lock}" or (word == own.stack and kept.role == CURRENT):
             return kept
     alone = [kept for kept in everything if kept.described.stack == word]
     if len(alone) == 1:
@@ -93,10 +93,11 @@ def remove(kept: Kept, data: Path) -> None:
     Raises BadInput where an installation works on it or where it is not known to be npuenv's own folder, StepFailed
     for the system.
     """
-    root = Path(kept.described.root)
+    root = Path(os.path.realpath(kept.described.root))  # not a link to it, which a rename would take away alone
     if kept.described.kind == "existing":
         raise BadInput(Message("store.not-ours", {"path": str(root)}), Message("store.not-ours-hint"))
-    if kept.described.status == DAMAGED and not (kept.described.kind or root.parent.parent == data / "envs"):
+    is_managed = root.parent.parent == Path(os.path.realpath(data / "envs"))
+    if kept.described.status == DAMAGED and not (kept.described.kind or is_managed):
         said = {"path": str(root), "file": MARKER, "stack": kept.described.stack}
         raise BadInput(Message("store.unproven", said), Message("store.unproven-hint", said))
     with claimed(str(root / ".npuenv" / "running")) as is_mine:
@@ -107,7 +108,7 @@ def remove(kept: Kept, data: Path) -> None:
             _forget_links(root)
             root.rename(dying)
             shutil.rmtree(dying)
-            _write_places(data, [place for place in _places(data) if place != str(root)])
+            _write_places(data, [place for place in _places(data) if os.path.realpath(place) != str(root)])
         except OSError as error:
             said = {"path": str(error.filename or root), "why": error.strerror or str(error)}
             raise StepFailed(Message("store.not-removed", said), Message("store.not-removed-hint")) from error
@@ -116,7 +117,7 @@ def remove(kept: Kept, data: Path) -> None:
 def left_over(host: Host, data: Path) -> tuple[Path, ...]:
     """What nobody needs any more: environments neither current nor previous, and remains of a removal."""
     homes = [home for home in sorted((data / "envs").glob("*")) if home.is_dir()]
-    dying = [path for home in homes for path in sorted(home.glob(f"{_DYING}*"))]
+    dying = [path for home in homes for path in sorted(home.glob(f"{_DYING}*")) if not path.is_symlink()]
     idle = [kept for kept in _managed(host, data) if not kept.role]
     return (*dying, *(Path(kept.described.root) for kept in idle))
 

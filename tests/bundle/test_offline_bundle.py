@@ -249,6 +249,12 @@ def test_the_script_starts_npuenv_where_there_is_nothing_but_a_python(shop: Shop
     assert program.exists()
     ran = subprocess.run([*argv, "--lang", "en"], env=env, capture_output=True, text=True, timeout=180, cwd=tmp_path)
     assert "tiny" in ran.stderr  # the bundle was opened: the stack it names is not a published one
+    # As after a kill: pip had put the program in, and not yet all that it imports.
+    (program.parents[1] / ".whole").unlink()
+    for part in program.parents[1].glob("lib/*/site-packages/click*"):
+        shutil.rmtree(part)
+    ran = subprocess.run([*argv, "--help"], env=env, capture_output=True, text=True, timeout=180)
+    assert ran.returncode == 0, ran.stderr
     wheel = next((tmp_path / "out/tools").glob("click-*"))
     wheel.write_bytes(wheel.read_bytes()[:-1])
     ran = subprocess.run([*argv, "--help"], env=env, capture_output=True, text=True, timeout=60)
@@ -278,6 +284,17 @@ def test_the_script_refuses_a_python_that_npuenv_does_not_run_on(shop: Shop, tmp
     ran = subprocess.run([str(shutil.which("sh")), str(tmp_path / "out/install.sh")], env=env, capture_output=True,
                          text=True, timeout=60)  # fmt: skip
     assert ran.returncode == 2 and "NPUENV_PYTHON" in ran.stderr
+
+
+def test_the_script_takes_no_other_python_than_the_one_that_is_named(shop: Shop, tmp_path: Path) -> None:
+    shop.make(tmp_path / "out")
+    old = tmp_path / "old python"
+    old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    old.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "HOME": str(shop.home), "NPUENV_PYTHON": str(old)}
+    ran = subprocess.run(["sh", str(tmp_path / "out/install.sh")], env=env, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2 and f"NPUENV_PYTHON, which is {old}, is none" in ran.stderr
+    assert not (shop.home / ".local/share/npuenv/program" / __version__).exists()
 
 
 # The command

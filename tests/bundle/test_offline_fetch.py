@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -121,7 +122,7 @@ def server(home: Path) -> Iterator[Server]:
     def handler(*args: Any) -> _Handler:
         return _Handler(*args, server_state=state)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:  # type: ignore[arg-type]
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         state.url = f"http://127.0.0.1:{http.server_address[1]}"
         threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         yield state
@@ -237,6 +238,21 @@ def test_one_failure_stops_the_others_and_keeps_what_has_come(server: Server, tm
     server.files["/none"] = b"now"
     fetch(tmp_path, *good, Wanted("bad", f"{server.url}/none", (sha(b"now"),), 3))
     assert all((tmp_path / item.path).read_bytes() == DATA for item in good)
+
+
+def test_after_an_interruption_nothing_more_is_asked_for(server: Server, tmp_path: Path) -> None:
+    wanted = [server.wanted(f"{number}.whl", DATA[: 100 + number]) for number in range(80)]
+    ended: list[str] = []
+
+    def interrupting(told: Told) -> None:
+        ended.extend([told.file] if told.file else [])
+        if ended == [told.file]:  # the first, and told once
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.02)
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_all(wanted, tmp_path, SETTINGS, tell=interrupting)
+    assert len(server.asked) < 20
 
 
 def test_sizes_and_speed_are_asked_of_the_server(server: Server, tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ def test_a_disk_without_room_to_unpack_is_told_as_such(
     with pytest.raises(StepFailed) as caught, open_bundle(bundle_archive, tmp_path):
         pass
     assert "no space left" in say(caught.value.message)
+    assert caught.value.hint is not None and "TMPDIR=" in say(caught.value.hint)
 
 
 def _no_space(path: Path, *_: object, **__: object) -> None:

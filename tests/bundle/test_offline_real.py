@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,9 @@ from npuenv.lock.wheels import uv_platform
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
+
+if TYPE_CHECKING:
+    from npuenv.lock.file import LockedPackage
 
 OFFLINE = ("unshare", "-rn")
 NATIVE = {"arctic-inference"}  # a source that is compiled, which only the target itself can do
@@ -54,7 +58,7 @@ def test_the_stack_of_cann_8_5_0_installs_offline_for_aarch64_with_every_hash_ch
         out.unlink(missing_ok=True)
 
 
-def _install(wheels: Path, packages: list, stack: Stack, folder: Path) -> Path:
+def _install(wheels: Path, packages: list[LockedPackage], stack: Stack, folder: Path) -> Path:
     """The folder into which uv has put the packages of another platform, in a namespace without a network."""
     lines = [f"{p.name}=={p.version} {' '.join(f'--hash=sha256:{h}' for h in p.sha256)}\n" for p in packages]
     (folder / "list.txt").write_text("".join(lines), encoding="utf-8")

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.bundle.offline.make import check_room, make_bundle
-from npuenv.bundle.offline.needed import cann_names, check_cann_file, check_python_archive, find_needed
+from npuenv.bundle.offline.needed import check_cann_files, check_python_archive, find_needed
 from npuenv.bundle.offline.opened import open_bundle
 from npuenv.bundle.offline.sources import check_sources
 from npuenv.bundle.offline.write import write_tar
 from npuenv.errors import BadInput, CannotTell, NothingFits, StepFailed
 from npuenv.matrix import load_matrix
 from npuenv.messages import say
+from npuenv.plan.cann_files import expected_names
 from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Platform, Request, Stack
 
@@ -180,7 +181,7 @@ def test_what_a_stack_lacks_is_listed_with_names_and_sizes() -> None:
     stack = npu_stack()
     needed = find_needed(stack, load_matrix(), cann_files=(), has_python=False, left_out=("verl",))
     named = {row.name: row for row in needed if row.kind != "system"}
-    toolkit, ops, nnal = cann_names(stack, load_matrix())
+    toolkit, ops, nnal = expected_names(stack)
     assert toolkit == "Ascend-cann-toolkit_8.5.0_linux-aarch64.run"
     assert ops == "Ascend-cann-910b-ops_8.5.0_linux-aarch64.run"
     assert nnal == "Ascend-cann-nnal_8.5.0_linux-aarch64.run"
@@ -191,7 +192,7 @@ def test_what_a_stack_lacks_is_listed_with_names_and_sizes() -> None:
 
 
 def test_what_the_user_adds_is_not_asked_for(tmp_path: Path) -> None:
-    names = cann_names(npu_stack(), load_matrix())
+    names = expected_names(npu_stack())
     files = [tmp_path / name for name in names[:2]]
     needed = find_needed(npu_stack(), load_matrix(), cann_files=files, has_python=True, left_out=())
     assert [row.name for row in needed if row.kind in ("cann", "python", "source")] == [names[2]]
@@ -201,7 +202,10 @@ def test_what_the_user_adds_is_not_asked_for(tmp_path: Path) -> None:
     ("name", "part"),
     [
         ("Ascend-cann-nnal_8.5.0_linux-x86_64.run", "for x86_64"),
-        ("Ascend-cann-nnal_8.3.RC1_linux-aarch64.run", "of version 8.3.RC1"),
+        ("Ascend-cann-nnal_8.3.RC1_linux-aarch64.run", "is for 8.3.RC1"),
+        ("Ascend-cann-A3-ops_8.5.0_linux-aarch64.run", "is for a3"),
+        ("Ascend-cann-kernels-310p_8.5.0_linux-aarch64.run", "is for 310p"),
+        ("readme.txt", "not named as a file of CANN"),
         ("Ascend-cann-toolkit_8.5.0_linux-aarch64.run", "publicly known"),
         ("nnal with a blank.run", "letters, digits"),
         ("absent.run", "no file"),
@@ -211,13 +215,37 @@ def test_a_file_of_cann_that_does_not_fit_is_refused(name: str, part: str, tmp_p
     if name != "absent.run":
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(BadInput) as caught:
-        check_cann_file(tmp_path / name, npu_stack(), load_matrix())
+        check_cann_files([tmp_path / name], npu_stack(), load_matrix())
     assert part in say(caught.value.message)
 
 
-def test_a_file_of_cann_that_fits_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "Ascend-cann-nnal_8.5.0_linux-aarch64.run").write_bytes(b"x")
-    check_cann_file(tmp_path / "Ascend-cann-nnal_8.5.0_linux-aarch64.run", npu_stack(), load_matrix())
+@pytest.mark.parametrize("names", ["nnal_8.5.0", "nnal_8.5.0 910b-ops_8.5.0.B160"])
+def test_files_of_cann_that_fit_are_taken(names: str, tmp_path: Path) -> None:
+    files = [tmp_path / f"Ascend-cann-{name}_linux-aarch64.run" for name in names.split()]
+    for file in files:
+        file.write_bytes(b"x")
+    check_cann_files(files, npu_stack(), load_matrix())
+
+
+def test_two_files_of_one_part_are_refused(tmp_path: Path) -> None:
+    files = [tmp_path / f"Ascend-cann-nnal_{version}_linux-aarch64.run" for version in ("8.5.0", "8.5.0.B160")]
+    for file in files:
+        file.write_bytes(b"x")
+    with pytest.raises(BadInput, match=r"plan\.cann-twice"):
+        check_cann_files(files, npu_stack(), load_matrix())
+
+
+@pytest.mark.parametrize(("hardware", "cann"), [("a3", "8.3.RC1"), ("a3", "8.5.0"), ("a2", "8.3.rc1"), ("a2", "8.5")])
+def test_the_bundle_lists_the_files_that_an_installation_asks_for(hardware: str, cann: str) -> None:
+    request = Request(framework="vllm-ascend", hardware=hardware, arch="aarch64", cann=cann)
+    stack = resolve(request, load_matrix())
+    assert isinstance(stack, Stack)
+    needed = find_needed(stack, load_matrix(), cann_files=(), has_python=True, left_out=())
+    names = [row.name for row in needed if row.kind == "cann"]
+    assert names == list(expected_names(stack))
+    version = {"8.5": "8.5.0"}.get(cann, cann.upper())
+    assert all(f"_{version}_linux" in name for name in names)
+    assert names[1].startswith("Atlas-A3-cann-kernels_") == (hardware == "a3" and version.startswith("8.3"))
 
 
 def test_an_interpreter_for_the_target_is_looked_into(tmp_path: Path) -> None:

@@ -114,6 +114,14 @@ def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
         (["--verify", "--all"], "--all does not go with --verify"),
         (["--verify", "no-such-stack"], "no-such-stack"),
         (["--all", "--pin", "numpy==1.26.4"], "--pin does not go with --all"),
+        (["cpu", "--verify", "--python", "3.12"], "--python does not go with --verify"),
+        (["cpu", "--verify", "--offline"], "--offline does not go with --verify"),
+        (["--verify", "--for", "cpu"], "--for does not go with --verify"),
+        (["--verify", "--newest"], "--newest does not go with --verify"),
+        (["cpu", "--verify", "--host", "this"], "--host does not go with --verify"),
+        (["--all", "--os", "ubuntu22.04"], "--os does not go with --all"),
+        (["--all", "--for", "verl==0.7.1"], "--for NAME==RELEASE does not go with --all"),
+        (["--all", "--host", "tests/fixtures/hosts/a3_healthy.json"], "--host does not go with --all"),
         (["--all", "--stack-that-is-none"], "--stack-that-is-none"),
         (["cpuu", "--all"], "cpuu"),
     ],
@@ -198,6 +206,39 @@ def test_all_keeps_what_answers_and_proves_what_cannot_be(home: Path, capsys: py
     assert main(words) == 0
     assert "1 in all: 1 complete" in capsys.readouterr().out
     assert not (folder / "README.md").exists()  # the page is about all published stacks
+
+
+def test_all_takes_architecture_and_python_in_any_spelling(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["lock", "--all", "--offline", "-o", str(home / "locks"), "--json"]
+    assert main([*words, "--arch", "arm64", "--python", "3.14.0"]) == 3
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["platform"] for row in rows} == {"aarch64-cp314-glibc2.28"}
+
+
+def test_renew_mends_a_lock_that_cannot_be_trusted(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its refusal says; until then nothing else works with that stack."""
+    stack, folder = cpu_stack(), home / "wheels"
+    folder.mkdir()
+    for name, version in {pin.name: pin.version for pin in stack.pins if pin.is_python}.items():
+        write_wheel(folder, name, version)
+    write_wheel(folder, "numpy", "2.4")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(home / "cache"))
+    own_lock(home, lock_by_hand(stack, {}))
+    path = home / "data/npuenv/locks" / f"cpu.{stack.platform.tag}.toml"
+    path.write_text(path.read_text().replace("a" * 64, "b" * 64, 1))
+    assert main([*CPU]) == 2
+    assert "`npuenv lock cpu --renew`" in capsys.readouterr().err
+    assert main([*CPU, "--renew", "-o", str(home / "out")]) == 0  # to another place, as asked
+    assert main([*CPU]) == 2
+    capsys.readouterr()
+    assert main([*CPU, "--renew"]) == 0
+    captured = capsys.readouterr()
+    assert parse_lock(captured.out) == read_lock(path) and str(path) in captured.err
+    assert main([*CPU]) == 0
 
 
 def test_all_without_an_index_says_how_far_it_came(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ON_CANN = "FROM quay.io/ascend/cann:8.5.0-910b-ubuntu22.04-py3.11\n"
 ON_UBUNTU = "FROM ubuntu:22.04\n"
+ONE_AFTER_THE_OTHER = "RUN pip install torch==2.9.0\nRUN pip install --no-deps torch_npu==2.8.0\n"
 
 
 def rules(folder: Path, text: str) -> set[str]:
@@ -26,7 +27,7 @@ def rules(folder: Path, text: str) -> set[str]:
     ("rule", "text", "remedy"),
     [
         # What is taken out again is not there in the end.
-        ("lint.torch-pair", ON_UBUNTU + "RUN pip install torch==2.9.0 torch_npu==2.8.0\n", "pip uninstall -y torch"),
+        ("lint.torch-pair", ON_UBUNTU + ONE_AFTER_THE_OTHER, "pip uninstall -y torch"),
         # What owns the files of community triton in the end is what is installed last.
         (
             "lint.triton-ascend-not-last",
@@ -46,8 +47,15 @@ def test_without_dependencies_a_package_brings_nothing_along(tmp_path: Path) -> 
 
 
 def test_a_script_that_is_not_in_the_text_may_have_changed_any_version(tmp_path: Path) -> None:
-    text = ON_UBUNTU + "RUN pip install torch==2.9.0 torch_npu==2.8.0\n"
+    text = ON_UBUNTU + ONE_AFTER_THE_OTHER
+    assert "lint.torch-pair" in rules(tmp_path, text)
     assert "lint.torch-pair" not in rules(tmp_path, f"{text}RUN bash /opt/more.sh\n")
+
+
+@pytest.mark.parametrize("later", ["pip uninstall -y torch", "pip install vllm-ascend==0.13.0", "bash /opt/more.sh"])
+def test_nothing_puts_right_a_command_that_pip_refuses(tmp_path: Path, later: str) -> None:
+    text = f"{ON_UBUNTU}RUN pip install torch==2.9.0 torch_npu==2.8.0\n"
+    assert "lint.torch-pair" in rules(tmp_path, f"{text}RUN {later}\n")
 
 
 def test_what_is_for_one_architecture_is_not_held_against_the_other(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from npuenv.lint.requirement_files import ask, logical_lines
 from npuenv.lint.shell import ARCH, UNKNOWN, commands, expand, source_of
 from npuenv.lint.values import Clone, Install, Place
 from npuenv.matrix import load_matrix
+from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,6 +243,33 @@ def test_a_file_that_cannot_be_read_is_named_and_the_rest_is_still_linted(
     assert [(each.path, each.rule) for each in found] == [
         *sorted([(name, "lint.unreadable"), ("requirements-a.txt", "lint.undeclared-limit")])
     ]
+
+
+@pytest.mark.parametrize(
+    ("include", "why"),
+    [
+        ("../requirements.txt", "lint.outside"),
+        ("/etc/requirements.txt", "lint.outside"),
+        ("https://a.example/requirements.txt", "lint.outside"),
+        ("requirements-of-nobody.txt", "lint.no-file"),
+    ],
+)
+def test_an_include_that_is_not_read_is_said(include: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch==2.8.0\n")
+    file = tmp_path / "requirements" / "requirements-npu.txt"
+    file.parent.mkdir()
+    file.write_text(f"-r {include}\ntorch-npu==2.9.0\n")
+    (found,) = lint_paths([file], load_matrix())
+    assert (found.rule, found.path, found.severity) == ("lint.unreadable", include, "warning")
+    what = found.says.args["what"]
+    assert isinstance(what, Message) and what.key == why
+
+
+def test_an_include_inside_the_checkout_is_read_and_said_to_be_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch==2.8.0\n")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "requirements-npu.txt").write_text("-r ../requirements.txt\ntorch-npu==2.9.0\n")
+    assert [each.rule for each in lint_paths([tmp_path], load_matrix())] == ["lint.torch-pair"]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")

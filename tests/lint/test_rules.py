@@ -49,6 +49,17 @@ def test_every_complaint_can_be_said_in_both_languages_and_names_its_evidence(pa
 def test_every_rule_has_a_case() -> None:
     ids = {line.split('"')[1] for path in CASES for line in path.read_text(encoding="utf-8").splitlines()[:1]}
     catalogue = load_file(Path(__file__).parents[2] / "npuenv/messages/en/lint.toml")["lint"]
-    words = {"no-path", "no-path-hint", "os-error", "too-large", "binary", "no-pair", "unset", "default-branch"}
+    words = {
+        "no-path",
+        "no-path-hint",
+        "os-error",
+        "too-large",
+        "binary",
+        "outside",
+        "no-file",
+        "no-pair",
+        "unset",
+        "default-branch",
+    }
     variants = {"unreadable", "torch-npu-cann-not-pair", "moving-ref-tag"}
     assert ids == {f"lint.{key}" for key in catalogue.keys() - words - variants}

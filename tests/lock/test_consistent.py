@@ -38,7 +38,7 @@ def a_stack(*, arch: str = "aarch64") -> Stack:
 
 
 def a_lock(*packages: str, missing: tuple[str, ...] = ()) -> Lock:
-    rows = tuple(LockedPackage(*text.split("=="), ("0" * 64,)) for text in packages)  # type: ignore[arg-type]
+    rows = tuple(LockedPackage(*text.split("=="), ("0" * 64,)) for text in packages)  # type: ignore[arg-type, call-arg]
     gaps = tuple(Missing(name, "1", "index-out-of-reach", "pytorch-cpu") for name in missing)
     source = LockedSource("vllm", "https://example.invalid/vllm.git", "v1", False, "install")
     return Lock("small", "aarch64-cp311-glibc2.28", "npuenv", rows, gaps, (source,))
@@ -57,6 +57,19 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "site"
     made.mkdir()
     return made
+
+
+@pytest.mark.parametrize("left", [None, "", "Metadata-Version: 2.1\nName: cap"])
+def test_a_package_whose_metadata_is_gone_is_a_complaint(folder: Path, left: str | None) -> None:
+    put(folder, "torch", "2.8.0")
+    put(folder, "captum", "1.0")
+    metadata = folder / "captum-1.0.dist-info" / "METADATA"
+    metadata.unlink() if left is None else metadata.write_text(left)
+    found = complaints(folder, a_stack(), a_lock("torch==2.8.0", "captum==1.0"))
+    assert [(each.who, each.says.key, each.because) for each in found] == [
+        ("captum-1.0.dist-info", "consistent.no-metadata", None),
+        ("captum", "consistent.not-as-locked", None),
+    ]
 
 
 def keys(found: tuple[Complaint, ...]) -> list[tuple[str, str, str | None]]:

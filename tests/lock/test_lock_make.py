@@ -28,6 +28,7 @@ from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 REASON = Reason(Message("plan.why-rest"))
@@ -179,9 +180,9 @@ def test_a_uv_that_stopped_says_nothing_about_the_versions(shop: Shop) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(LocalHost(), name)
 
-        def run(self, argv: tuple[str, ...], **options: Any) -> Ran:
+        def run(self, argv: Sequence[str], **options: Any) -> Ran:
             if "compile" in argv:
-                return Ran(argv, 2, "", "error: Failed to build `upper==1.0`")
+                return Ran(tuple(argv), 2, "", "error: Failed to build `upper==1.0`")
             return LocalHost().run(argv, **options)
 
     stack = replace(shop.stack, pins=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 from packaging.requirements import InvalidRequirement, Requirement
@@ -47,11 +48,11 @@ def test_requirements_of_all_tables_are_taken_apart_as_packaging_does_it() -> No
 
 
 @st.composite
-def spoilt(draw: st.DrawFn) -> str:
+def spoilt(draw: Any) -> str:
     """A requirement of the tables with one letter put in, taken out or changed."""
-    text = draw(st.sampled_from(texts()))
+    text: str = draw(st.sampled_from(texts()))
     place = draw(st.integers(0, len(text) - 1))
-    letter = draw(st.sampled_from(["", *LETTERS]))
+    letter: str = draw(st.sampled_from(["", *LETTERS]))
     return text[:place] + letter + text[place + draw(st.integers(0, 1)) :]
 
 

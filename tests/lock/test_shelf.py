@@ -10,15 +10,15 @@ import pytest
 from npuenv.errors import NothingFits
 from npuenv.facts.pip import PipSettings
 from npuenv.host.local import LocalHost
-from npuenv.lock import Lock, LockedPackage, Missing, Proof
+from npuenv.lock import Lock, LockedPackage, LockedSource, Missing, Proof
 from npuenv.lock.ask import Resolver
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.refuse import fill_command, require_complete
-from npuenv.lock.shelf import find_lock, put_lock
+from npuenv.lock.shelf import as_locked, find_lock, put_lock
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
 from npuenv.resolve import resolve
-from npuenv.resolve.types import Pin, Platform, Reason, Request, Stack
+from npuenv.resolve.types import GitSource, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +53,25 @@ def test_an_own_lock_stands_before_the_shipped_one(shelves: tuple[Path, Path]) -
     mine = replace(LOCK, made_with="npuenv 2, uv 3")
     put_lock(mine, own)
     assert find_lock(STACK, own) == mine
+
+
+def test_a_complete_lock_stands_before_one_that_lacks_something(shelves: tuple[Path, Path]) -> None:
+    """`lock --all` writes partial ones on a machine that does not reach an index."""
+    own, shipped = shelves
+    lacking = replace(LOCK, missing=(Missing("base", "1.0", "index-out-of-reach", "special"),))
+    put_lock(lacking, own)
+    assert find_lock(STACK, own) == lacking
+    put_lock(replace(LOCK, inputs="c" * 64), shipped)
+    assert find_lock(STACK, own) == lacking
+    put_lock(LOCK, shipped)
+    assert find_lock(STACK, own) == LOCK
+
+
+def test_what_is_built_is_taken_from_where_the_lock_has_it() -> None:
+    now = (GitSource("one", "https://a", "v2", False, {"SOC": "x"}), GitSource("two", "https://b", "v1", False))
+    locked = (LockedSource("one", "https://c", "v1", True, "editable"),)
+    stack = as_locked(replace(STACK, git_sources=now), replace(LOCK, sources=locked))
+    assert stack.git_sources == (GitSource("one", "https://c", "v1", True, {"SOC": "x"}, "editable"), now[1])
 
 
 def test_a_lock_that_answers_another_question_is_passed_over(shelves: tuple[Path, Path]) -> None:

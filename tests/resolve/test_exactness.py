@@ -6,7 +6,7 @@ import functools
 import itertools
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -134,7 +134,9 @@ _PINS = {
 
 def random_request(seed: int) -> Request:
     draw = random.Random(seed)
-    fields = {name: draw.choice(_WISHES[name]) for name in draw.sample(sorted(_WISHES), draw.randint(1, 3))}
+    fields: dict[str, Any] = {
+        name: draw.choice(_WISHES[name]) for name in draw.sample(sorted(_WISHES), draw.randint(1, 3))
+    }
     pins = {name: draw.choice(_PINS[name]) for name in draw.sample(sorted(_PINS), draw.randint(0, 2))}
     if not {"framework", "hardware", "cann"} & fields.keys() and not pins:
         fields["framework"] = draw.choice(_WISHES["framework"])

@@ -299,7 +299,7 @@ def test_any_text_in_any_field_ends_in_an_answer_or_a_refusal_within_two_seconds
 
     @hypothesis.settings(max_examples=150, deadline=None, database=None, derandomize=True)
     @hypothesis.given(fields, pins, strategies.booleans())
-    def ends_well(said: dict[str, str], asked: dict[str, str], newest: bool) -> None:
+    def ends_well(said: dict[str, Any], asked: dict[str, str], newest: bool) -> None:
         started = time.process_time()
         try:
             answer = resolve(Request(pins=asked, is_newest=newest, **said), MATRIX)

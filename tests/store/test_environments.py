@@ -91,6 +91,30 @@ def test_a_folder_means_its_environment_also_through_the_link(data: Path) -> Non
     assert Path(find(HOST, data, str(data / "envs/tiny/ccc")).described.root).name == "ccc"
 
 
+@pytest.mark.parametrize("word", ["{home}/current", "{home}/current/", "{home}/foreign/../current"])
+def test_the_link_to_the_one_in_force_means_the_environment_itself(data: Path, word: str) -> None:
+    """Which is what people type: activation and README speak of `.../current`."""
+    home = data / "envs/tiny"
+    kept = find(HOST, data, word.format(home=home))
+    assert (kept.described.root, kept.role) == (str(home / "bbb"), CURRENT)
+
+
+def test_removing_by_the_link_takes_the_environment_and_the_link(data: Path) -> None:
+    home = data / "envs/tiny"
+    remove(find(HOST, data, str(home / CURRENT)), data)
+    assert sorted(path.name for path in home.iterdir()) == ["aaa", "ccc", "foreign", "notes.txt", "previous"]
+
+
+def test_an_environment_that_was_made_through_a_link_of_the_users_is_removed_itself(data: Path, tmp_path: Path) -> None:
+    place = made(tmp_path / "big disk" / "env")
+    (tmp_path / "env").symlink_to(place)
+    remember(tmp_path / "env", data)
+    remove(find(HOST, data, str(tmp_path / "env")), data)
+    assert not place.exists()
+    assert not list(place.parent.iterdir())
+    assert (data / "environments.txt").read_text() == ""
+
+
 def test_an_unknown_word_names_those_there_are(data: Path) -> None:
     with pytest.raises(BadInput) as caught:
         find(HOST, data, "tniy")
@@ -139,6 +163,7 @@ def test_the_environment_of_an_existing_python_is_never_deleted(data: Path, tmp_
 def test_left_over_is_the_idle_one_and_the_remains_of_a_deletion(data: Path) -> None:
     home = data / "envs/tiny"
     (home / ".removing-ddd").mkdir()
+    (home / ".removing-eee").symlink_to("bbb")  # nothing that can be emptied
     assert left_over(HOST, data) == (home / ".removing-ddd", home / "ccc")
 
 
@@ -233,8 +258,8 @@ def test_an_unfinished_installation_into_an_existing_python_is_not_deleted_eithe
 def test_links_are_on_the_disk_when_a_rollback_has_returned(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     fsync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (events.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
-    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append(path.name), replace(path, to)))
+    monkeypatch.setattr(os, "fsync", lambda file: (events.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append(path.name), replace(path, to)))  # type: ignore[func-returns-value]
     home = data / "envs/tiny"
     roll_back(home)
     assert events == ["current.new", str(home), "previous.new", str(home)]

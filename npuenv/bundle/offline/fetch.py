@@ -100,13 +100,11 @@ def fetch_all(
         futures = [pool.submit(run.one, item) for item in ordered]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        except BaseException:
+        finally:
+            # After Ctrl-C too: what runs ends with its next piece, and what waits does not begin.
             run.stopped.set()
-            raise
-        run.stopped.set()
-        failed = [future.exception() for future in done if future.exception() is not None]
-        for future in futures:
-            future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+    failed = [future.exception() for future in done if future.exception() is not None]
     if failed:
         assert failed[0] is not None
         raise failed[0]

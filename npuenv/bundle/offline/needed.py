@@ -7,34 +7,25 @@ import re
 import struct
 import tarfile
 import zlib
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from npuenv import versions
 from npuenv.bundle.offline.manifest import Needed, is_inside
 from npuenv.errors import BadInput
 from npuenv.host.hashing import sha256_of
 from npuenv.messages import Message
+from npuenv.plan.cann_files import PARTS, expected_names, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from npuenv.matrix import Matrix
+    from npuenv.plan.cann_files import CannFile
     from npuenv.resolve.types import Platform, Stack
 
 MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}  # e_machine of ELF, by what `uname -m` says
 _PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
-
-
-def cann_names(stack: Stack, matrix: Matrix) -> tuple[str, ...]:
-    """The CANN files of a stack by the makers' names: toolkit, operators of the chip, NNAL. Empty for CPU stacks."""
-    pin = stack.pin("cann")
-    row = matrix.cann_row(pin.version) if pin else None
-    chip = matrix.hardware_row(stack.platform.hardware or "")
-    if row is None or chip is None:
-        return ()
-    word = chip.image_chip.upper() if chip.image_chip.startswith("a") else chip.image_chip  # A3, but 910b
-    parts = ("toolkit", row.ops_package.replace("<chip>", word) or f"kernels-{word}", "nnal")
-    return tuple(f"Ascend-cann-{part}_{row.version}_linux-{stack.platform.arch}.run" for part in parts)
 
 
 def find_needed(
@@ -45,10 +36,9 @@ def find_needed(
     `has_python`: an interpreter comes with the bundle; `left_out`: sources that do not.
     """
     sizes = {row.id: row.size for row in matrix.cann_files}
-    given = {_part_of(path.name) for path in cann_files}
-    found = [
-        Needed("cann", name, sizes.get(name, 0)) for name in cann_names(stack, matrix) if _part_of(name) not in given
-    ]
+    given = {file.part for path in cann_files if (file := recognise(path.name))}
+    names = zip(PARTS, expected_names(stack))
+    found = [Needed("cann", name, sizes.get(name, 0)) for part, name in names if part not in given]
     system = matrix.system_row(stack.platform.os or "")
     if not has_python and (system is None or system.python != stack.platform.python):
         ships = system.python if system else ""
@@ -58,21 +48,43 @@ def find_needed(
     return (*found, *(Needed("source", name, detail=refs.get(name, "")) for name in left_out))
 
 
-def check_cann_file(path: Path, stack: Stack, matrix: Matrix) -> None:
-    """Raises BadInput for a supplied file of another architecture or version, and for one with another known hash."""
+def check_cann_files(paths: Sequence[Path], stack: Stack, matrix: Matrix) -> None:
+    """Raises BadInput for a supplied file that an installation of the stack on the target would refuse.
+
+    That is one that is none of CANN's, or of another architecture, version or chip, or with another hash than the
+    publicly known one; and a second file of the same part.
+    """
+    parts: dict[str, Path] = {}
+    for path in paths:
+        part = _checked(path, stack, matrix).part
+        if part in parts:
+            raise BadInput(Message("plan.cann-twice", {"one": str(parts[part]), "other": str(path)}))
+        parts[part] = path
+
+
+def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
     _require_file(path)
-    said = {"path": str(path), "stack": stack.name}
-    other = {"x86_64": "aarch64", "aarch64": "x86_64"}[stack.platform.arch]
-    if other in path.name or (other == "aarch64" and "arm64" in path.name):
-        raise BadInput(Message("bundle.other-arch", {**said, "found": other, "wanted": stack.platform.arch}))
-    wanted, version = stack.pin("cann"), re.search(r"_(\d+\.\d+[^_]*)_linux", path.name)
-    if wanted is None:
+    said, names = {"path": str(path), "stack": stack.name}, expected_names(stack)
+    if not names:
         raise BadInput(Message("bundle.no-cann-wanted", said))
-    if version and version[1] != wanted.version:
-        raise BadInput(Message("bundle.other-version", {**said, "found": version[1], "wanted": wanted.version}))
+    file = recognise(path.name)
+    if file is None:
+        raise BadInput(Message("plan.cann-name", {"path": str(path), "names": names}))
+    fits = recognise(names[PARTS.index(file.part)])
+    assert fits is not None, names
+    is_version = versions.is_cann(file.version) and versions.cann(file.version) == versions.cann(fits.version)
+    others = {
+        file.version: (fits.version, is_version),
+        file.arch: (fits.arch, file.arch in ("", fits.arch)),
+        file.chip: (fits.chip, file.chip in ("", fits.chip)),
+    }
+    for found, (wanted, is_fit) in others.items():
+        if not is_fit:
+            raise BadInput(Message("plan.cann-other", {**said, "is": found, "wanted": wanted}))
     known = next((row.sha256 for row in matrix.cann_files if row.id == path.name), "")
     if known and sha256_of(path) != known:
         raise BadInput(Message("bundle.other-cann", {**said, "expected": known}))
+    return file
 
 
 def check_python_archive(path: Path, platform: Platform) -> None:
@@ -108,12 +120,6 @@ def _machine_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     if len(head) < 20 or head[:4] != b"\x7fELF":
         return "?"
     return MACHINES.get(struct.unpack("<H", head[18:20])[0], "?")
-
-
-def _part_of(name: str) -> str:
-    """Which of the three a CANN file is, whatever its chip: toolkit, ops or nnal; else the name without its end."""
-    found = re.search(r"toolkit|ops|kernels|nnal", name)
-    return {"kernels": "ops"}.get(found[0], found[0]) if found else PurePosixPath(name).stem
 
 
 def _require_file(path: Path) -> None:

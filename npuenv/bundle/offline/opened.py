@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 from npuenv.bundle.offline.fetch import failed_by_disk
 from npuenv.bundle.offline.manifest import MANIFEST, MAX_MANIFEST, FileRow, Manifest, mode_of, parse_manifest
 from npuenv.bundle.offline.write import plain_member
-from npuenv.errors import BadInput
+from npuenv.errors import BadInput, StepFailed
 from npuenv.lock.file import Lock, read_lock
 from npuenv.messages import Message
 from npuenv.resolve.types import Request
@@ -179,7 +179,7 @@ def _unpacked(path: Path, root: Path, tell: Callable[[int, int], None] | None) -
         raise _refused(path, Message("bundle.broken-archive", {"why": str(error)[:200]})) from error
     except OSError as error:
         if error.filename is None or str(error.filename).startswith(str(root)):
-            raise failed_by_disk(error, root) from error
+            raise StepFailed(failed_by_disk(error, root).message, Message("bundle.unpack-hint")) from error
         said = {"file": str(error.filename), "why": error.strerror or str(error)}
         raise _refused(path, Message("bundle.unreadable-file", said)) from error
     return manifest
