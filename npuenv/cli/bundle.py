@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +74,9 @@ def command(
         _print_plan(ui, contents, out)
         return int(ExitCode.FINE)
     if not yes:
-        _ask(ui)
+        from npuenv.cli.installing import confirm
+
+        confirm(ui)
     _report(ui, _make(ui, contents, out, machine), out)
     return int(ExitCode.FINE)
 
@@ -206,16 +207,6 @@ def _print_plan(ui: Ui, contents: Contents, out: Path) -> None:
                 "needed": [asdict(row) for row in contents.needed],
             }
         )
-
-
-def _ask(ui: Ui) -> None:
-    """Raises BadInput where there is nobody to ask, click.Abort on no."""
-    from npuenv.messages import say
-
-    if ui.is_json or not sys.stdin.isatty():
-        raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
-    if not click.confirm(say(Message("cli.go-on"), ui.lang), default=True):
-        raise click.Abort
 
 
 def _make(ui: Ui, contents: Contents, out: Path, machine: Machine) -> Manifest:

@@ -59,7 +59,7 @@ def show(ui: Ui, *, name: str) -> int:
         value = said.get(key, document[key])
         click.echo(f"{_title(ui, key)}: {value if value not in ('', None) else '-'}")
     for source in own.sources:
-        click.echo(f"{_title(ui, 'source')}: {source.get('name', '')} {source.get('ref', '')}")
+        click.echo(f"{_title(ui, 'source')}: {source.get('name', '')} {source.get('from') or source.get('ref', '')}")
     click.echo(f"{_title(ui, 'request')}: {_flat(own.request)}")
     click.echo(f"{_title(ui, 'steps')}: {' '.join(own.steps) or '-'}")
     click.echo(f"{_title(ui, 'verified')}: {_verified(ui, kept)}")
@@ -82,7 +82,7 @@ def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
     said = {"path": kept.described.root, "stack": kept.described.stack, "mib": size_mib(Path(kept.described.root))}
     if not yes:
         ui.say(Message("install.removing", said), err=ui.is_json)
-        confirm(ui)
+        confirm(ui, is_yes_usual=False)
     remove(kept, data)
     if ui.is_json:
         ui.print_json({"schema": "npuenv.removed/1", "exit": 0, "paths": [said["path"]]})
@@ -106,7 +106,7 @@ def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
     for path in paths:
         ui.say(Message("install.removing", {"path": str(path), "stack": path.parent.name, "mib": size_mib(path)}))
     if paths and not yes:
-        confirm(ui)
+        confirm(ui, is_yes_usual=False)
     known = {kept.described.root: kept for kept in environments(host, data)}
     for path in paths:
         if str(path) in known:

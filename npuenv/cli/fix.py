@@ -58,7 +58,7 @@ def run_fix(ui: Ui, wish: Wish) -> ExitCode:
 def mend(ui: Ui, host: Host, look: Look, judged: Judged, *, is_dry_run: bool, yes: bool) -> ExitCode:
     """Plans the cures of what was found, asks, runs them on `host`, and has it looked at again.
 
-    Raises BadInput where there is nobody to ask, click.Abort on no.
+    Raises BadInput where there is nobody to ask, Stop on no.
     """
     work = _Work(host)
     ills = [finding for finding in in_order(judged.findings) if finding.status in _ILL]
@@ -193,11 +193,10 @@ def _compared(ills: list[Finding], before: Judged, after: Judged, in_shell: Judg
 
 
 def _ask(ui: Ui, cures: Cures, states: Mapping[str, str], restore: Callable[[str], str]) -> None:
+    from npuenv.cli.installing import confirm
+
     _print(plan_lines(cures, ui.lang, states, restore), err=ui.is_json)
-    if ui.is_json or not sys.stdin.isatty():
-        raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
-    if not click.confirm(say(Message("cli.go-on"), ui.lang), default=True):
-        raise click.Abort
+    confirm(ui)
 
 
 def _tell(ui: Ui, judged: Judged, cures: Cures, result: Mended, code: ExitCode, *, is_dry_run: bool) -> None:

@@ -91,8 +91,12 @@ def command(
     if verb:
         from npuenv.cli import upkeep
 
-        act = {"--update": upkeep.update, "--repair": upkeep.repair, "--rollback": upkeep.roll_back}[verb]
-        return int(act(ui, request, how, yes=yes, is_dry_run=dry_run or script))
+        if verb == "--repair":
+            is_shown = dry_run or script
+            return int(upkeep.repair(ui, request, how, yes=yes, is_shown=is_shown, as_script=script))
+        _require_one(**{"--script": script, verb: True})
+        act = upkeep.update if verb == "--update" else upkeep.roll_back
+        return int(act(ui, request, how, yes=yes, is_dry_run=dry_run))
     if dry_run or script:
         return int(show_plan(ui, request, how, as_script=script))
     run_install(ui, request, yes=yes, how=how)

@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.machine import Machine, for_this_machine, lock_of, resolve_or_stop, this_machine
-from npuenv.errors import BadInput, ExitCode, NothingFits, StepFailed
+from npuenv.cli.machine import (
+    Machine,
+    assumed,
+    for_these_cards,
+    for_this_machine,
+    lock_of,
+    resolve_or_stop,
+    this_machine,
+)
+from npuenv.errors import BadInput, ExitCode, NothingFits
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from npuenv.bundle.offline.opened import Bundle
     from npuenv.cli.common import Ui
     from npuenv.execute import Outcome
     from npuenv.lock import Lock
-    from npuenv.plan import Plan
+    from npuenv.plan import Plan, Step
     from npuenv.plan.making import Tools
     from npuenv.plan.prerequisites import Prerequisites
     from npuenv.resolve.types import Request, Stack
@@ -66,6 +74,7 @@ class Prepared:
     wanted: Wanted
     target: Target
     plan: Plan
+    steps: tuple[Step, ...]  # of the plan, those that were asked for
     notes: tuple[Message, ...] = ()  # what the plan cannot do itself
 
 
@@ -77,7 +86,7 @@ def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None, 
     how = how or How()
     with wanted_for(ui, request, how, lock) as wanted:
         prepared = prepare(wanted, how)
-        if yes or is_complete(prepared.target, wanted.lock):
+        if yes or not needs_consent(prepared):
             tell_notes(ui, prepared)
         else:
             ask(ui, prepared)
@@ -90,69 +99,65 @@ def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None, 
 @contextmanager
 def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> Iterator[Wanted]:
     """The stack and its lock: resolved and locked here, or as the bundle has them, unpacked while the block runs."""
+    from npuenv.lock.shelf import as_locked
     from npuenv.plan.cann_files import with_found_cann
 
     machine = this_machine(ui)
     if how.bundle is None:
         request = for_this_machine(request)
         stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, request))
+        # An environment's own lock also says where what it built came from.
+        stack = as_locked(stack, lock) if lock else stack
         yield Wanted(stack, lock or lock_of(ui, stack, machine, fill=how.fill), machine, request)
         return
+    from npuenv.bundle.offline.meant import as_bundled, require_known, require_meant
     from npuenv.bundle.offline.opened import open_bundle
+    from npuenv.matrix import load_matrix
 
     with open_bundle(how.bundle) as bundle:
         lacking = [name for name in bundle.left_out if name not in how.given]
         if lacking:
             said = {"path": how.bundle, "names": tuple(lacking), "first": lacking[0]}
             raise BadInput(Message("install.bundle-lacks", said), Message("install.bundle-lacks-hint", said))
-        stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, bundle.request))
-        _require_meant(request, stack, bundle.lock)
-        yield Wanted(stack, bundle.lock, machine, bundle.request, bundle)
-
-
-def _require_meant(request: Request, stack: Stack, lock: Lock) -> None:
-    """Raises BadInput where what was asked for is not what the bundle holds: it holds one stack for one platform."""
-    framework, _, release = (request.framework or "").partition("==")
-    asked = {
-        "STACK": (request.stack, stack.name),
-        "--for": (framework, stack.framework),
-        "--for ...==": (release, release if release in stack.name else None),
-        "--arch": (request.arch, stack.platform.arch),
-        "--python": (request.python, stack.platform.python),
-        "--hardware": (request.hardware, stack.platform.hardware),
-        "--os": (request.os, stack.platform.os),
-        "--cann": (request.cann, pin.version if (pin := stack.pin("cann")) else None),
-        "--as-of": (request.as_of, None),
-        "--newest": ("on" if request.is_newest else None, None),
-        **{f"--pin {name}==": (each, _version_in(lock, name)) for name, each in request.pins.items()},
-    }
-    for option, (wanted, held) in asked.items():
-        if wanted and wanted != held:
-            said = {"option": option, "wanted": wanted, "stack": stack.name, "platform": stack.platform.tag}
-            raise BadInput(Message("install.bundle-other", said), Message("install.bundle-other-hint"))
-
-
-def _version_in(lock: Lock, name: str) -> str | None:
-    package = lock.package(name)
-    return package.version if package else None
+        require_known(bundle, load_matrix())
+        own = for_these_cards(as_bundled(bundle))
+        stack = as_locked(resolve_or_stop(ui, own), bundle.lock)
+        require_meant(request, bundle, stack, load_matrix())
+        asked = replace(bundle.request, hardware=own.hardware)
+        yield Wanted(with_found_cann(machine.resolver.host, stack), bundle.lock, machine, asked, bundle)
 
 
 def prepare(wanted: Wanted, how: How) -> Prepared:
     """The plan for this machine. Raises BadInput (target, interpreter, files), NothingFits (lock, interpreter)."""
     from npuenv.lock.refuse import require_complete, require_sources
-    from npuenv.plan.target import check_target, find_conda, require_same
+    from npuenv.plan.target import check_target, find_conda, kept_lock, require_same
 
-    stack, lock, resolver = wanted.stack, wanted.lock, wanted.machine.resolver
+    stack, resolver = wanted.stack, wanted.machine.resolver
     target = _target(wanted, how)
     if target.kind != "existing":
-        check_target(resolver.host, target, lock)
-        require_same(resolver.host, target, lock, is_replacing=how.is_replacing)
-    require_complete(lock, resolver, wanted.request)
+        check_target(resolver.host, target, wanted.lock)
+        require_same(resolver.host, target, wanted.lock, is_replacing=how.is_replacing)
+    wanted = replace(wanted, lock=kept_lock(resolver.host, target, wanted.lock))
+    require_complete(wanted.lock, resolver, wanted.request)
     python = _base_python(wanted, how) if target.kind == "venv" else target.python
-    links = {} if wanted.bundle else require_sources(stack, lock, resolver)
-    tools = _tools(wanted, how, python=python, links=links)
+    tools = _tools(wanted, target, how, python=python)
     tools = replace(tools, conda=find_conda(resolver.host) if target.kind == "conda" else "")
-    return _planned(wanted, target, how, tools)
+    prepared = _planned(wanted, target, how, tools)
+    if _asks_an_index_of_its_own(prepared, tools):
+        require_sources(stack, wanted.lock, resolver)
+    return prepared
+
+
+def _asks_an_index_of_its_own(prepared: Prepared, tools: Tools) -> bool:
+    """True when a package that no other index may serve, and that lies in no folder, is to be fetched now."""
+    from npuenv.execute import unmet
+
+    if tools.wheels:
+        return False
+    packages = (each for each in prepared.wanted.lock.packages if each.index and each.name not in tools.in_links)
+    words = {f"{package.name}=={package.version}" for package in packages}
+    puts_in = [step for step in prepared.steps if any(words.intersection(want.of) for want in step.done_when)]
+    return any(unmet(step, prepared.wanted.machine.resolver.host) for step in puts_in)
 
 
 def _base_python(wanted: Wanted, how: How) -> str:
@@ -170,7 +175,11 @@ def _base_python(wanted: Wanted, how: How) -> str:
 
 
 def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock | None = None) -> ExitCode:
-    """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is."""
+    """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is.
+
+    Raises BadInput for an unknown step and, where the plan is for machines like this one, for a folder that an
+    installation would refuse.
+    """
     with wanted_for(ui, request, how, lock) as wanted:
         prepared = _imagine(wanted, how)
         if as_script:
@@ -180,11 +189,19 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
 
             title = f"{wanted.stack.name} ({wanted.stack.platform.tag}), npuenv {__version__}"
             settings = for_uv(wanted.machine.resolver.settings)
-            click.echo(render_script(prepared.plan, settings, title=title, lang=ui.lang), nl=False)
+            text = render_script(
+                prepared.plan,
+                settings,
+                title=title,
+                lang=ui.lang,
+                steps=prepared.steps,
+                is_replacing=how.is_replacing,
+            )
+            click.echo(text, nl=False)
         elif ui.is_json:
             from npuenv.report.plan import as_json
 
-            ui.print_json({**as_json(prepared.plan, wanted.stack, prepared.target.root, ui.lang), "exit": 0})
+            ui.print_json({**as_json(_shown(prepared), wanted.stack, prepared.target.root, ui.lang), "exit": 0})
         else:
             list_plan(ui, prepared)
         for missing in wanted.lock.missing:
@@ -193,6 +210,11 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
             why = why_missing(missing, wanted.machine.resolver)
             ui.say(Message("cli.lock-gap", {"why": why}), err=True)
     return ExitCode.FINE
+
+
+def _shown(prepared: Prepared) -> Plan:
+    """The part of the plan that was asked for."""
+    return replace(prepared.plan, steps=prepared.steps)
 
 
 def list_plan(ui: Ui, prepared: Prepared) -> None:
@@ -205,7 +227,7 @@ def list_plan(ui: Ui, prepared: Prepared) -> None:
     if not ui.is_verbose:  # with -v they were said when the settings were read
         for warning in settings.warnings:
             ui.say(warning, err=True)
-    click.echo(as_text(prepared.plan, settings, lang=ui.lang), nl=False, err=ui.is_json)
+    click.echo(as_text(_shown(prepared), settings, lang=ui.lang), nl=False, err=ui.is_json)
     tell_notes(ui, prepared)
 
 
@@ -216,25 +238,31 @@ def tell_notes(ui: Ui, prepared: Prepared) -> None:
 
 
 def ask(ui: Ui, prepared: Prepared) -> None:
-    """Shows the plan and asks. Raises BadInput where there is nobody to ask, click.Abort on no."""
-    list_plan(ui, prepared)
+    """Shows what of the plan is not done yet and asks. Raises BadInput where nobody can be asked, Stop on no."""
+    from npuenv.execute import is_done
+
+    host = prepared.wanted.machine.resolver.host
+    left = tuple(step for step in prepared.steps if not is_done(step, host))
+    list_plan(ui, replace(prepared, steps=left))
     confirm(ui)
 
 
-def confirm(ui: Ui) -> None:
-    """Asks whether to go on. Raises BadInput where there is nobody to ask, click.Abort on no."""
+def confirm(ui: Ui, *, is_yes_usual: bool = True) -> None:
+    """Asks whether to go on; Enter alone means what is usual. Raises BadInput where nobody can be asked, Stop on no."""
+    from npuenv.cli.common import Stop
+
     if ui.is_json or not sys.stdin.isatty():
         raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
-    if not click.confirm(say(Message("cli.go-on"), ui.lang), default=True):
-        raise click.Abort
+    if not click.confirm(say(Message("cli.go-on"), ui.lang), default=is_yes_usual):
+        ui.say(Message("cli.declined"), err=True)
+        raise Stop(ExitCode.INTERRUPTED)
 
 
 def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
-    """Executes the plan with its progress shown. Raises StepFailed, BadInput."""
+    """Executes the plan with its progress shown. Raises StepFailed, BadInput, NothingFits."""
     from npuenv.cli.progress import Teller
     from npuenv.execute import Session, execute
     from npuenv.facts.pip import for_uv
-    from npuenv.plan.environment import FINISH
 
     resolver = prepared.wanted.machine.resolver
     with Teller(ui) as teller:
@@ -244,13 +272,45 @@ def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
             settings=for_uv(resolver.settings),
             tell=teller.tell,
             again=_same_command(),
-            proofs={FINISH: lambda: _prove(prepared)},
+            proofs=_proofs(prepared),
         )
         return execute(prepared.plan, session, only=how.only_step, start_at=how.from_step)
 
 
-def is_complete(target: Target, lock: Lock) -> bool:
-    """True when the environment stands already: running it again only verifies and mends, and needs no consent anew."""
+def _proofs(prepared: Prepared) -> dict[str, Callable[[], None]]:
+    """Step id -> what must pass before it acts: what goes out can come back, and nothing unproven comes into force."""
+    from npuenv.cli.proving import prove
+    from npuenv.lock.refuse import require_sources
+    from npuenv.plan.environment import FINISH, MEND
+
+    wanted, resolver = prepared.wanted, prepared.wanted.machine.resolver
+
+    def require_what_goes_in_again() -> None:
+        if wanted.bundle is None:
+            require_sources(wanted.stack, wanted.lock, resolver)
+
+    return {
+        MEND: require_what_goes_in_again,
+        FINISH: lambda: prove(resolver.host, wanted.stack, prepared.target, prepared.plan),
+    }
+
+
+def needs_consent(prepared: Prepared) -> bool:
+    """True when something is to be changed now that nobody has agreed to.
+
+    In an environment that is complete npuenv puts back its own without asking: somebody agreed to that before.
+    """
+    from npuenv.execute import changes_more_than_its_own, is_done
+
+    host = prepared.wanted.machine.resolver.host
+    if _is_complete(prepared.target, prepared.wanted.lock):
+        return changes_more_than_its_own(prepared.steps, host)
+    # The last first: what says that an environment is finished is cheap to ask, and not there yet.
+    return not all(is_done(step, host) for step in reversed(prepared.steps))
+
+
+def _is_complete(target: Target, lock: Lock) -> bool:
+    """True when the environment says that it was finished with this lock."""
     from npuenv.facts.manifest import MARKER
     from npuenv.store.places import marker_text
 
@@ -269,18 +329,20 @@ def asked_for(request: Request) -> dict[str, Any]:
 
 def _imagine(wanted: Wanted, how: How) -> Prepared:
     """A plan that is only shown: what is not here is called by its usual name."""
-    from npuenv.lock.wheels import wheels_in_links
+    from npuenv.plan.target import check_content, kept_lock, require_same
 
-    stack, lock, resolver = wanted.stack, wanted.lock, wanted.machine.resolver
+    stack, host = wanted.stack, wanted.machine.resolver.host
     target = _target(wanted, how)
-    labelled = [(package.name, package.version) for package in lock.packages if package.index]
-    links = wheels_in_links(resolver.host, resolver.settings, labelled, stack.platform)
+    is_for_here = stack.platform.arch == platform.machine()
+    if is_for_here and target.kind != "existing":
+        check_content(host, target)
+        require_same(host, target, wanted.lock, is_replacing=how.is_replacing)
+    wanted = replace(wanted, lock=kept_lock(host, target, wanted.lock))
     python = how.base_python or f"python{stack.platform.python}"
-    if stack.platform.arch == platform.machine() and target.kind == "venv":
+    if is_for_here and target.kind == "venv":
         with suppress(NothingFits):
             python = _base_python(wanted, how)
-    tools = _tools(wanted, how, python=python, links={} if wanted.bundle else dict(links))
-    return _planned(wanted, target, how, replace(tools, conda="conda"))
+    return _planned(wanted, target, how, replace(_tools(wanted, target, how, python=python), conda="conda"))
 
 
 def _target(wanted: Wanted, how: How) -> Target:
@@ -294,26 +356,31 @@ def _target(wanted: Wanted, how: How) -> Target:
     return replace(target_for(wanted.lock, host.environ(), how.target), kind=how.kind)
 
 
-def _tools(wanted: Wanted, how: How, *, python: str, links: Mapping[str, str]) -> Tools:
+def _tools(wanted: Wanted, target: Target, how: How, *, python: str) -> Tools:
     from npuenv.facts.pip import for_uv
+    from npuenv.lock.wheels import wheels_in_links
     from npuenv.plan.given import digests_of
-    from npuenv.plan.install import Tools
+    from npuenv.plan.install import Tools, keep_supplied
 
     resolver, bundle = wanted.machine.resolver, wanted.bundle
     given = {**(bundle.sources if bundle else {}), **how.given}
-    return Tools(
+    labelled = [(package.name, package.version) for package in wanted.lock.packages if package.index]
+    links = wheels_in_links(resolver.host, resolver.settings, labelled, wanted.stack.platform)
+    tools = Tools(
         base_python=python,
         uv=resolver.uv,
         settings=for_uv(resolver.settings),
         indexes=resolver.indexes,
-        in_links=links,
+        in_links={} if bundle else links,
         wheels=bundle.wheels if bundle else "",
         given=given,
         digests=digests_of(resolver.host, given, wanted.stack, sys.executable),
     )
+    return keep_supplied(resolver.host, wanted.stack, wanted.lock, target, tools)
 
 
 def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared:
+    from npuenv.execute import chosen
     from npuenv.plan.changes import replaced
     from npuenv.plan.install import plan_install
     from npuenv.plan.target import damage_of
@@ -330,8 +397,26 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
         before=ground.steps,
         is_repairing=how.is_repairing,
     )
-    host = wanted.machine.resolver.host
-    return Prepared(wanted, target, plan, (*damage_of(host, target), *ground.notes, *replaced(host, target, plan)))
+    host, steps = wanted.machine.resolver.host, chosen(plan, how.only_step, how.from_step)
+    notes = (
+        *assumed(wanted.stack),
+        *damage_of(host, target),
+        *_switched(wanted, target),
+        *ground.notes,
+        *replaced(host, target, plan),
+    )
+    return Prepared(wanted, target, plan, steps, notes)
+
+
+def _switched(wanted: Wanted, target: Target) -> tuple[Message, ...]:
+    """That an environment which is there already takes the place of the one in force, as after a rollback."""
+    from npuenv.store.switch import points_to
+
+    before = points_to(Path(target.link)) if target.link else ""
+    if not before or before == Path(target.root).name or not _is_complete(target, wanted.lock):
+        return ()
+    said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
+    return (Message("install.comes-into-force", said),)
 
 
 def _ground(wanted: Wanted, target: Target, how: How) -> Prerequisites:
@@ -359,27 +444,6 @@ def _same_command() -> tuple[str, ...]:
     return ("npuenv", *sys.argv[1:])
 
 
-def _prove(prepared: Prepared) -> None:
-    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
-
-    Asked here too, because the last step can be asked for alone.
-    """
-    from npuenv.cli.proving import as_reasons, objections
-    from npuenv.execute import unmet
-    from npuenv.plan.environment import VERIFY
-
-    verify = next(step for step in prepared.plan.steps if step.id == VERIFY)
-    if unmet(verify, prepared.wanted.machine.resolver.host):
-        raise StepFailed(
-            Message("install.unverified", {"path": prepared.target.root}), Message("install.unverified-hint")
-        )
-    found = objections(prepared.wanted.machine.resolver.host, prepared.wanted.stack, prepared.target.python)
-    if found:
-        said = {"path": prepared.target.root, "why": as_reasons(found)}
-        hint = {"python": prepared.target.python, "stack": prepared.wanted.stack.name}
-        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
-
-
 def _remember(wanted: Wanted, target: Target) -> None:
     from npuenv.store.environments import remember
     from npuenv.store.places import data_folder
@@ -389,7 +453,7 @@ def _remember(wanted: Wanted, target: Target) -> None:
 
 def _report(ui: Ui, prepared: Prepared, outcome: Outcome) -> None:
     stack, target = prepared.wanted.stack, prepared.target
-    num_done = len(outcome.done)
+    num_done, is_done = len(outcome.done), _is_proven(prepared)
     args = {"stack": stack.name, "path": target.root, "steps": num_done}
     if ui.is_json:
         ui.print_json(
@@ -399,11 +463,16 @@ def _report(ui: Ui, prepared: Prepared, outcome: Outcome) -> None:
                 "stack": stack.name,
                 "target": target.root,
                 "python": target.python,
-                "activate": f"{target.root}/activate.sh",
+                "is_proven": is_done,
+                "activate": f"{target.root}/activate.sh" if is_done else None,
                 "steps_done": num_done,
                 "notes": [say(note, ui.lang) for note in prepared.notes],
             }
         )
+    if not is_done:
+        done = outcome.done or (Message("plan.none"),)
+        ui.say(Message("install.part-done", {"path": target.root, "steps": done}))
+        return
     ui.say(Message("cli.installed" if num_done else "cli.was-installed", args))
     strangers = _strangers(target)
     if strangers:
@@ -411,6 +480,16 @@ def _report(ui: Ui, prepared: Prepared, outcome: Outcome) -> None:
     ui.say(Message("cli.activate", args))
     if stack.cann_root:
         ui.say(Message("install.needs-cann", args))
+
+
+def _is_proven(prepared: Prepared) -> bool:
+    """True when the environment is complete and verified; after a part of the plan it need not be."""
+    from npuenv.execute import unmet
+    from npuenv.plan.environment import VERIFY
+
+    host, is_part = prepared.wanted.machine.resolver.host, prepared.steps != prepared.plan.steps
+    verify = [step for step in prepared.plan.steps if step.id == VERIFY and is_part]
+    return _is_complete(prepared.target, prepared.wanted.lock) and not any(unmet(step, host) for step in verify)
 
 
 def _strangers(target: Target) -> tuple[str, ...]:

@@ -1,21 +1,41 @@
-"""What the doctor says about the packages of an environment that was just installed. Start from `objections`."""
+"""What must hold before an environment comes into force, the doctor's word on its packages included: `prove`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from npuenv.errors import StepFailed
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from npuenv.checks import Finding
     from npuenv.host.base import Host
+    from npuenv.plan import Plan
     from npuenv.resolve.types import Stack
+    from npuenv.store.places import Target
 
 # Areas of checks that an installation answers for, and the groups of facts that they read.
 _AREAS = ("python.", "stack.")
 _GROUPS = frozenset({"python", "cann", "machine"})
 # Of the session and not of the packages: they hold in the shell that sources the activation script.
 _OF_SESSION = ("stack.settings", "stack.cann")
+
+
+def prove(host: Host, stack: Stack, target: Target, plan: Plan) -> None:
+    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
+
+    Asked before the last step too, because that can be asked for alone.
+    """
+    from npuenv.execute import unmet
+    from npuenv.plan.environment import VERIFY
+
+    if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
+        raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
+    found = objections(host, stack, target.python)
+    if found:
+        said = {"path": target.root, "why": as_reasons(found)}
+        hint = {"python": target.python, "stack": stack.name}
+        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
 
 
 def objections(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from npuenv.cli.installing import How, confirm, is_complete, list_plan, prepare, run_install, wanted_for
+from npuenv.cli.installing import How, confirm, list_plan, needs_consent, prepare, run_install, wanted_for
+from npuenv.cli.lock import options_of, refuse_with
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
+from npuenv.resolve.types import Request
+from npuenv.store import switch
 from npuenv.store.environments import Kept, environments, find
 from npuenv.store.places import Target, data_folder
 
 if TYPE_CHECKING:
     from npuenv.cli.common import Ui
+    from npuenv.host.base import Host
     from npuenv.lock import Lock
-    from npuenv.resolve.types import Request
     from npuenv.store.difference import Change
 
 
@@ -28,7 +31,9 @@ def update(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -
     kept = _chosen(request, how, "--update")
     if kept.role == "elsewhere":
         raise BadInput(Message("install.update-elsewhere", {"path": kept.described.root}), _again_hint(kept))
-    request, before = _request_of(kept, request), _lock_of(kept)
+    # The new one goes to a place of its own, however the old one was named.
+    how = replace(how, target=None, into=None)
+    request, before = _request_of(kept, request, how), _lock_of(kept)
     with wanted_for(ui, request, how) as wanted:
         found = changes(before, wanted.lock)
         if not found:
@@ -36,29 +41,36 @@ def update(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -
         prepared = prepare(wanted, how)
         _show_changes(ui, kept, found, prepared.target)
         if is_dry_run:
+            _print_changes(ui, kept, prepared.target.root, found)
             return ExitCode.FINE
-        if not (yes or is_complete(prepared.target, wanted.lock)):
+        if not yes and needs_consent(prepared):
             if ui.is_verbose:
                 list_plan(ui, prepared)
             confirm(ui)
-    run_install(ui, request, yes=True, how=how)
-    ui.say(Message("install.can-roll-back", {"stack": kept.described.stack}))
+    root = run_install(ui, request, yes=True, how=how)
+    if switch.points_to(root.parent / switch.CURRENT) == root.name:  # not where a part of the plan alone was asked for
+        ui.say(Message("install.can-roll-back", {"stack": kept.described.stack}))
     return ExitCode.FINE
 
 
-def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -> ExitCode:
-    """Restores the environment's files from its own lock; what was not altered stays untouched."""
+def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_shown: bool, as_script: bool) -> ExitCode:
+    """Restores the environment's files from its own lock; what was not altered stays untouched.
+
+    `is_shown`: the plan is only printed, as a list or `as_script`.
+    """
     from npuenv.cli.installing import show_plan
 
     kept, how = _chosen(request, how, "--repair"), replace(how, is_repairing=True)
-    lock, request = _lock_of(kept), _request_of(kept, request)
+    # What is there is restored: a wish for something else would be written down and not met.
+    refuse_with("--repair", options_of(replace(request, stack=None, framework=None)))
+    lock, request = _lock_of(kept), _request_of(kept, Request(), how)
     own = kept.described
     if own.kind == "existing":
         how = replace(how, into=str(Path(own.root) / "bin" / "python"))
     else:
-        how = replace(how, target=own.root, kind=own.kind or how.kind)
-    if is_dry_run:
-        return show_plan(ui, request, how, as_script=False, lock=lock)
+        how = replace(how, target=own.root, into=None, kind=own.kind or how.kind)
+    if is_shown:
+        return show_plan(ui, request, how, as_script=as_script, lock=lock)
     run_install(ui, request, yes=yes, how=how, lock=lock)
     return ExitCode.FINE
 
@@ -68,10 +80,11 @@ def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool
     from npuenv.facts.environment import ask_environment
     from npuenv.host.local import LocalHost
     from npuenv.plan.types import Want
-    from npuenv.store import switch
 
     kept = _chosen(request, how, "--rollback")
     home = Path(kept.described.root).parent
+    if kept.role == "elsewhere":
+        raise BadInput(Message("store.no-previous", {"path": kept.described.root}), Message("store.no-previous-hint"))
     before = switch.previous_of(home)
     fact = ask_environment(LocalHost(), Want("env.intact", (str(before),), "yes"))
     if fact.value != "yes":
@@ -81,23 +94,23 @@ def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool
             Message("install.previous-damaged", {"path": str(before), "why": why}),
             Message("execute.run-again", {"command": again}),
         )
-    if is_dry_run:
-        ui.say(Message("install.would-roll-back", {"path": str(before)}))
-        return ExitCode.FINE
-    now, left = switch.roll_back(home)
+    now, left = (before, home / switch.points_to(home / switch.CURRENT)) if is_dry_run else switch.roll_back(home)
+    was = str(left) if left != home else None  # nothing was in force
     if ui.is_json:
-        ui.print_json({"schema": "npuenv.rollback/1", "exit": 0, "target": str(now), "before": str(left)})
-    ui.say(Message("install.rolled-back", {"path": str(now), "before": str(left)}))
+        said = {"dry_run": is_dry_run, "target": str(now), "before": was}
+        ui.print_json({"schema": "npuenv.rollback/1", "exit": 0, **said})
+    done = Message("install.rolled-back", {"path": str(now), "before": was or Message("plan.none")})
+    ui.say(Message("install.would-roll-back", {"path": str(now)}) if is_dry_run else done)
     return ExitCode.FINE
 
 
 def _chosen(request: Request, how: How, verb: str) -> Kept:
-    """The environment that is meant: a folder, a stack's name or use, or the only one there is. Raises BadInput."""
+    """The environment that is meant: a folder, a Python's, a stack's name or use, or the only one. Raises BadInput."""
     from npuenv.host.local import LocalHost
 
     host = LocalHost()
     data = Path(data_folder(host.environ()))
-    word = how.target or request.stack or ""
+    word = how.target or (_root_of(host, how.into) if how.into else request.stack)
     if word:
         return find(host, data, word)
     roles = ("current",) if verb == "--rollback" else ("current", "elsewhere")
@@ -115,15 +128,22 @@ def _chosen(request: Request, how: How, verb: str) -> Kept:
     raise BadInput(Message("install.which", {"known": known}), Message("install.which-hint", hint))
 
 
-def _request_of(kept: Kept, said: Request) -> Request:
-    """What the environment was asked for, for the very stack it has; what is said now counts before it."""
-    from dataclasses import asdict
+def _root_of(host: Host, exe: str) -> str:
+    """The folder of the environment that a Python belongs to. Raises BadInput for what is no Python."""
+    ran = host.run((exe, "-I", "-c", "import sys; print(sys.prefix)"), timeout_s=20.0)
+    if ran.code != 0:
+        raise BadInput(Message("plan.into-no-python", {"exe": exe}), Message("plan.into-hint"))
+    return ran.out.rstrip("\n")
 
-    from npuenv.resolve.types import Request
 
+def _request_of(kept: Kept, said: Request, how: How) -> Request:
+    """What the environment was asked for, for the very stack it has; what is said now counts before it.
+
+    A bundle was asked for by itself: only what is said now is held against it.
+    """
     empty = asdict(Request())
     now = {name: value for name, value in asdict(said).items() if value != empty[name]}
-    known = {name: value for name, value in kept.described.request.items() if name in empty}
+    known = {name: value for name, value in kept.described.request.items() if name in empty and not how.bundle}
     return Request(**{**known, "framework": None, **now, "stack": kept.described.stack})
 
 
@@ -141,13 +161,20 @@ def _lock_of(kept: Kept) -> Lock:
 
 def _up_to_date(ui: Ui, kept: Kept) -> ExitCode:
     own = kept.described
-    if ui.is_json:
-        ui.print_json({"schema": "npuenv.update/1", "exit": 0, "stack": own.stack, "target": own.root, "changes": []})
+    _print_changes(ui, kept, own.root, ())
     ui.say(Message("install.up-to-date", {"stack": own.stack, "path": own.root}))
     if pins := own.request.get("pins"):
         said = {"stack": own.stack, "pins": tuple(f"{name}=={version}" for name, version in sorted(pins.items()))}
         ui.say(Message("install.keeps-pins", said))
     return ExitCode.FINE
+
+
+def _print_changes(ui: Ui, kept: Kept, root: str, found: tuple[Change, ...]) -> None:
+    """The document of an update that installs nothing: `root` is where the stack's present lock is or would be."""
+    if ui.is_json:
+        rows = [asdict(each) for each in found]
+        said = {"stack": kept.described.stack, "target": root, "changes": rows}
+        ui.print_json({"schema": "npuenv.update/1", "exit": 0, **said})
 
 
 def _show_changes(ui: Ui, kept: Kept, found: tuple[Change, ...], target: Target) -> None:
@@ -158,4 +185,8 @@ def _show_changes(ui: Ui, kept: Kept, found: tuple[Change, ...], target: Target)
 
 
 def _again_hint(kept: Kept) -> Message:
-    return Message("install.update-elsewhere-hint", {"stack": kept.described.stack})
+    own = kept.described
+    if own.kind == "existing":
+        said = {"stack": own.stack, "python": str(Path(own.root) / "bin" / "python")}
+        return Message("install.update-existing-hint", said)
+    return Message("install.update-elsewhere-hint", {"stack": own.stack})

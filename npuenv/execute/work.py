@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput, StepFailed
+from npuenv.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.execute.failures import reason, short, system_error, tail
 from npuenv.facts.environment import INSPECTOR, ask_environment
 from npuenv.facts.pip import UvSettings, without_secrets
@@ -42,6 +42,13 @@ _NO_PLACE = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 _MAKING = ("venv.python", "prefix.python")
 # Settings of the caller's shell that would leak into what the steps run.
 _NEVER_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONSTARTUP")
+
+
+class LeftRunning(NpuenvError):
+    """Interrupted while a program was at work that nobody but another user may end: it goes on by itself."""
+
+    kind = "interrupted"
+    exit_code = ExitCode.INTERRUPTED
 
 
 class State(enum.Enum):
@@ -86,7 +93,7 @@ class Session:
     settings: UvSettings = field(default_factory=UvSettings)
     tell: Callable[[Event], None] = lambda event: None
     again: tuple[str, ...] = ("npuenv", "install")  # the command that continues, for hints
-    # Step id -> what must pass before it acts, for what the plan's own conditions cannot say; raises StepFailed.
+    # Step id -> what must pass before it acts, for what the plan's own conditions cannot say; raises NpuenvError.
     proofs: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 
     @property
@@ -101,10 +108,11 @@ def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: 
     """Runs the steps whose conditions do not hold yet. `only`: that step alone; `start_at`: it and those after it.
 
     Raises BadInput (unknown step, a part of what was never begun, another execution at work), StepFailed (what was done
-    stays; run again to continue).
-    KeyboardInterrupt passes through after the running program and its children have ended.
+    stays; run again to continue), and what a proof of the session raises.
+    KeyboardInterrupt passes through after the running program and its children have ended; LeftRunning stands for it
+    where they could not be ended.
     """
-    steps = _chosen(plan, only, start_at)
+    steps = chosen(plan, only, start_at)
     _require_begun(plan.steps[: plan.steps.index(steps[0])] if steps else (), session)
     done: dict[str, None] = {}
     with _claim(session) as held:
@@ -144,7 +152,27 @@ def unmet(step: Step, host: Host) -> tuple[tuple[Want, Fact[str]], ...]:
     return tuple((want, fact) for want, fact in asked if fact.value != want.value)
 
 
-def _chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, ...]:
+def is_done(step: Step, host: Host) -> bool:
+    """True when there is nothing to do for a step now."""
+    return bool(step.done_when) and not unmet(step, host)
+
+
+def changes_more_than_its_own(steps: Sequence[Step], host: Host) -> bool:
+    """True when what is not done yet changes more than what npuenv itself put into an environment that was complete.
+
+    To put it in force in place of another is more. What is asked here hashes nothing.
+    """
+    for step in steps:
+        if not (step.is_upkeep or is_done(step, host)):
+            return True
+        links = (want for want in step.done_when if want.fact == "path.link")
+        if any(ask_environment(host, want).value != want.value for want in links):
+            return True
+    return False
+
+
+def chosen(plan: Plan, only: str | None, start_at: str | None) -> tuple[Step, ...]:
+    """All steps of a plan, `only` that one, or `start_at` and those after it. Raises BadInput for an unknown one."""
     ids = [step.id for step in plan.steps]
     wanted = only or start_at
     if wanted is None:
@@ -189,7 +217,7 @@ class _claim:
             raise StepFailed(said, _run_again(self._session)) from error
         if held is None:
             said = Message("execute.already-running", {"path": self._session.root})
-            raise BadInput(said, Message("execute.wait-for-it", {"command": shlex.join(self._session.again)}))
+            raise BadInput(said, _wait_for_it(self._session))
         self._held = held
         return held
 
@@ -210,7 +238,7 @@ def _perform(step: Step, session: Session, held: int, number: int, total: int) -
     def tell(state: State, text: str = "", seconds: float = 0.0) -> None:
         session.tell(Event(state, step, number, total, text, seconds))
 
-    if step.done_when and not unmet(step, session.host):
+    if is_done(step, session.host):
         tell(State.SKIPPED)
         return False
     began = time.monotonic()
@@ -230,8 +258,8 @@ def _perform(step: Step, session: Session, held: int, number: int, total: int) -
             _act(action, step, session, held, tell_more)
         _check_after(step, session)
         _note(session, step, "done")
-    except (StepFailed, KeyboardInterrupt) as error:
-        ended = State.INTERRUPTED if isinstance(error, KeyboardInterrupt) else State.FAILED
+    except (NpuenvError, KeyboardInterrupt) as error:
+        ended = State.INTERRUPTED if isinstance(error, (LeftRunning, KeyboardInterrupt)) else State.FAILED
         _note(session, step, ended.value, is_best_effort=True)
         tell(ended, seconds=time.monotonic() - began)
         raise
@@ -262,6 +290,8 @@ def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable
     unset += [*_NEVER_INHERITED, *action.unset]
     settings = {name: value for name, value in session.settings.environ.items() if name not in action.unset}
     env = {**settings, "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "GIT_TERMINAL_PROMPT": "0", **action.env}
+    if cert := settings.get("SSL_CERT_FILE"):  # git reads no variable but its own
+        env.setdefault("GIT_SSL_CAINFO", environ.get("GIT_SSL_CAINFO") or cert)
     folder = Path(action.cwd or session.root)
     folder.mkdir(parents=True, exist_ok=True)
     append_line(str(log), f"$ {without_secrets(' '.join(action.argv))}")
@@ -269,8 +299,11 @@ def _run(action: Run, step: Step, session: Session, held: int, on_line: Callable
     with Running(action.argv, cwd=folder, env=env, log=log, unset=unset, keep=(held,)) as running:
         try:
             return _watch(running, log, start, on_line)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             running.interrupt()
+            if running.poll() is None:
+                said = {"command": without_secrets(shlex.join(action.argv)), "pid": running.pid}
+                raise LeftRunning(Message("execute.left-running", said), _wait_for_it(session)) from stopped
             raise
 
 
@@ -305,6 +338,10 @@ def _check_after(step: Step, session: Session) -> None:
 def _failed(step: Step, session: Session, why: Message) -> StepFailed:
     said = {"step": step.id, "why": why, "log": str(session.log(step))}
     return StepFailed(Message("execute.step-failed", said), _run_again(session))
+
+
+def _wait_for_it(session: Session) -> Message:
+    return Message("execute.wait-for-it", {"command": shlex.join(session.again)})
 
 
 def _run_again(session: Session) -> Message:

@@ -1,7 +1,7 @@
 """A long-running program on this machine whose output goes to a file: started, watched, interrupted.
 
 For short questions use `Host.run`. The child has a process group of its own, so that Ctrl-C reaches it only through
-`interrupt`, and nothing it started outlives `stop`.
+`interrupt`, and nothing it started outlives `stop` but what only another user may end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _POLL_S = 0.02
+_SUDO = "sudo"
+_SUDO_S = 10.0  # sudo may ask a directory in the network who we are
 
 
 class Running:
     """A started program. Use as a context manager: leaving it stops the whole process group, whatever happened.
+
+    What sudo started is stopped through sudo, which never asks for a password here. Where it refuses, the program goes
+    on: then `poll` still gives None after `interrupt` and `stop`.
 
     `keep` are descriptors that the program inherits, such as a lock that is to be held as long as it works.
     """
@@ -41,6 +46,8 @@ class Running:
         unset: Sequence[str] = (),
         keep: Sequence[int] = (),
     ) -> None:
+        self._is_of_sudo = argv[0] == _SUDO
+        self._is_beyond_us = False  # nothing but another user's processes is in the group, and sudo does not help
         environ = {name: value for name, value in os.environ.items() if name not in unset} | dict(env)
         with log.open("ab") as sink, undisturbed():
             self._process = subprocess.Popen(
@@ -53,6 +60,10 @@ class Running:
                 start_new_session=True,
                 pass_fds=tuple(keep),
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs.
@@ -71,8 +82,7 @@ class Running:
 
     def interrupt(self, grace_s: float = 5.0) -> None:
         """Asks it to end as Ctrl-C would, waits, and stops it if it does not."""
-        self._signal(signal.SIGINT)
-        if self.wait(grace_s) is None:
+        if not self._signal(signal.SIGINT) or self.wait(grace_s) is None:
             self.stop()
 
     def stop(self) -> None:
@@ -85,16 +95,18 @@ class Running:
 
     def _stop(self) -> None:
         strays = self._strays()
-        self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + 2.0
-        while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+        if self._signal(signal.SIGTERM):
+            deadline = time.monotonic() + 2.0
+            while self._process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            if self._signal(signal.SIGKILL):
+                self._process.wait()
+        killed = []
         for stray in strays:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 stray.kill()  # psutil compares the start time first: a number in use again is left alone
-        psutil.wait_procs(strays, timeout=2.0)
+                killed.append(stray)
+        psutil.wait_procs(killed, timeout=2.0)
 
     def __enter__(self) -> Running:
         return self
@@ -146,8 +158,23 @@ class Running:
         except (ProcessLookupError, PermissionError):
             return False
 
-    def _signal(self, number: int) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return  # the whole group has ended already
+    def _signal(self, number: signal.Signals) -> bool:
+        """Sends it to the whole group, if there still is one; False where nobody in it takes signals from us."""
+        if self._is_beyond_us:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            try:
+                os.killpg(self._process.pid, number)
+            except PermissionError:
+                self._is_beyond_us = not (self._is_of_sudo and _sent_by_sudo(self._process.pid, number))
+        return not self._is_beyond_us
+
+
+def _sent_by_sudo(group: int, number: signal.Signals) -> bool:
+    argv = (_SUDO, "-n", "kill", "-s", number.name.removeprefix("SIG"), "--", f"-{group}")
+    null = subprocess.DEVNULL
+    try:
+        # Not `run`, which would kill at the time's end what cannot be killed, and wait for it.
+        return subprocess.Popen(argv, stdin=null, stdout=null, stderr=null).wait(_SUDO_S) == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -12,6 +12,7 @@ from npuenv.lock.file import write_lock
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.plan.inspector import text as program
+from npuenv.plan.sources import supplied
 from npuenv.plan.types import Action, Run, Step, Want, WriteFile
 from npuenv.store.manifest import manifest_text
 from npuenv.store.places import marker_text
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from npuenv.plan.making import Making
 
 ACTIVATION = "activate.sh"
+MEND = "mend"
 VERIFY = "verify"
 FINISH = "finish"  # before it an environment is in force nowhere
 # Without conda-meta conda sees a folder, and fills it; with it, it would remove the whole environment first, our own
@@ -80,16 +82,18 @@ def inspector(making: Making) -> Step:
     """The program that tells of this environment; a newer one replaces it and leaves all else as it is."""
     path, text = f"{making.target.root}/{INSPECTOR}", program()
     do = (WriteFile(path, text),)
-    return Step("inspector", Message("plan.why-inspector"), do, (Want("file.text", (path,), text),))
+    wants = (Want("file.text", (path,), text),)
+    return Step("inspector", Message("plan.why-inspector"), do, wants, is_upkeep=True)
 
 
 def mend(making: Making) -> Step:
     """What is damaged goes out; in the user's own environment packages of the lock alone: others, nobody puts back."""
     root, over = making.target.root, making.over
-    if making.target.kind == "existing":
+    if not making.is_own:
         over = (*over, "--only-locked")
     argv = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "mend", root, *over, "--uv", making.tools.uv)
-    return Step("mend", Message("plan.why-mend"), (Run(argv),), (Want("env.intact", (root, *over), "yes"),))
+    want = Want("env.intact", (root, *over), "yes")
+    return Step(MEND, Message("plan.why-mend"), (Run(argv),), (want,), is_upkeep=making.is_own)
 
 
 def activate(making: Making, files: Mapping[str, str]) -> Step:
@@ -97,7 +101,8 @@ def activate(making: Making, files: Mapping[str, str]) -> Step:
     placed = {f"{making.target.root}/{name}": text for name, text in files.items()}
     do = tuple(WriteFile(path, text) for path, text in placed.items())
     wants = tuple(Want("file.text", (path,), text) for path, text in placed.items())
-    return Step("activate", Message("plan.why-activate", {"path": f"{making.target.root}/{ACTIVATION}"}), do, wants)
+    why = Message("plan.why-activate", {"path": f"{making.target.root}/{ACTIVATION}"})
+    return Step("activate", why, do, wants, is_upkeep=True)
 
 
 def verify(making: Making) -> Step:
@@ -108,7 +113,7 @@ def verify(making: Making) -> Step:
     inspector = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}")
     argv = (*inspector, "verify", root, lock.hash, *making.over, *words)
     want = Want("env.verified", (root, *making.over), lock.hash)
-    return Step(VERIFY, Message("plan.why-verify"), (Run(argv),), (want,))
+    return Step(VERIFY, Message("plan.why-verify"), (Run(argv),), (want,), is_upkeep=True)
 
 
 def _probes(making: Making) -> list[str]:
@@ -129,6 +134,7 @@ def finish(making: Making, steps: Sequence[str]) -> Step:
         origin="bundle" if making.tools.wheels else "indexes",
         steps=(*steps, FINISH),
         request=making.request,
+        supplied={each.name: text for each in making.stack.git_sources if (text := supplied(making, each))},
     )
     do: list[Action] = [WriteFile(f"{root}/{MANIFEST}", manifest), WriteFile(f"{root}/{MARKER}", marker)]
     wants = [
@@ -138,4 +144,4 @@ def finish(making: Making, steps: Sequence[str]) -> Step:
     if link:
         do.append(Run((making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "switch", root, link)))
         wants.append(Want("path.link", (link,), root))
-    return Step(FINISH, Message("plan.why-finish"), tuple(do), tuple(wants))
+    return Step(FINISH, Message("plan.why-finish"), tuple(do), tuple(wants), is_upkeep=True)

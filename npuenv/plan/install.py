@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv.facts.environment import ask_environment
+from npuenv.facts.manifest import describe
 from npuenv.messages import Message
 from npuenv.plan import environment, packages, sources
 from npuenv.plan.making import LAST, Making, Tools
@@ -19,10 +21,11 @@ from npuenv.resolve.types import BuildStep, Stack
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npuenv.host.base import Host
     from npuenv.lock.file import Lock
     from npuenv.store.places import Target
 
-__all__ = ["LAST", "Tools", "plan_install"]
+__all__ = ["LAST", "Tools", "keep_supplied", "plan_install"]
 
 
 def plan_install(
@@ -47,13 +50,26 @@ def plan_install(
     making = Making(stack, lock, target, tools, request or {})
     steps = [*before, environment.make(making), environment.inspector(making)]
     # What is altered in the user's own environment may be meant so: it goes out only where that was asked for.
-    if target.kind != "existing" or is_repairing:
+    if making.is_own or is_repairing:
         steps.append(environment.mend(making))
     steps += _components(making)
     files = {environment.ACTIVATION: activation} if isinstance(activation, str) else activation
     steps += [environment.activate(making, files), environment.verify(making)]
     steps.append(environment.finish(making, [step.id for step in steps]))
     return Plan(_chained(steps))
+
+
+def keep_supplied(host: Host, stack: Stack, lock: Lock, target: Target, tools: Tools) -> Tools:
+    """The tools with what was supplied as sources before, where an environment that was finished is not made anew.
+
+    Of one that was never finished nothing is kept: what was supplied may be why.
+    """
+    found = sources.supplied_in(host, target, stack)
+    there = describe(host, target.root) if found else None
+    if there is None or not there.npuenv:
+        return tools
+    stands = environment.make(Making(stack, lock, target, tools)).done_when
+    return replace(tools, kept=found) if all(ask_environment(host, w).value == w.value for w in stands) else tools
 
 
 def in_order(stack: Stack) -> list[BuildStep]:

@@ -35,6 +35,8 @@ class Tools:
     given: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> archive or folder instead of git
     digests: Mapping[str, str] = field(default_factory=dict)  # normalised source name -> what `given` holds, as
     # `npuenv.plan.given.digests_of` tells it; a name that lacks was not looked at
+    # Normalised source name -> what was supplied before and stays (`npuenv.plan.sources.supplied_in`), unless `given`.
+    kept: Mapping[str, str] = field(default_factory=dict)
     conda: str = ""  # the program that makes conda environments; needed for a target of that kind
 
     @property
@@ -52,6 +54,11 @@ class Making:
     target: Target
     tools: Tools
     request: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, for the manifest
+
+    @property
+    def is_own(self) -> bool:
+        """False for an environment that the user had already: what lies there may be meant as it is."""
+        return self.target.kind != "existing"
 
     @property
     def over(self) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ def take_out(making: Making, item: BuildStep) -> Step:
     later = {package.name for package in making.lock.packages}
     wants = tuple(Want("dist.version", (making.target.python, n), "") for n in names if n not in later)
     again = [package for package in making.lock.packages if package.name in names]
-    return Step(item.id, item.why, (run,), wants or (_complete_want(making, again),))
+    # What goes in again was put there by npuenv; anything else may be the user's.
+    is_upkeep = making.is_own and not wants
+    return Step(item.id, item.why, (run,), wants or (_complete_want(making, again),), is_upkeep=is_upkeep)
 
 
 def _packages(making: Making, item: BuildStep) -> list[LockedPackage]:
@@ -102,7 +104,7 @@ def _step(making: Making, place: _Place, group: _Group, parted: set[str]) -> Ste
     ]
     file = making.target.own(f"{name}.txt")
     options, env, unset = _from(making, place)
-    if making.target.kind == "existing":
+    if not making.is_own:
         options.append("--reinstall")  # nothing takes damaged packages out of an environment that is not ours
     run = making.uv("pip", "install", "--python", making.target.python, *options, "-r", file, env=env, unset=unset)
     said = {
@@ -113,7 +115,7 @@ def _step(making: Making, place: _Place, group: _Group, parted: set[str]) -> Ste
     message = Message("plan.why-group" if place.is_hashed else "plan.why-group-unhashed", said)
     want = _complete_want(making, group.packages)
     do = (WriteFile(file, "\n".join(lines) + "\n"), run)
-    return Step(name, message, do, (want,), needs_network=not place.folder)
+    return Step(name, message, do, (want,), needs_network=not place.folder, is_upkeep=making.is_own)
 
 
 def _from(making: Making, place: _Place) -> tuple[list[str], dict[str, str], tuple[str, ...]]:

@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
+from npuenv.host.base import PathState
 from npuenv.messages import Message
 from npuenv.plan.cann import LAUNCHER, cann_scripts
 from npuenv.plan.given import is_folder, unpacker
 from npuenv.plan.types import Action, Run, Step, Want, WriteFile
 
 if TYPE_CHECKING:
+    from npuenv.host.base import Host
     from npuenv.plan.making import Making
-    from npuenv.resolve.types import BuildStep, GitSource
+    from npuenv.resolve.types import BuildStep, GitSource, Stack
+    from npuenv.store.places import Target
 
 UNPACKER = "unpacker.py"
+_SUPPLIED = re.compile(r"(sha256|tree):[0-9a-f]+|folder .+")  # what a note says of a source from no repository
 
 
 def build(making: Making, item: BuildStep, source: GitSource) -> list[Step]:
@@ -29,27 +33,50 @@ def build(making: Making, item: BuildStep, source: GitSource) -> list[Step]:
     is_only = len(item.what) == 1
     fetch = f"{item.id}-source" if is_only else f"{name}-source"
     given = making.tools.given.get(name, "")
-    steps = [_given(making, fetch, source, given) if given else _cloned(making, fetch, source)]
+    if given:
+        steps = [_given(making, fetch, source, given)]
+    else:
+        steps = [(_kept if supplied(making, source) else _cloned)(making, fetch, source)]
     if source.how != "pythonpath":
         steps.append(_built(making, item.id if is_only else name, item.why, source))
     return steps
 
 
-def _place(making: Making, source: GitSource) -> str:
-    return f"{making.target.root}/src/{source.name}"
+def supplied_in(host: Host, target: Target, stack: Stack) -> dict[str, str]:
+    """Normalised name -> what lies there, for each source in an environment that came from no repository."""
+    found = {}
+    for source in stack.git_sources:
+        note, text = host.look(_note_path(target, source)), ""
+        if note.state is PathState.FILE and host.look(_place(target, source)).state is PathState.FOLDER:
+            text = note.text.removesuffix("\n")
+        if _SUPPLIED.fullmatch(text):
+            found[str(canonicalize_name(source.name))] = text
+    return found
+
+
+def supplied(making: Making, source: GitSource) -> str:
+    """What a source is that comes from no repository, supplied now or kept; "" for one from its repository."""
+    name = canonicalize_name(source.name)
+    given, digest = making.tools.given.get(name, ""), making.tools.digests.get(name, "")
+    if not given:
+        return making.tools.kept.get(name, "")
+    if _is_linked(source, given, digest):
+        return f"folder {given}"  # what is in it is its owner's business, and may change
+    return digest or given  # the same archive at another place is the same source
+
+
+def _place(target: Target, source: GitSource) -> str:
+    return f"{target.root}/src/{source.name}"
+
+
+def _note_path(target: Target, source: GitSource) -> str:
+    return target.own(f"source-{canonicalize_name(source.name)}.txt")
 
 
 def _note(making: Making, source: GitSource) -> tuple[str, str]:
     """The note beside a source: its path, and its text, which is another one for another source."""
-    name = canonicalize_name(source.name)
-    given, digest = making.tools.given.get(name, ""), making.tools.digests.get(name, "")
-    if not given:
-        text = f"{source.repo} {source.ref}"
-    elif _is_linked(source, given, digest):
-        text = f"folder {given}"  # what is in it is its owner's business, and may change
-    else:
-        text = digest or given  # the same archive at another place is the same source
-    return making.target.own(f"source-{name}.txt"), f"{text}\n"
+    text = supplied(making, source) or f"{source.repo} {source.ref}"
+    return _note_path(making.target, source), f"{text}\n"
 
 
 def _is_linked(source: GitSource, given: str, digest: str) -> bool:
@@ -58,7 +85,7 @@ def _is_linked(source: GitSource, given: str, digest: str) -> bool:
 
 
 def _cloned(making: Making, step: str, source: GitSource) -> Step:
-    folder = _place(making, source)
+    folder = _place(making.target, source)
     new = f"{folder}.new"
     # A clone knows every branch but the default one under the remote's name only.
     ref = f"origin/{source.ref}" if source.is_moving else source.ref
@@ -77,7 +104,7 @@ def _cloned(making: Making, step: str, source: GitSource) -> Step:
 
 
 def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
-    folder = _place(making, source)
+    folder = _place(making.target, source)
     new = f"{folder}.new"
     digest = making.tools.digests.get(canonicalize_name(source.name), "")
     program = making.target.own(UNPACKER)
@@ -93,6 +120,17 @@ def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
     return Step(step, why, (*do, *_exchange(making, source)), wants)
 
 
+def _kept(making: Making, step: str, source: GitSource) -> Step:
+    """What was supplied to the environment before stays: somebody may work in it, and nothing says where it came from.
+
+    A script that is run elsewhere stops here.
+    """
+    folder = _place(making.target, source)
+    wants = (Want("file.text", *_want_note(making, source)), Want("path.state", (folder,), "folder"))
+    why = Message("plan.why-source-kept", {"name": source.name, "path": folder})
+    return Step(step, why, (Run(("test", "-d", folder)),), wants)
+
+
 def _want_note(making: Making, source: GitSource) -> tuple[tuple[str, ...], str]:
     path, text = _note(making, source)
     return (path,), text
@@ -100,7 +138,7 @@ def _want_note(making: Making, source: GitSource) -> tuple[tuple[str, ...], str]
 
 def _exchange(making: Making, source: GitSource) -> tuple[Action, ...]:
     """The new folder takes the old one's place. The note goes before and comes after: between, nothing is claimed."""
-    folder, (note, text) = _place(making, source), _note(making, source)
+    folder, (note, text) = _place(making.target, source), _note(making, source)
     return (
         Run(("rm", "-f", note)),
         Run(("rm", "-rf", folder)),
@@ -110,7 +148,7 @@ def _exchange(making: Making, source: GitSource) -> tuple[Action, ...]:
 
 
 def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
-    name, folder = canonicalize_name(source.name), _place(making, source)
+    name, folder = canonicalize_name(source.name), _place(making.target, source)
     env = {**_build_env(making, source), **source.build_env}
     where = ("-e", folder) if source.how == "editable" else (folder,)
     # uv looks at a folder's build files alone to see whether it changed; what is built here always is another source.
@@ -127,7 +165,7 @@ def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
         Want("env.dists", (making.target.root, name), "complete"),
         Want("file.text", (note,), text),
     )
-    return Step(step, why, (*do, WriteFile(note, text)), wants)
+    return Step(step, why, (*do, WriteFile(note, text)), wants, is_upkeep=making.is_own)
 
 
 def _built_text(making: Making, source: GitSource, env: dict[str, str]) -> str:
@@ -141,7 +179,7 @@ def _build_env(making: Making, source: GitSource) -> dict[str, str]:
     env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VIRTUAL_ENV": making.target.root}
     if making.stack.cann_root:
         env["NPUENV_CANN"], env["NPUENV_NNAL"] = cann_scripts(making.stack)
-    if making.tools.given.get(canonicalize_name(source.name)) and _is_version(source.ref):
+    if supplied(making, source) and _is_version(source.ref):
         # An archive of a repository has no history that setuptools-scm could read the version from.
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = source.ref.removeprefix("v")
     return env | ({"SOC_VERSION": making.stack.soc_version} if making.stack.soc_version else {})

@@ -12,14 +12,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput, NothingFits
+from npuenv.facts.ask import dist_versions
 from npuenv.facts.manifest import DAMAGED, MARKER, describe
 from npuenv.host.base import Host, PathState
-from npuenv.lock.file import write_lock
+from npuenv.lock.file import parse_lock
 from npuenv.messages import Message
-from npuenv.store.places import Target
+from npuenv.store.places import Target, data_folder
 
 if TYPE_CHECKING:
-    from npuenv.lock.file import Lock
+    from collections.abc import Iterable
+
+    from npuenv.lock.file import Lock, LockedPackage
     from npuenv.resolve.types import Stack
 
 _NAME_VERSION = """
@@ -64,11 +67,27 @@ _OTHER_MIB = 4
 
 def check_target(host: Host, target: Target, lock: Lock) -> None:
     """Passes when the environment may go there. Raises BadInput: foreign content, read-only, not enough room."""
+    check_content(host, target)
+    place = _nearest(host, target.root)
+    if not host.look(place).is_writable:
+        raise BadInput(Message("plan.target-read-only", {"path": place}), Message("plan.choose-target"))
+    if not host.look(target.root).names:
+        _require_room(host, place, lock.packages, Message("plan.choose-target"))
+
+
+def check_content(host: Host, target: Target) -> None:
+    """Passes when nothing lies there but an environment of npuenv's own. Raises BadInput."""
     looked = host.look(target.root)
     if looked.state is PathState.UNREADABLE:
         raise BadInput(Message("plan.target-unreadable", {"path": target.root, "why": looked.error}))
     if looked.state not in (PathState.FOLDER, PathState.ABSENT):
         raise BadInput(Message("plan.target-no-folder", {"path": target.root}), Message("plan.choose-target"))
+    if ":" in target.root:  # PATH could not name it
+        raise BadInput(Message("plan.target-colon", {"path": target.root}), Message("plan.choose-target"))
+    managed = posixpath.join(data_folder(host.environ()), "envs", "")
+    if target.link is None and target.root.startswith(managed) and not looked.names:
+        said = {"path": target.root, "managed": managed}
+        raise BadInput(Message("plan.target-managed", said), Message("plan.choose-target"))
     there = describe(host, target.root)
     if there is not None and there.kind == "existing":
         raise BadInput(
@@ -83,18 +102,13 @@ def check_target(host: Host, target: Target, lock: Lock) -> None:
             Message("plan.target-foreign", {"path": target.root, "names": looked.names[:3]}),
             Message("plan.choose-target"),
         )
-    place = _nearest(host, target.root)
-    if not host.look(place).is_writable:
-        raise BadInput(Message("plan.target-read-only", {"path": place}), Message("plan.choose-target"))
-    if not looked.names:
-        _check_room(host, place, lock)
 
 
 def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
     """The environment that a Python belongs to, as a target. Raises BadInput: no environment, another version.
 
     Refused are an interpreter that others stand on (the system's, a shared one, conda's base), the environment that
-    npuenv itself runs in, and one that cannot be written to.
+    npuenv itself runs in, one that npuenv made, and one that cannot be written to.
     """
     ran = host.run((exe, "-I", "-c", _PREFIX), timeout_s=20.0)
     try:
@@ -113,10 +127,23 @@ def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
         whose = "system"
     if whose:
         raise BadInput(Message(f"plan.into-{whose}", {**said, "path": prefix}), Message("plan.into-venv-hint", said))
+    if _is_made(host, prefix):
+        known = {"exe": exe, "path": prefix, "stack": lock.stack}
+        raise BadInput(Message("plan.into-made", known), Message("plan.into-made-hint", known))
     if not host.look(prefix).is_writable:
         raise BadInput(Message("plan.target-read-only", {"path": prefix}), Message("plan.into-hint"))
-    _check_room(host, prefix, lock)
+    there = dist_versions(host, target.python).value or {}
+    lacking = [package for package in lock.packages if there.get(package.name) != package.version]
+    _require_room(host, prefix, lacking, Message("plan.make-room"))
     return target
+
+
+def _is_made(host: Host, root: str) -> bool:
+    """True for an environment that npuenv made, finished or not; False for one that it put packages into."""
+    there = describe(host, root)
+    if there is None or there.kind == "existing":
+        return False
+    return bool(there.kind) or there.status != DAMAGED  # a damaged marker alone does not say whose it is
 
 
 def _into_hint(host: Host, exe: str) -> Message:
@@ -141,21 +168,49 @@ def find_conda(host: Host) -> str:
 
 
 def require_same(host: Host, target: Target, lock: Lock, *, is_replacing: bool) -> None:
-    """Raises BadInput where the folder holds a finished environment of another lock: nothing would be left of it.
+    """Raises BadInput where the folder holds a finished environment of another lock or kind: nothing would be left.
 
     One whose marker is damaged counts as finished, and is given up only where it is known to be npuenv's own.
     """
     there = describe(host, target.root)
-    if there is None or there.status not in ("complete", DAMAGED) or there.lock == lock.hash:
+    if there is None or there.status not in ("complete", DAMAGED):
         return
-    # One that was never finished says its lock in no other place.
-    if not there.lock and host.look(target.own("lock.toml")).text == write_lock(lock):
+    # One that was never finished says its lock in no other place than the lock itself.
+    is_same = (there.lock or _hash_in(host, target)) == lock.hash
+    if is_same and there.kind in ("", target.kind):
         return
     is_known = there.status == "complete" or bool(there.kind) or target.link is not None
-    if not (is_replacing and is_known):
-        said = {"path": target.root, "stack": there.stack, "lock": there.lock or "?", "wanted": lock.stack}
-        hint = "install.other-environment-hint" if is_known else "plan.choose-target"
-        raise BadInput(Message("install.other-environment", said), Message(hint))
+    if is_replacing and is_known:
+        return
+    if is_same:
+        said = {"path": target.root, "stack": there.stack, "kind": there.kind, "wanted": target.kind}
+        raise BadInput(Message("install.other-kind", said), Message("install.other-kind-hint", said))
+    said = {"path": target.root, "stack": there.stack, "lock": there.lock or "?", "wanted": lock.stack}
+    hint = "install.other-environment-hint" if is_known else "plan.choose-target"
+    raise BadInput(Message("install.other-environment", said), Message(hint))
+
+
+def kept_lock(host: Host, target: Target, lock: Lock) -> Lock:
+    """The lock as the environment has it, where that names the same set; else `lock`.
+
+    A lock that was written anew, by another tool or for other questions, is no reason to make an environment anew.
+    """
+    there = _lock_in(host, target)
+    return there if there is not None and there.hash == lock.hash else lock
+
+
+def _hash_in(host: Host, target: Target) -> str:
+    there = _lock_in(host, target)
+    return there.hash if there is not None else ""
+
+
+def _lock_in(host: Host, target: Target) -> Lock | None:
+    """The lock that lies in the environment; None where there is none, or no sound one."""
+    looked = host.look(target.own("lock.toml"))
+    try:
+        return parse_lock(looked.text) if looked.state is PathState.FILE else None
+    except BadInput:
+        return None
 
 
 def damage_of(host: Host, target: Target) -> tuple[Message, ...]:
@@ -173,9 +228,9 @@ def is_ours(host: Host, target: Target) -> bool:
     return describe(host, target.root) is not None
 
 
-def room_mib(lock: Lock) -> int:
-    """An estimate of the disk space an installation takes, the download cache not counted."""
-    return sum(_HEAVY_MIB.get(package.name, _OTHER_MIB) for package in lock.packages)
+def room_mib(packages: Iterable[LockedPackage]) -> int:
+    """An estimate of the disk space that packages take once they are installed, the download cache not counted."""
+    return sum(_HEAVY_MIB.get(package.name, _OTHER_MIB) for package in packages)
 
 
 def find_python(host: Host, version: str, arch: str, chosen: str | None = None) -> str:
@@ -220,15 +275,13 @@ def _nearest(host: Host, path: str) -> str:
     return path if host.look(path).state is not PathState.ABSENT else "."
 
 
-def _check_room(host: Host, place: str, lock: Lock) -> None:
+def _require_room(host: Host, place: str, packages: Iterable[LockedPackage], hint: Message) -> None:
     """Source: `df -Pk`; a real last line: `/dev/vda 264231588 23950256 82834020 23% /`."""
     ran = host.run(("df", "-Pk", place))
     words = ran.out.strip().splitlines()[-1].split() if ran.code == 0 and ran.out.strip() else []
     if len(words) < 4 or not words[3].isdigit():
         return  # a system that cannot say; a full disk is then told by the step that meets it
-    free_mib, wanted_mib = int(words[3]) // 1024, room_mib(lock)
+    free_mib, wanted_mib = int(words[3]) // 1024, room_mib(packages)
     if free_mib < wanted_mib:
-        raise BadInput(
-            Message("plan.disk-too-small", {"path": place, "free": free_mib, "wanted": wanted_mib}),
-            Message("plan.choose-target"),
-        )
+        said = {"path": place, "free": free_mib, "wanted": wanted_mib}
+        raise BadInput(Message("plan.disk-too-small", said), hint)

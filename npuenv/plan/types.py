@@ -60,6 +60,8 @@ class Step:
     after: tuple[str, ...] = ()
     needs_root: bool = False
     needs_network: bool = False
+    # It only puts back what npuenv itself had put there: once the environment is complete, that needs no consent anew.
+    is_upkeep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,21 @@ The script holds no secrets: variables that carry some are named in its head and
 from __future__ import annotations
 
 import hashlib
+import json
 import posixpath
 import re
 import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.prerequisites import PREFIX_PYTHON
 from npuenv.messages import Message, say
 from npuenv.plan.types import Action, Plan, Step, Want, WriteFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from npuenv.facts.pip import UvSettings
 
@@ -26,21 +29,99 @@ _PYTHON_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 _STATUS = "${Status}\\n"
 _BELOW = ("system.packages", "cann.toolkit", "cann.ops", "cann.nnal")
 _HAS_DIST = "import sys; from importlib.metadata import version; version(sys.argv[1])"
+_OF_TOOLS = r"s/^\(UV_[A-Za-z0-9_]*\)=.*/\1/p; s/^\(PIP_[A-Za-z0-9_]*\)=.*/\1/p"
 
 
-def render_script(plan: Plan, settings: UvSettings, *, title: str, lang: str = "en") -> str:
-    """The script's text. `title` says which stack and which npuenv made it; pure, deterministic."""
+def render_script(
+    plan: Plan,
+    settings: UvSettings,
+    *,
+    title: str,
+    lang: str = "en",
+    steps: Sequence[Step] | None = None,
+    is_replacing: bool = False,
+) -> str:
+    """The script's text. `title` says which stack and which npuenv made it; pure, deterministic.
+
+    `steps`: those of the plan that the script does, None for all. `is_replacing`: a finished environment of another
+    lock may be given up.
+    """
     lines = ["#!/bin/sh", *_comment(say(Message("plan.script-head", {"title": title}), lang))]
     if settings.secret:
         named = Message("plan.script-secrets", {"names": tuple(sorted(settings.secret))})
         lines += _comment(say(named, lang))
-    lines += ["set -eu", "unset PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX"]
+    lines += ["set -eu", *_variables(settings), *_claim(plan, lang, is_replacing=is_replacing)]
+    steps = plan.steps if steps is None else steps
+    for number, step in enumerate(steps, 1):
+        lines += ["", *_step(step, f"[{number}/{len(steps)}] {step.id}: {say(step.why, lang)}", lang)]
+    return "\n".join(lines) + "\n"
+
+
+def _variables(settings: UvSettings) -> list[str]:
+    """What an installation takes from the caller's environment, and what it sets there for its steps."""
+    kept = "|".join(("UV_CACHE_DIR", *sorted(settings.secret)))
+    lines = [
+        "unset PYTHONPATH PYTHONHOME VIRTUAL_ENV CONDA_PREFIX",
+        f"for name in $(env | sed -n {shlex.quote(_OF_TOOLS)}); do",
+        f'case $name in {kept}) ;; *) unset "$name" ;; esac',
+        "done",
+    ]
     for name, value in sorted(settings.public.items()):
         lines += [f"{name}={shlex.quote(value)}", f"export {name}"]
-    total = len(plan.steps)
-    for number, step in enumerate(plan.steps, 1):
-        lines += ["", *_step(step, f"[{number}/{total}] {step.id}: {say(step.why, lang)}", lang)]
-    return "\n".join(lines) + "\n"
+    if cert := settings.public.get("SSL_CERT_FILE"):  # git reads no variable but its own
+        lines += [f'[ -n "${{GIT_SSL_CAINFO:-}}" ] || GIT_SSL_CAINFO={shlex.quote(cert)}', "export GIT_SSL_CAINFO"]
+    return lines
+
+
+def _claim(plan: Plan, lang: str, *, is_replacing: bool) -> list[str]:
+    """What keeps the script from a folder that `npuenv install` would not touch, and from one that is being worked on.
+
+    A plan that makes no environment claims none. What the steps start holds the lock too, as with `npuenv install`.
+    """
+    written = [action for step in plan.steps for action in step.do if isinstance(action, WriteFile)]
+    manifest = next((action for action in written if action.path.endswith(f"/{MANIFEST}")), None)
+    if manifest is None:
+        return []
+    root, made = manifest.path[: -len(MANIFEST) - 1], json.loads(manifest.text)
+    own = posixpath.join(root, ".npuenv")
+    guard = [] if made["kind"] == "existing" else _guard(root, made, is_replacing=is_replacing)
+    return [
+        *_unless(guard, Message("plan.script-foreign", {"path": root}), lang),
+        f"mkdir -p {shlex.quote(own)}",
+        f"exec 9>>{shlex.quote(posixpath.join(own, 'running'))}",
+        *_unless(
+            ["! command -v flock >/dev/null", "flock -n 9"], Message("execute.already-running", {"path": root}), lang
+        ),
+    ]
+
+
+def _guard(root: str, made: Mapping[str, Any], *, is_replacing: bool) -> list[str]:
+    """Conditions of which one holds where the folder is new, was begun and not finished, or holds what the plan makes.
+
+    What `npuenv.plan.target` asks, but that a damaged marker says nothing here.
+    """
+    marker, manifest = posixpath.join(root, MARKER), posixpath.join(root, MANIFEST)
+    begun = " | ".join(map(shlex.quote, ("", ".npuenv", f".npuenv\n{MARKER}.new")))
+    is_new = f"case $(ls -A {shlex.quote(root)} 2>&1) in {begun}) ;; *) false ;; esac"
+    is_own = f"! {_says('kind', 'existing', marker, manifest)} && {_says('stack', '', marker)}"
+    if is_replacing:
+        return [f"[ ! -e {shlex.quote(root)} ]", is_new, f"{{ {is_own}; }}"]
+    other = "conda" if made["kind"] == "venv" else "venv"
+    is_same = f"{_says('lock', made['lock'], marker)} && ! {_says('kind', other, manifest)}"
+    is_same = f"{{ {_says('status', 'building', marker)} || {{ {is_same}; }}; }}"
+    return [f"[ ! -e {shlex.quote(root)} ]", is_new, f"{{ {is_own} && {is_same}; }}"]
+
+
+def _says(name: str, value: str, *files: str) -> str:
+    """Whether one of these files of ours has a value; "" stands for every text."""
+    text = f'"{name}": "{value}"' if value else f'"{name}": "'
+    return f"grep -Fqs {shlex.quote(text)} {_words(files)}"
+
+
+def _unless(conditions: Sequence[str], message: Message, lang: str) -> list[str]:
+    """Ends the script with a sentence unless one of the conditions holds; without conditions nothing is asked."""
+    said = shlex.quote(_one_line(say(message, lang)))
+    return [" ||\n".join([*conditions, f"{{ echo {said} >&2; exit 2; }}"])] if conditions else []
 
 
 def _step(step: Step, head: str, lang: str) -> list[str]:
@@ -67,7 +148,7 @@ def _test(want: Want) -> str | None:
         return f"{inspector} state {_words(want.of)} 2>/dev/null | grep -q {shlex.quote(sign)}"
     if want.fact == "file.text":
         digest = hashlib.sha256(want.value.encode()).hexdigest()
-        return f'[ "$(sha256sum < {path} 2>/dev/null | cut -c 1-64)" = {digest} ]'
+        return f'[ "$(sha256sum 2>/dev/null < {path} | cut -c 1-64)" = {digest} ]'
     if want.fact == "venv.python":
         return f'[ "$({python} -c {shlex.quote(_PYTHON_VERSION)} 2>/dev/null)" = {wanted} ]'
     if want.fact == "prefix.python":

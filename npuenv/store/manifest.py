@@ -16,9 +16,20 @@ if TYPE_CHECKING:
 
 
 def manifest_text(
-    stack: Stack, lock: Lock, *, kind: str, origin: str, steps: Sequence[str], request: Mapping[str, Any]
+    stack: Stack,
+    lock: Lock,
+    *,
+    kind: str,
+    origin: str,
+    steps: Sequence[str],
+    request: Mapping[str, Any],
+    supplied: Mapping[str, str],
 ) -> str:
-    """The manifest that the last step writes. The same plan gives the same text: no clock, no host."""
+    """The manifest that the last step writes. The same plan gives the same text: no clock, no host.
+
+    `supplied`: by name, what a source is that came from no repository: `sha256:HEX`, `tree:HEX` or `folder PATH`.
+    """
+    sources = [{"name": each.name, "ref": each.ref, "how": each.how} for each in stack.git_sources]
     document = {
         "schema": SCHEMA,
         "npuenv": __version__,
@@ -28,7 +39,7 @@ def manifest_text(
         "kind": kind,
         "origin": origin,
         "steps": list(steps),
-        "sources": [{"name": each.name, "ref": each.ref, "how": each.how} for each in stack.git_sources],
+        "sources": [{**each, "from": supplied[each["name"]]} if each["name"] in supplied else each for each in sources],
         "request": dict(request),
     }
     return json.dumps(document, indent=1, sort_keys=True) + "\n"

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import jsonschema
 import pytest
 
 import npuenv.report
 from npuenv.checks import Finding, Fix, Status
 from npuenv.cli import main
-from npuenv.cli.common import Ui
+from npuenv.cli.common import Stop, Ui
 from npuenv.cli.fix import mend
 from npuenv.errors import BadInput, ExitCode
 from npuenv.facts.collect import collect
@@ -31,7 +30,7 @@ from npuenv.messages import Message
 from npuenv.plan.types import Want
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from npuenv.host.base import Host
 
@@ -271,8 +270,9 @@ def test_the_answer_no_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     world = World()
     world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-    with pytest.raises(click.Abort):
+    with pytest.raises(Stop) as stopped:
         world.mend(yes=False)
+    assert stopped.value.code is ExitCode.INTERRUPTED
     assert not mark.exists()
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert world.mend(yes=False) is ExitCode.FINE
@@ -371,14 +371,14 @@ def test_nothing_is_removed_where_the_replacement_cannot_be_had(
 
 
 @pytest.fixture
-def few_files() -> None:
+def few_files() -> Iterator[None]:
     """This machine allows only 4096 open files, which the doctor warns of with a line for the user's shell."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:  # a shell can raise its limit only up to the hard one
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, max(hard, 65536)))
     except (ValueError, OSError):
         pytest.skip("may not raise the hard limit of open files")
-    yield  # type: ignore[misc]
+    yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 

@@ -1,4 +1,4 @@
-"""A world without network: tiny wheels in a folder, a stack of them, and an empty uv cache."""
+"""A world without network: tiny wheels in a folder, a stack of them, an empty uv cache; and the command line on it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.cli import installing, main, proving
 from npuenv.execute import Event, Outcome, Session, State, execute
 from npuenv.facts.pip import PipSettings, for_uv, pip_settings
 from npuenv.host.local import LocalHost
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from npuenv.checks import Finding
     from npuenv.lock import Lock
     from npuenv.plan import Plan
 
@@ -121,3 +123,56 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def other_world(world: World, tmp_path: Path) -> World:
     """The same wheels and stack, going to another folder."""
     return replace(world, root=tmp_path / "other", events=[])
+
+
+class Product:
+    """The command line with one stack, of which a newer lock may come out."""
+
+    def __init__(self, world: World, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.world, self.data, self._capsys = world, data, capsys
+        self.stack: Stack = world.stack
+        self.lock: Lock = world.lock()
+        self.objections: tuple[Finding, ...] = ()  # what the doctor says of tiny wheels, which are no torch
+
+    @property
+    def home(self) -> Path:
+        return self.data / "npuenv" / "envs" / "tiny"
+
+    @property
+    def current(self) -> Path:
+        return (self.home / "current").resolve()
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        code = main([*words])
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+    def release(self) -> None:
+        """A newer `tools` comes out, and the stack's lock follows."""
+        write_wheel(self.world.wheels, "tools", "0.4", requires=["numbers>=2"], files={"tools.py": "C = 4\n"})
+        reason = Reason(self.stack.order[0].why)
+        newer = Pin("tools", "0.4", reason, reason, "request")
+        self.change(pins=(*self.stack.pins, newer))
+
+    def change(self, **values: Any) -> None:
+        """The stack becomes another, and its lock follows."""
+        self.stack = replace(self.stack, **values)
+        self.world.stack = self.stack
+        self.lock = self.world.lock()
+
+
+@pytest.fixture
+def product(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Product:
+    data = tmp_path / "data"
+    monkeypatch.setenv("XDG_DATA_HOME", str(data))
+    monkeypatch.setenv("LANG", "C")
+    product = Product(world, data, capsys)
+    monkeypatch.setattr(installing, "for_this_machine", lambda request: request)
+    monkeypatch.setattr(installing, "resolve_or_stop", lambda ui, request: product.stack)
+    monkeypatch.setattr(proving, "objections", lambda host, stack, python: product.objections)
+    monkeypatch.setattr(installing, "lock_of", lambda ui, stack, machine, fill: product.lock)
+    code, _, err = product.run("install", "tiny", "--yes")
+    assert code == 0, err
+    return product

@@ -25,7 +25,8 @@ from npuenv.plan import Plan, Run, Step, Want
 from npuenv.render.script import render_script
 
 if TYPE_CHECKING:
-    from conftest import World
+    from npuenv.lock import Lock
+    from tests.execute.conftest import World
 
 ALL = ("venv", "inspector", "torch+rest", "activate", "verify", "finish")
 
@@ -258,7 +259,7 @@ def test_credentials_reach_no_file_and_no_message(world: World, monkeypatch: pyt
     assert "out of reach" in say(caught.value.message)
 
 
-def world_lock_without_network(world: World, monkeypatch: pytest.MonkeyPatch) -> object:
+def world_lock_without_network(world: World, monkeypatch: pytest.MonkeyPatch) -> Lock:
     with monkeypatch.context() as patch:
         patch.setenv("PIP_NO_INDEX", "1")
         return world.lock()

@@ -27,9 +27,8 @@ from npuenv.resolve.types import BuildStep, GitSource
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conftest import World
-
     from npuenv.lock import Lock
+    from tests.execute.conftest import World
 
 WHY = Message("plan.why-rest")
 # A build backend of one file: it needs nothing but Python, and runs what BUILD_RUNS names.

@@ -26,13 +26,13 @@ from npuenv.plan.inspector.files import sha256
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import World
+    from tests.execute.conftest import World
 
 ALL = ("torch==9.1+cpu", "numbers==2.4", "tools==0.3")
 
 
 def ask(world: World, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [world.root / "bin/python", "-I", "-B", world.root / INSPECTOR, verb, str(world.root), *words]
+    argv = [str(world.root / "bin/python"), "-I", "-B", str(world.root / INSPECTOR), verb, str(world.root), *words]
     return subprocess.run(argv, capture_output=True, text=True)
 
 
@@ -133,13 +133,13 @@ def test_what_the_plan_says_two_packages_own_belongs_to_the_later_one(world: Wor
         "install",
         "--quiet",
         "--python",
-        world.root / "bin/python",
+        str(world.root / "bin/python"),
         "--no-index",
         "--link-mode",
         "copy",
     ]
     argv[0] = find_uv()
-    subprocess.run([*argv, "--find-links", world.wheels, "later"], check=True)
+    subprocess.run([*argv, "--find-links", str(world.wheels), "later"], check=True)
     with (world.root / ".npuenv/lock.toml").open("a") as lock:
         lock.write('name = "later"\n')
     assert "it belongs to later and numbers" in str(state(world)["damaged"])
@@ -156,7 +156,7 @@ def test_the_later_owner_counts_also_where_it_is_read_after_the_earlier_one(worl
     world.install()
     write_wheel(world.wheels, "numbers-npu", "1.0", files={"numbers_a.py": "A = 'of another size'\n"})
     uv = find_uv()
-    place = ["--python", world.root / "bin/python", "--no-index", "--link-mode", "copy"]
+    place = ["--python", str(world.root / "bin/python"), "--no-index", "--link-mode", "copy"]
     subprocess.run([uv, "pip", "install", "--quiet", *place, "--find-links", world.wheels, "numbers-npu"], check=True)
     with (world.root / ".npuenv/lock.toml").open("a") as lock:
         lock.write('name = "numbers-npu"\n')
@@ -288,8 +288,8 @@ def test_all_that_an_environment_says_of_itself_is_on_the_disk_before_it_comes_i
         (root / name).write_text("{}")
     events: list[str] = []
     fsync, rename = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (events.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
-    monkeypatch.setattr(os, "replace", lambda old, new: (events.append(f"rename {new}"), rename(old, new)))
+    monkeypatch.setattr(os, "fsync", lambda file: (events.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(os, "replace", lambda old, new: (events.append(f"rename {new}"), rename(old, new)))  # type: ignore[func-returns-value]
     assert program.switch(str(root), str(link)) == 0
     *before, renamed, after = events
     own = [f"{root}/{name}" for name in (".npuenv/lock.toml", ".npuenv/manifest.json", ".npuenv/verified.json")]
@@ -311,7 +311,7 @@ def test_only_what_the_lock_names_is_mended_where_that_is_asked_for(world: World
         "--no-deps",
         "--no-index",
         "--python",
-        world.root / "bin/python",
+        str(world.root / "bin/python"),
     ]
     subprocess.run([*install, mine], check=True, capture_output=True)
     assert sorted(state(world)["damaged"]) == ["numbers"]  # type: ignore[call-overload]

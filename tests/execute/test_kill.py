@@ -41,7 +41,7 @@ from npuenv.store.places import Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import World
+    from tests.execute.conftest import World
 
 NUM_KILLS = int(os.environ.get("NPUENV_KILLS", "12"))
 NUM_REAL_KILLS = int(os.environ.get("NPUENV_REAL_KILLS", "2"))
@@ -312,7 +312,7 @@ def test_a_mending_killed_before_each_of_its_changes_never_hides_the_damage(bed:
     python, program = bed.root / "bin/python", bed.root / INSPECTOR
 
     def is_known_or_gone() -> None:
-        argv = [python, "-I", "-B", program, "state", bed.root]
+        argv: list[str | Path] = [python, "-I", "-B", program, "state", bed.root]
         found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
         is_gone = "small2" not in found["dists"] and not list(site.glob("small2/*.py"))
         assert "small2" in found["damaged"] or is_gone
@@ -336,13 +336,13 @@ def test_a_switch_killed_before_each_of_its_changes_leaves_two_valid_links(tmp_p
         for name, to in (("current", first), ("previous", second)):
             (tmp_path / name).unlink(missing_ok=True)
             (tmp_path / name).symlink_to(to)
-        argv = [sys.executable, "-I", "-B", "-c", KILLS_ITSELF, str(number), program]
+        argv = [sys.executable, "-I", "-B", "-c", KILLS_ITSELF, str(number), str(program)]
         ran = subprocess.run([*argv, "switch", second, link])
         assert link.readlink() in (first, second) and (tmp_path / "previous").readlink() in (first, second)
         if ran.returncode == 0:
             break
         num_kills += 1
-        again = [sys.executable, "-I", program, "switch", second, link]
+        again: list[str | Path] = [sys.executable, "-I", program, "switch", second, link]
         assert subprocess.run(again).returncode == 0
         assert link.readlink() == second and (tmp_path / "previous").readlink() == first
     assert num_kills == 4  # a link made and one renamed, twice

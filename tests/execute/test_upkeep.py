@@ -3,82 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.checks import Finding, Status
-from npuenv.cli import installing, main, proving
+from npuenv.cli import installing
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import Teller
-from npuenv.errors import BadInput
 from npuenv.execute import Event, State, work
 from npuenv.facts.manifest import MARKER, VERIFIED
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
-from npuenv.messages import Message
+from npuenv.messages import Message, say
 from npuenv.plan.types import Plan, Run, Step
-from npuenv.resolve.types import Pin, Reason, Request, Stack
+from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:
-    from conftest import World
-
-    from npuenv.lock import Lock
-
-
-class Product:
-    """The command line with one stack, of which a newer lock may come out."""
-
-    def __init__(self, world: World, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.world, self.data, self._capsys = world, data, capsys
-        self.stack: Stack = world.stack
-        self.lock: Lock = world.lock()
-        self.objections: tuple[Finding, ...] = ()  # what the doctor says of tiny wheels, which are no torch
-
-    @property
-    def home(self) -> Path:
-        return self.data / "npuenv" / "envs" / "tiny"
-
-    @property
-    def current(self) -> Path:
-        return (self.home / "current").resolve()
-
-    def run(self, *words: str) -> tuple[int, str, str]:
-        code = main([*words])
-        out, err = self._capsys.readouterr()
-        return code, out, err
-
-    def release(self) -> None:
-        """A newer `tools` comes out, and the stack's lock follows."""
-        write_wheel(self.world.wheels, "tools", "0.4", requires=["numbers>=2"], files={"tools.py": "C = 4\n"})
-        reason = Reason(self.stack.order[0].why)
-        newer = Pin("tools", "0.4", reason, reason, "request")
-        self.stack = replace(self.stack, pins=(*self.stack.pins, newer))
-        self.world.stack = self.stack
-        self.lock = self.world.lock()
-
-
-@pytest.fixture
-def product(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Product:
-    data = tmp_path / "data"
-    monkeypatch.setenv("XDG_DATA_HOME", str(data))
-    monkeypatch.setenv("LANG", "C")
-    product = Product(world, data, capsys)
-    monkeypatch.setattr(installing, "for_this_machine", lambda request: request)
-    monkeypatch.setattr(installing, "resolve_or_stop", lambda ui, request: product.stack)
-    monkeypatch.setattr(proving, "objections", lambda host, stack, python: product.objections)
-    monkeypatch.setattr(installing, "lock_of", lambda ui, stack, machine, fill: product.lock)
-    code, _, err = product.run("install", "tiny", "--yes")
-    assert code == 0, err
-    return product
+    from tests.execute.conftest import Product, World
 
 
 def tree(root: Path) -> str:
@@ -264,28 +213,6 @@ def test_of_several_environments_the_hint_repeats_what_was_asked(product: Produc
     assert "no earlier environment" in product.run("install", "--rollback")[2]
 
 
-@pytest.mark.parametrize(
-    ("asked", "option"),
-    [
-        (Request(stack="verl-0.7.1-cann8.5.0"), "STACK"),
-        (Request(framework="verl"), "--for"),
-        (Request(arch="sparc"), "--arch"),
-        (Request(python="3.9"), "--python"),
-        (Request(cann="8.5.0"), "--cann"),
-        (Request(pins={"tools": "9.9"}), "--pin tools=="),
-        (Request(pins={"nowhere": "1"}), "--pin nowhere=="),
-        (Request(is_newest=True), "--newest"),
-    ],
-)
-def test_a_bundle_is_not_taken_for_something_else(world: World, asked: Request, option: str) -> None:
-    lock = world.lock()
-    installing._require_meant(Request(), world.stack, lock)
-    installing._require_meant(Request(stack="tiny", framework="cpu", pins={"tools": "0.3"}), world.stack, lock)
-    with pytest.raises(BadInput) as caught:
-        installing._require_meant(asked, world.stack, lock)
-    assert caught.value.message.args["option"] == option
-
-
 def test_the_last_step_alone_puts_nothing_unverified_in_force(product: Product) -> None:
     marker = product.current / MARKER
     finished = marker.read_text()
@@ -364,8 +291,8 @@ def test_a_repair_mends_what_was_altered_in_an_environment_of_the_users_and_noth
     root = tmp_path / "mine"
     subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, root], check=True)
     own = write_wheel(product.world.wheels, "own", "1.0", files={"own.py": "O = 1\n"})
-    install = [find_uv(), "pip", "install", "--quiet", "--offline", "--no-index", "--python", root / "bin/python", own]
-    subprocess.run(install, check=True)
+    install = [find_uv(), "pip", "install", "--quiet", "--offline", "--no-index", "--python", str(root / "bin/python")]
+    subprocess.run([*install, own], check=True)
     assert product.run("install", "tiny", "--into", str(root / "bin/python"), "--yes")[0] == 0
     site = next(root.glob("lib/python*/site-packages"))
     before = (site / "tools.py").read_text()
@@ -402,3 +329,168 @@ def test_an_execution_tells_that_it_waits_while_a_program_is_silent(
     world.install(Plan((step,)))
     seconds = [event.seconds for event in world.events if event.state is State.WAITING]
     assert len(seconds) >= 2 and seconds == sorted(seconds) and seconds[0] >= 0.1
+
+
+def users_environment(root: Path) -> str:
+    """The Python of an environment that npuenv did not make."""
+    subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, root], check=True)
+    return str(root / "bin/python")
+
+
+def tools_of(root: Path) -> Path:
+    return next(root.glob("lib/python*/site-packages")) / "tools.py"
+
+
+def test_into_names_the_environment_of_that_python_for_a_repair_too(product: Product, tmp_path: Path) -> None:
+    strange, one, other = (users_environment(tmp_path / name) for name in ("strange", "one", "other"))
+    for python in (one, other):
+        assert product.run("install", "tiny", "--into", python, "--yes")[0] == 0
+    for name in ("one", "other"):
+        tools_of(tmp_path / name).write_text("C = 9\n")
+    code, _, err = product.run("install", "tiny", "--repair", "--into", strange, "--yes")
+    assert (code, f"`{tmp_path}/strange` names no environment" in err) == (2, True)
+    assert not tools_of(tmp_path / "strange").exists()
+    assert product.run("install", "--repair", "--into", other, "--yes")[0] == 0
+    texts = [tools_of(tmp_path / name).read_text() for name in ("one", "other")]
+    assert texts == ["C = 9\n", "C = 3\n"]
+    tools_of(product.current).write_text("C = 9\n")
+    own = str(product.home / "current/bin/python")
+    assert product.run("install", "--repair", "--into", own)[0] == 0
+    assert tools_of(product.current).read_text() == "C = 3\n"
+    code, _, err = product.run("install", "--repair", "--into", str(tmp_path))
+    assert (code, "is no Python that can be run" in err) == (2, True)
+
+
+def test_the_users_environment_is_neither_updated_beside_itself_nor_rolled_back(
+    product: Product, tmp_path: Path
+) -> None:
+    python = users_environment(tmp_path / "mine")
+    assert product.run("install", "tiny", "--into", python, "--yes")[0] == 0
+    product.release()
+    assert product.run("install", "--update", "--yes", "tiny")[0] == 0
+    before = tree(tmp_path / "mine")
+    code, _, err = product.run("install", "--update", "tiny", "--into", python, "--yes")
+    assert (code, f"npuenv install tiny --into {tmp_path}/mine/bin/python" in err) == (2, True)
+    code, _, err = product.run("install", "--rollback", "tiny", "--into", python)
+    assert (code, f"no earlier environment to return to in {tmp_path}/mine" in err) == (2, True)
+    assert tree(tmp_path / "mine") == before and product.current.name == product.lock.hash
+
+
+def test_an_update_may_name_the_environment_in_force_by_its_python_or_its_folder(product: Product) -> None:
+    old = product.current
+    product.release()
+    by_python = ("--into", str(product.home / "current/bin/python"))
+    for words in (by_python, ("--target", str(old))):
+        assert product.run("install", "--update", *words, "--yes")[0] == 0
+        assert (product.current.name, tools_of(old).read_text()) == (product.lock.hash, "C = 3\n")
+        assert product.run("install", "--rollback")[0] == 0
+
+
+def test_a_part_of_an_update_promises_no_way_back(product: Product) -> None:
+    product.release()
+    code, out, err = product.run("install", "--update", "--yes", "--only-step", "venv")
+    assert (code, "--rollback" in out) == (0, False), err
+    assert "--rollback" in product.run("install", "--update", "--yes")[1]
+
+
+def test_every_form_of_an_update_and_of_a_rollback_is_one_document(product: Product) -> None:
+    old = product.current
+    product.release()
+    code, out, _ = product.run("install", "--update", "--dry-run", "--json")
+    shown = json.loads(out)
+    assert (code, shown["schema"], shown["target"]) == (0, "npuenv.update/1", str(product.home / product.lock.hash))
+    assert shown["changes"] == [{"name": "tools", "before": "0.3", "after": "0.4"}]
+    assert product.run("install", "--update", "--yes")[0] == 0
+    new = product.current
+    assert json.loads(product.run("install", "--update", "--json")[1])["changes"] == []
+    for words, in_force in ((("--dry-run",), new), ((), old)):
+        shown = json.loads(product.run("install", "--rollback", "--json", *words)[1])
+        said = {"schema": "npuenv.rollback/1", "exit": 0, "target": str(old), "before": str(new)}
+        assert shown == {**said, "dry_run": bool(words)}
+        assert product.current == in_force
+
+
+def test_a_rollback_where_nothing_is_in_force_says_so(product: Product) -> None:
+    old = product.current
+    product.release()
+    assert product.run("install", "--update", "--yes")[0] == 0
+    (product.home / "current").unlink()
+    word = f"tiny/{product.lock.hash}"
+    assert json.loads(product.run("install", "--rollback", word, "--dry-run", "--json")[1])["before"] is None
+    code, out, _ = product.run("install", "--rollback", word)
+    assert (code, out, product.current) == (0, f"in force again: {old} (before: none)\n", old)
+
+
+def test_a_no_changes_nothing_and_says_so_and_deleting_wants_a_word(
+    product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    product.release()
+    for words, answer in ((("install", "tiny"), "n\n"), (("env", "remove", "tiny"), "\n")):
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        code, _, err = product.run(*words)
+        assert (code, err.splitlines()[-1]) == (130, "nothing was changed")
+    assert product.current.is_dir() and not (product.home / product.lock.hash).exists()
+
+
+def test_a_script_is_made_of_a_plan_or_refused(product: Product, tmp_path: Path) -> None:
+    for verb in ("--update", "--rollback"):
+        code, out, err = product.run("install", verb, "--script")
+        assert (code, out, f"--script and {verb} exclude each other" in err) == (2, "", True)
+    tools_of(product.current).write_text("C = 9\n")
+    code, out, _ = product.run("install", "--repair", "--script")
+    ran = subprocess.run(["sh"], input=out, capture_output=True, text=True)
+    assert (code, ran.returncode, tools_of(product.current).read_text()) == (0, 0, "C = 3\n"), ran.stderr
+
+
+def test_a_script_leaves_alone_what_came_to_its_place_after_it_was_made(product: Product, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    code, script, _ = product.run("install", "tiny", "--script", "--target", str(place))
+    (place / "src").mkdir(parents=True)
+    (place / "src/thesis.py").write_text("years of work\n")
+    ran = subprocess.run(["sh"], input=script, capture_output=True, text=True)
+    assert (code, ran.returncode, "nothing was changed" in ran.stderr) == (0, 2, True)
+    assert (place / "src/thesis.py").read_text() == "years of work\n" and os.listdir(place) == ["src"]
+    (place / "src/thesis.py").unlink()
+    (place / "src").rmdir()
+    product.release()
+    assert product.run("install", "tiny", "--target", str(place), "--yes")[0] == 0
+    before = tree(place)
+    ran = subprocess.run(["sh"], input=script, capture_output=True, text=True)
+    assert (ran.returncode, tree(place)) == (2, before)
+
+
+@pytest.mark.parametrize("own", ["", "/own.pem"])
+def test_git_gets_the_certificates_that_pip_is_set_up_with_unless_it_has_its_own(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    (tmp_path / "ca.pem").touch()
+    monkeypatch.setenv("PIP_CERT", str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("GIT_SSL_CAINFO", own)
+    world.install(Plan((Step("show", Message("plan.why-rest"), (Run(("printenv", "GIT_SSL_CAINFO")),), ()),)))
+    assert world.lines() == [own or str(tmp_path / "ca.pem")]
+
+
+def test_an_interrupt_says_what_goes_on_because_another_user_runs_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(group: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def interrupt(event: Event) -> None:
+        if event.state is State.LINE:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    step = Step("system", Message("plan.why-rest"), (Run(("sh", "-c", "echo at work; exec sleep 60")),), ())
+    with pytest.raises(work.LeftRunning) as caught:
+        world.install(Plan((step,)), tell=interrupt)
+    running = caught.traceback[-1].locals["running"]
+    assert running.poll() is None
+    assert caught.value.exit_code == 130 and f"process {running.pid} runs as another user" in say(caught.value.message)
+    assert '"interrupted"' in (world.root / ".npuenv/journal.jsonl").read_text()
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.wait(20) == -signal.SIGKILL

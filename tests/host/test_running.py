@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -114,6 +115,41 @@ def test_an_interrupt_while_the_exit_code_is_asked_for_leaves_nothing_locked(
     running._process._waitpid_lock.release()  # type: ignore[attr-defined]
     running.stop()
     assert running.poll() == -signal.SIGTERM
+
+
+def refuse(group: int, number: int) -> None:
+    """What the kernel says where every process of a group is another user's."""
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_what_nobody_but_another_user_may_end_is_left_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "killpg", refuse)
+    with Running(["sleep", "60"], cwd=tmp_path, env={}, log=tmp_path / "log") as running:
+        running.interrupt(grace_s=60)  # nothing is waited for
+        assert running.poll() is None
+    assert running.poll() is None
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.wait(20) == -signal.SIGKILL
+
+
+SUDO = """#!/bin/sh
+echo "$*" >> {log}
+shift
+exec "$@"
+"""
+
+
+def test_what_sudo_started_is_ended_through_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sudo").write_text(SUDO.format(log=tmp_path / "asked"))
+    (tmp_path / "sudo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "killpg", refuse)
+    with Running(["sudo", "-n", sys.executable, "-c", STUBBORN], cwd=tmp_path, env={}, log=tmp_path / "log") as running:
+        text_of(tmp_path / "log")
+        running.interrupt(grace_s=0.1)
+        assert running.poll() == -signal.SIGKILL
+    asked = [line for line in (tmp_path / "asked").read_text().splitlines() if line.startswith("-n kill ")]
+    assert asked[:3] == [f"-n kill -s {name} -- -{running.pid}" for name in ("INT", "TERM", "KILL")]
 
 
 def test_the_exit_code_and_the_output_are_kept(tmp_path: Path) -> None:

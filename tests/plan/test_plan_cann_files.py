@@ -213,8 +213,11 @@ def elsewhere(uid: str, *, sudo: bool) -> tuple[Scripted, str]:
     """A machine whose /usr/local/Ascend is not the user's, and the toolkit's file on it."""
     path = "/files/Ascend-cann-toolkit_8.5.0_linux-aarch64.run"
     row = next(row for row in load_matrix().cann_files if row.id == os.path.basename(path))
-    answers = {("sha256sum", path): (0, f"{row.sha256}  {path}\n"), ("id", "-u"): (0, f"{uid}\n")}
-    paths: dict[str, str | None] = {path: "#!/bin/bash\n"} | ({"/usr/bin/sudo": ""} if sudo else {})
+    answers: dict[tuple[str, ...], tuple[int, str]] = {
+        ("sha256sum", path): (0, f"{row.sha256}  {path}\n"),
+        ("id", "-u"): (0, f"{uid}\n"),
+    }
+    paths: dict[str, str] = {path: "#!/bin/bash\n"} | ({"/usr/bin/sudo": ""} if sudo else {})
     return Scripted(answers, paths, {"PATH": "/usr/bin"}), path
 
 

@@ -164,4 +164,17 @@ def test_the_environment_of_a_lock_lies_under_its_hash_and_never_moves() -> None
 def test_the_estimate_of_disk_space_is_near_what_was_measured() -> None:
     # Measured: 827 MiB for the CPU stack on x86_64, Python 3.11.
     _, lock = stack_and_lock("cpu", "x86_64")
-    assert 827 < room_mib(lock) < 1.3 * 827
+    assert 827 < room_mib(lock.packages) < 1.3 * 827
+
+
+@pytest.mark.parametrize("kind", ["venv", "conda", "existing"])
+def test_what_puts_back_npuenvs_own_is_told_from_what_takes_or_replaces(kind: str) -> None:
+    _, _, plan = planned("verl-0.7.1-cann8.5.0", target=Target("/t/env", kind=kind), conda="/c/conda")
+    upkeep = {step.id for step in plan.steps if step.is_upkeep}
+    own = {"inspector", "activate", "verify", "finish"}
+    if kind == "existing":  # what differs there may be meant so
+        assert upkeep == own
+        return
+    rest = {step.id for step in plan.steps} - upkeep
+    assert own < upkeep and {"mend", "vllm", "triton-ascend"} < upkeep
+    assert rest == {kind, "triton-leftovers", *(step.id for step in plan.steps if step.id.endswith("-source"))}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from plan_cases import NPU, carry_out, planned, runs, stack_and_lock, tiny, tiny_plan
@@ -182,7 +182,7 @@ def test_a_supplied_folder_that_stays_editable_is_used_where_it_lies_and_else_co
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "x.py").write_text("mine")
-    more = {"given": {"verl": str(mine)}, "digests": {"verl": digest_of(mine)}}
+    more: dict[str, Any] = {"given": {"verl": str(mine)}, "digests": {"verl": digest_of(mine)}}
     (linked, _) = steps_for(tmp_path / "a", "r", **more)
     carry_out(tmp_path / "a", linked)
     assert (tmp_path / "a/src/verl").resolve() == mine
@@ -199,7 +199,7 @@ def test_a_supplied_folder_that_stays_editable_is_used_where_it_lies_and_else_co
 
 
 def test_an_archive_of_a_release_tells_the_build_its_version(tmp_path: Path) -> None:
-    def variables(ref: str, **more: object) -> dict[str, str]:
+    def variables(ref: str, **more: Any) -> dict[str, str]:
         _, built = steps_for(tmp_path, "r", ref=ref, **more)
         return dict(runs(built)[-1].env)
 

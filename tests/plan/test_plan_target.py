@@ -18,7 +18,7 @@ from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage
 from npuenv.lock.file import write_lock
 from npuenv.messages import say
-from npuenv.plan.target import check_target, damage_of, find_python, is_ours, require_same
+from npuenv.plan.target import check_content, check_target, damage_of, find_python, is_ours, kept_lock, require_same
 from npuenv.store.places import Target, data_folder, marker_text
 
 if TYPE_CHECKING:
@@ -179,3 +179,56 @@ def test_an_environment_that_was_the_users_before_is_never_made_anew(tmp_path: P
     with pytest.raises(BadInput, match=r"plan\.target-existing") as caught:
         check_target(LocalHost(), Target(str(tmp_path)), LOCK)
     assert caught.value.hint is not None and f"--into {tmp_path}/bin/python" in say(caught.value.hint)
+
+
+def stand(root: Path, lock: Lock, kind: str = "venv") -> Target:
+    """A finished environment, by what it says of itself."""
+    (root / ".npuenv").mkdir()
+    (root / "npuenv-env.json").write_text(marker_text(lock, "complete", kind))
+    (root / ".npuenv/lock.toml").write_text(write_lock(lock))
+    document = {"schema": "npuenv.environment/1", "lock": lock.hash, "kind": kind}
+    (root / ".npuenv/manifest.json").write_text(json.dumps(document))
+    return Target(str(root), kind=kind)
+
+
+def test_a_finished_environment_of_another_kind_is_given_up_only_where_that_is_said(tmp_path: Path) -> None:
+    target = stand(tmp_path, LOCK)
+    require_same(LocalHost(), target, LOCK, is_replacing=False)
+    conda = replace(target, kind="conda")
+    with pytest.raises(BadInput, match=r"install\.other-kind") as caught:
+        require_same(LocalHost(), conda, LOCK, is_replacing=False)
+    assert caught.value.hint is not None and "--as venv" in say(caught.value.hint)
+    require_same(LocalHost(), conda, LOCK, is_replacing=True)
+
+
+def test_the_lock_that_lies_there_is_kept_where_it_names_the_same_set(tmp_path: Path) -> None:
+    target = stand(tmp_path, LOCK)
+    anew = replace(LOCK, made_with="uv 99.0", newest="2026-12-01")
+    assert kept_lock(LocalHost(), target, anew) == LOCK
+    other = replace(LOCK, packages=())
+    assert kept_lock(LocalHost(), target, other) == other
+    (tmp_path / ".npuenv/lock.toml").write_text("torn")
+    assert kept_lock(LocalHost(), target, anew) == anew
+    assert kept_lock(LocalHost(), Target(str(tmp_path / "new")), anew) == anew
+
+
+def test_content_is_judged_without_asking_whether_the_place_will_do(tmp_path: Path) -> None:
+    check_content(Frozen({}, free_kib=1), Target("/ro/env"))
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(BadInput, match=r"plan\.target-foreign"):
+        check_content(LocalHost(), Target(str(tmp_path)))
+
+
+def test_a_folder_that_could_not_be_activated_or_that_npuenv_tidies_up_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with pytest.raises(BadInput, match=r"plan\.target-colon"):
+        check_content(LocalHost(), Target(str(tmp_path / "a:b")))
+    own = tmp_path / "npuenv/envs/tiny/mine"
+    with pytest.raises(BadInput, match=r"plan\.target-managed"):
+        check_content(LocalHost(), Target(str(own)))
+    check_content(LocalHost(), Target(str(own), link=str(own.with_name("current"))))
+    check_content(LocalHost(), Target(str(tmp_path / "npuenv-envs")))
+    own.mkdir(parents=True)
+    check_content(LocalHost(), stand(own, LOCK))  # as `--repair` names one that is there

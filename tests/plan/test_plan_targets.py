@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -232,6 +233,7 @@ def script(folder: Path, **prefixes: str) -> str:
     setting = "".join(f"sys.{name} = {value!r}; " for name, value in prefixes.items())
     text = f"""#!{sys.executable} -I
 import sys
+from dataclasses import replace
 {setting}
 exec(sys.argv[sys.argv.index("-c") + 1])
 """
@@ -311,3 +313,29 @@ def test_no_conda_is_told_with_what_to_do() -> None:
         find_conda(Scripted({}, {}, {"PATH": "/a"}))
     assert caught.value.exit_code == 2
     assert caught.value.hint is not None and "--as conda" in say(caught.value.hint)
+
+
+def test_an_environment_that_npuenv_made_takes_no_other_stack(tmp_path: Path, wheels: Path) -> None:
+    stack, lock = tiny(wheels, one="1.0")
+    python = venv(tmp_path / "mine")
+    target = Target(str(tmp_path / "mine"))
+    install(tiny_plan(stack, lock, target, wheels), target)
+    with pytest.raises(BadInput, match=r"plan\.into-made"):
+        existing_target(LocalHost(), python, lock, stack)
+
+
+def test_room_is_wanted_only_for_what_lacks() -> None:
+    stack, lock = stack_and_lock("cpu", "x86_64")
+    has = {package.name: package.version for package in lock.packages}
+    df = ("df", "-Pk", "/p")
+    small = (0, "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/x 99 9 10240 1% /\n")
+    asked = ("/p/bin/python", "-I", "-c", _ALL_VERSIONS)
+    host = answers("3.11", "x86_64", "/p")
+    for there, fits in ((has, True), ({**has, "numpy": "0.1"}, False), ({}, False)):
+        known = replace(host, answers={**host.answers, df: small, asked: (0, json.dumps(there))})
+        if fits:
+            assert existing_target(known, "/p/bin/python", lock, stack).root == "/p"
+            continue
+        with pytest.raises(BadInput, match=r"plan\.disk-too-small") as caught:
+            existing_target(known, "/p/bin/python", lock, stack)
+        assert caught.value.hint is not None and caught.value.hint.key == "plan.make-room"
