@@ -122,16 +122,19 @@ def _try_each_other(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way
 
     Those whose Python is too old for the doctor take part where it can run what nodes say of each other.
     """
+    from npuenv.cli.cluster_waiting import naming
     from npuenv.cluster.probing import Probed, probe, unprobed
     from npuenv.cluster.probing.introductions import introduce
-    from npuenv.cluster.probing.ports import ports_of
+    from npuenv.cluster.probing.ports import has_unfixed, ports_of
 
     here = [node for node in inventory.nodes if judge.can_meet(node)]
     if len(here) < 2 or (wish.level == 0 and shared is None):
         return
     ui.say(Message("cluster.meeting", {"count": len(here)}), err=True)
+    way = replace(way, ask=naming(ui))
     if wish.level >= _NETWORK_LEVEL or shared is not None:
-        judge.probed = probe(here, way, ports=ports_of(judge.sessions), shared=shared)
+        ports, is_unfixed = ports_of(judge.sessions), has_unfixed(judge.sessions)
+        judge.probed = probe(here, way, ports=ports, is_unfixed=is_unfixed, shared=shared)
     else:
         judge.probed = Probed(introduce(here, way)[0], unprobed(), {})
 
@@ -175,10 +178,10 @@ class _Judge:
 
     @property
     def sessions(self) -> list[Mapping[str, str]]:
-        """The variables of each node that was heard, and of this session where it sets the base of HCCL's ports."""
-        from npuenv.cluster.probing.ports import BASE
+        """The variables of each node that was heard, and of this session where it says where HCCL's ports are."""
+        from npuenv.cluster.probing.ports import names_ports
 
-        here = [os.environ] if os.environ.get(BASE) else []
+        here = [os.environ] if names_ports(os.environ) else []
         return [*(facts.environment.value or {} for facts in self._facts.values()), *here]
 
     @property
@@ -197,7 +200,8 @@ class _Judge:
         if got.can_meet:
             self._meeting.add(got.node.name)
         if got.host is None:
-            self._judged[got.node.name] = Judged(got.node, trouble=got.trouble, line=got.line, seconds=got.seconds)
+            judged = Judged(got.node, trouble=got.trouble, line=got.line, at=got.at, seconds=got.seconds)
+            self._judged[got.node.name] = judged
         else:
             self._judged[got.node.name] = self._judge(got.node, got.host, got.seconds)
 
@@ -211,7 +215,8 @@ class _Judge:
         met, more = (self.probed.met, self.probed.findings) if self.probed else (None, ())
         if len(facts) < 2 and met is None:
             return Verdict(nodes, why_no_agreement=Message("cluster.one-node"), source=self._source)
-        found = agreement(facts, met=met) or encounters(facts, met or {})
+        cardless = {node.name for node in inventory.nodes if node.cards == 0}
+        found = agreement(facts, met=met, cardless=cardless) or encounters(facts, met or {})
         return Verdict(nodes, (*found, *more), source=self._source, asked=asked)
 
     def _judge(self, node: Node, host: Host, seconds: float) -> Judged:
@@ -220,22 +225,27 @@ class _Judge:
         from npuenv.cluster.expected import cards
         from npuenv.cluster.verdict import Judged
 
+        # What it is for without cards is not training: neither the stack nor the framework is asked of it.
+        wish = replace(self._wish, framework="cpu", stack=None) if node.cards == 0 else self._wish
         try:
             # A conflict of the stack is said on stderr, never as a second document.
-            judged = judge(self._wish, replace(self._ui, is_json=False), host)
+            judged = judge(wish, replace(self._ui, is_json=False), host)
         except Stop:
             return Judged(node, seconds=seconds, is_unfit=True)
         self._facts[node.name] = judged.facts
-        number = cards(node, judged.facts, self._source) if judged.framework != "cpu" else None
+        is_asked = judged.framework != "cpu" or node.cards == 0
+        number = cards(node, judged.facts, self._source) if is_asked else None
         findings = (*judged.findings, *([number] if number else []))
         return Judged(node, findings, judged.framework, seconds=seconds)
 
 
 def _line(ui: Ui, got: Collected) -> str:
     """A node in the progress; with its trouble where it has one."""
+    from npuenv.cluster.ssh import trouble_says
+
     if got.trouble is None:
         return f"{got.node.name} ({got.seconds:.1f} s)"
-    says = Message(f"cluster.trouble-{got.trouble.value}", {"address": got.node.address})
+    says = trouble_says(got.trouble, got.node.address, got.at)
     return say(Message("cluster.silent-node", {"name": got.node.name, "says": says}), ui.lang)
 
 

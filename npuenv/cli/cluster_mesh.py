@@ -103,6 +103,7 @@ def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **opti
 
 
 def _run(ui: Ui, wish: Wish) -> int:
+    from npuenv.cli.cluster_waiting import naming
     from npuenv.cluster.inventory import read
     from npuenv.cluster.mesh.asking import devices_of, gone
     from npuenv.cluster.mesh.document import Finished
@@ -115,10 +116,13 @@ def _run(ui: Ui, wish: Wish) -> int:
 
         require_place(wish.out)
     inventory = read(wish.hosts)
+    # Those that are to have no cards have nothing to ping with, and nothing that could be pinged.
+    inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.cards != 0))
     nodes = {node.name: node for node in inventory.nodes}
     runner = OverSsh(nodes, wish.parallel, options=Options(config=wish.ssh_config))
     ui.say(Message("mesh.asking", {"count": len(nodes)}), err=True)
-    surveyed = devices_of(inventory.nodes, survey(inventory.nodes, runner))
+    heard = survey(inventory.nodes, replace(runner, ask=naming(ui)))
+    surveyed = devices_of(inventory.nodes, heard)
     run, state = _prepared(wish, inventory, surveyed, runner)
     with _Kept(ui, wish, run, state) as kept:
         _tell_time(ui, wish, run)

@@ -63,8 +63,9 @@ def _reaching(command: Callable[..., Any]) -> Callable[..., Any]:
 def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> int:
     """Start Ray on all nodes: the head first, then the others one after another.
 
-    Versions are compared before anything is started. Cards that Ray sees are counted by Ray; where it cannot see them
-    it is told how many the inventory names (cards=). A Ray that runs already is left alone and said. Once more, it
+    Versions and cards are compared before anything is started. Cards that Ray sees are counted by Ray; where it cannot
+    see them it is told how many the inventory names (cards=). Where the environment of --ray has an activate.sh, as
+    those of npuenv have, Ray starts with what that sets. A Ray that runs already is left alone and said. Once more, it
     starts the nodes that are missing.
     """
     from npuenv.cluster.inventory import read
@@ -73,7 +74,7 @@ def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> 
     if hosts is None:
         raise BadInput(Message("cluster.ray-hosts"), Message("cluster.ray-hosts-hint"))
     inventory = read(hosts)
-    case = Case(ui, _way(ssh_config), place_of(inventory, os.environ), hosts, ssh_config, options["ray"])
+    case = Case(ui, _way(ui, ssh_config), place_of(inventory, os.environ), hosts, ssh_config, options["ray"])
     plan = _plan(inventory, options)
     with _alone(case.place):
         return int(_up(case, plan))
@@ -87,7 +88,7 @@ def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
 
     Where it has started none on these nodes: whether a Ray of somebody else runs there.
     """
-    way = _way(ssh_config)
+    way = _way(ui, ssh_config)
     cluster, place, inventory = _known(hosts)
     named = (cluster.source, cluster.ray) if cluster else ("", "")
     case = Case(ui, way, place, hosts or named[0], ssh_config, named[1])
@@ -105,7 +106,7 @@ def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
     from npuenv.cluster import ray
     from npuenv.report.ray_cluster import Picture
 
-    way = _way(ssh_config)
+    way = _way(ui, ssh_config)
     cluster, place, inventory = _known(hosts)
     named = (cluster.source, cluster.ray) if cluster else ("", "")
     case = Case(ui, way, place, hosts or named[0], ssh_config, named[1])
@@ -121,14 +122,15 @@ def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
     return int(code)
 
 
-def _way(ssh_config: str | None) -> Way:
+def _way(ui: Ui, ssh_config: str | None) -> Way:
+    from npuenv.cli.cluster_waiting import naming
     from npuenv.cluster.probing.asking import Way
     from npuenv.cluster.ssh import Options
 
     if ssh_config is not None and not Path(ssh_config).is_file():
         args = {"path": ssh_config}
         raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
-    return Way(options=Options(config=ssh_config))
+    return Way(options=Options(config=ssh_config), ask=naming(ui))
 
 
 def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
@@ -295,10 +297,22 @@ def _begin(case: Case, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> E
     wrong = ray.clashes(found, others)
     if wrong:
         return _refuse(case.ui, wrong)
-    if not cluster.started:  # a name may lead to it from here alone, as one of the ssh configuration does
-        plan = replace(plan, address=next(here.login for here in found if here.node.name == cluster.head))
+    if not cluster.started:
+        plan = replace(plan, address=_address(case.ui, next(here for here in found if here.node.name == cluster.head)))
         cluster = replace(cluster, address=f"{plan.address or plan.nodes[0].address}:{plan.port}")
     return _raise(case, plan, cluster, [here for here in found if here.node.name in names])
+
+
+def _address(ui: Ui, head: Here) -> str:
+    """By which the nodes reach the head: as the inventory says where that is an address of its own; else the one of
+    the login, for a name may lead to it from here alone, as one of the ssh configuration does. "": the inventory's.
+    """
+    if head.is_own or not head.login:
+        return ""
+    if head.node.address != head.node.name:
+        args = {"name": head.node.name, "address": head.node.address, "login": head.login}
+        ui.say(Message("cluster.ray-other-address", args), err=True)
+    return head.login
 
 
 def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:

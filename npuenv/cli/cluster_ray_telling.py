@@ -77,8 +77,17 @@ def tell_status(
     title = Message("cluster.ray-title", {"address": cluster.address})
     rows = {name: found[name] for name in sorted(found, key=lambda name: (name != cluster.head, natural(name)))}
     others = ray_seen.strangers(seen, cluster) if seen else ()
-    tell(case.ui, Picture(title, cluster.address, rows, seen, explained, waiting, others, then), code)
+    warned = _without_cann(case, alive)
+    tell(case.ui, Picture(title, cluster.address, rows, seen, explained, warned, waiting, others, then), code)
     return code
+
+
+def _without_cann(case: Case, alive: Mapping[str, Heard]) -> list[Message]:
+    """The nodes with cards on which all that Ray starts lacks CANN's environment; [] where there are none."""
+    from npuenv.cluster.names import fold
+
+    names = [name for name, heard in alive.items() if heard.told is not None and heard.told.get("without_cann")]
+    return [Message("cluster.ray-without-cann", {**case.commands, "names": fold(names)})] if names else []
 
 
 def _next_word(cluster: Cluster, rows: Mapping[str, Row]) -> str:
@@ -130,5 +139,5 @@ def tell(ui: Ui, picture: Picture, code: ExitCode) -> None:
 
     if ui.is_json:
         ui.print_json(document(picture, int(code), ui.lang))
-    elif not (ui.is_quiet and code is ExitCode.FINE):
+    elif not (ui.is_quiet and code is ExitCode.FINE and not picture.warned):
         print("\n".join(lines(picture, ui.lang)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.fanout import MOST_BYTES, PARALLEL, ask
-from npuenv.cluster.ssh import deciding_line, keeps_keys
+from npuenv.cluster.ssh import keeps_keys, last_words, stopped_at
 from npuenv.cluster.there import BOOT, MARK, PROGRAM, STOP_S
 from npuenv.cluster.types import Trouble
 from npuenv.errors import BadInput
@@ -44,6 +44,7 @@ class Collected:
     host: RecordedHost | None = None  # that answers from it; None: there is no capture
     trouble: Trouble | None = None
     line: str = ""  # the deciding line of ssh or of the node, or the command that was under way
+    at: str = ""  # with a trouble of a host on the way there: that host
 
     @property
     def can_meet(self) -> bool:
@@ -94,7 +95,9 @@ def _collected(answer: Answer) -> Collected:
     found = _told(answer.out)
     if found is None:
         trouble = answer.trouble or Trouble.BROKEN
-        return Collected(answer.node, answer.seconds, trouble=trouble, line=_last_words(answer))
+        line = last_words(answer.err, answer.out if MARK not in answer.out else b"", trouble)
+        at = stopped_at(answer.node, answer.err)
+        return Collected(answer.node, answer.seconds, trouble=trouble, line=line, at=at)
     word, body = found
     if word == "capture":
         return _read(answer, body)
@@ -131,12 +134,3 @@ def _told(out: bytes) -> tuple[str, bytes] | None:
     if match is None or len(rest) < int(match[2]):
         return None
     return match[1].decode(), rest[: int(match[2])]
-
-
-def _last_words(answer: Answer) -> str:
-    """The line that says why there is no answer; the last one on stdout where stderr is silent."""
-    said = deciding_line(answer.err)
-    if said or MARK in answer.out:
-        return said
-    lines = answer.out[-4096:].decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""

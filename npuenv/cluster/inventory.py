@@ -7,10 +7,12 @@ A line names nodes and what is special about them; `*` stands for all nodes of t
     head          address=10.0.0.1
     node[01-64]   jump=bastion
     big[1,3-5]    cards=16 port=2222 jump=none
+    data          cards=0
 
 The lists of DeepSpeed (`node01 slots=8`) and simple ones of Ansible (`node01 ansible_host=10.0.0.1`, headings in
 brackets, ranges like `node[01:64]`) are read as well. Whatever a line does not say is left to the user's ssh
-configuration; `jump=none` leads straight to a node, also where `*` or that configuration names a jump host.
+configuration; `cards=0` is a node that takes part without cards; `jump=none` leads straight to a node, also where `*`
+or that configuration names a jump host.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ _SHAPES = {
     "jump": re.compile(rf"{_HOP}(?:,{_HOP})*"),
     "python": re.compile(r"[A-Za-z0-9_/~][^\x00-\x1f]*"),
 }
-_MOST = {"port": 65535, "cards": 1024}
-_HEADING = re.compile(r"\[(?=[^\]]*[A-Za-z])[^\]:]+(?P<kind>:\w+)?\]")
+_BOUNDS = {"port": (1, 65535), "cards": (0, 1024)}
+# A name in brackets with nothing beside it can be no range of names either.
+_HEADING = re.compile(r"\[(?:(?=[^\]]*[A-Za-z])[^\]:]+|\d+)(?P<kind>:[A-Za-z]\w*)?\]")
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _RUN = re.compile(r"(\d+)(?:[-:](\d+))?")
 _PORT = re.compile(rf"({_HOST}|.*\]):(\d+)")
@@ -100,7 +103,18 @@ def parse(text: str, source: str) -> Inventory:
                 raise line.error("too-many", most=MOST_NODES)
     if not found:
         raise BadInput(Message("cluster.no-nodes", {"source": source}), Message("cluster.no-inventory-hint"))
-    return Inventory(tuple(_node(line, name, {**common, **own}) for name, (line, own) in found.items()), source)
+    nodes: dict[tuple[str, int | None, str | None], tuple[_Line, Node]] = {}
+    for name, (line, own) in found.items():
+        node = _node(line, name, {**common, **own})
+        first, other = nodes.setdefault(_place(node), (line, node))
+        if other is not node:
+            raise line.error("same", name=name, other=other.name, first=first.number)
+    return Inventory(tuple(node for _, node in nodes.values()), source)
+
+
+def _place(node: Node) -> tuple[str, int | None, str | None]:
+    """What is the same for two names of one machine, which nobody may start twice; case is nothing to a name."""
+    return node.address.lower().rstrip("."), node.port, node.jump
 
 
 def _lines(text: str, source: str) -> Iterator[_Line]:
@@ -146,9 +160,10 @@ def _known_key(line: _Line, key: str) -> str:
 
 def _checked(line: _Line, key: str, value: str) -> str:
     """The value, where it is one that the key can have. An address may hold ranges: it is checked without them."""
-    if key in _MOST:
-        if not value.isascii() or not value.isdigit() or not 0 < int(value) <= _MOST[key]:
-            raise line.error("number", key=key, value=value, most=_MOST[key])
+    if key in _BOUNDS:
+        least, most = _BOUNDS[key]
+        if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
+            raise line.error("number", key=key, value=value, least=least, most=most)
     elif key != "address" and not _SHAPES[key].fullmatch(value):
         raise line.error("value", key=key, value=value)
     return NO_JUMP if key == "jump" and value.lower() == NO_JUMP else value

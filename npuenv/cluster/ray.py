@@ -43,6 +43,9 @@ class Here:
     running: tuple[str, ...] = ()  # servers of a Ray that is there already
     joined: tuple[str, ...] = ()  # the addresses of its head
     login: str = ""  # its own address by which it was reached; "": not known
+    is_own: bool = False  # the address of the inventory is one of its own
+    boot: str = ""  # the kernel's number of this start; "" where it could not be read
+    network: str = ""  # the kernel's number of the node's network; "" as above
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,11 @@ class Clash:
 
 def survey(nodes: Sequence[Node], ray: str, way: Way) -> list[Here]:
     """What each node has, in their order."""
-    found = {heard.node.name: _here(heard) for heard in _run(nodes, lambda _: {"do": "look", "ray": ray}, 60.0, way)}
+
+    def asked(node: Node) -> dict[str, Any]:
+        return {"do": "look", "ray": ray, "address": node.address}
+
+    found = {heard.node.name: _here(heard) for heard in _run(nodes, asked, 60.0, way)}
     return [found[node.name] for node in nodes]
 
 
@@ -104,7 +111,30 @@ def clashes(found: Sequence[Here], others: Mapping[str, str] = MappingProxyType(
         says = Message("cluster.ray-runs-for", {"command": command}) if command else Message("cluster.ray-runs-already")
         lines = tuple(f"{here.node.name}: {', '.join((*here.running, *here.joined))}" for here in these)
         wrong.append(Clash(says, tuple(here.node.name for here in these), lines))
-    return [*wrong, *_other_versions([here for here in heard if here.ray])]
+    return [*wrong, *_twice(heard), *_other_cards(heard), *_other_versions([here for here in heard if here.ray])]
+
+
+def _twice(found: Sequence[Here]) -> list[Clash]:
+    """The nodes that are one and the same, on which two raylets would count the same cards."""
+    same: dict[tuple[str, str], list[str]] = {}
+    for here in found:
+        if here.boot and here.network:
+            same.setdefault((here.boot, here.network), []).append(here.node.name)
+    return [Clash(Message("cluster.ray-one-machine"), tuple(names)) for names in same.values() if len(names) > 1]
+
+
+def _other_cards(found: Sequence[Here]) -> list[Clash]:
+    """The nodes that see some cards, and not as many as the inventory says: a run would wait for the others for ever,
+    or take those that are not meant for it.
+    """
+    kinds: dict[tuple[int, int], list[str]] = {}
+    for here in found:
+        if here.cards and here.node.cards is not None and here.cards != here.node.cards:
+            kinds.setdefault((here.cards, here.node.cards), []).append(here.node.name)
+    return [
+        Clash(Message("cluster.ray-cards-other", {"found": seen, "expected": wanted}), tuple(names))
+        for (seen, wanted), names in kinds.items()
+    ]
 
 
 def _other_versions(found: Sequence[Here]) -> list[Clash]:
@@ -183,7 +213,7 @@ def _start(plan: Plan, begun: Started, way: Way) -> Started | Failed:
     script = "ray_head.sh" if begun.node == plan.nodes[0] else "ray_worker.sh"
     asked = {
         **{"do": "start", "ray": plan.ray, "script": script, "mark": begun.mark},
-        "address": plan.address or plan.nodes[0].address,
+        **{"address": plan.address or plan.nodes[0].address, "is_multi_node": len(plan.nodes) > 1},
         **{"files": {name: files[name] for name in FILES}, "limit_s": plan.limit_s, "environ": _environ()},
     }
     (heard,) = _run([begun.node], lambda _: asked, plan.limit_s, way)
@@ -220,9 +250,10 @@ def _here(heard: Heard) -> Here:
     told = heard.told
     if told is None:
         return Here(heard.node, why_not=heard.why)
-    texts = {key: str(told[key]) for key in ("ray", "version", "python", "login")}
+    texts: dict[str, Any] = {key: str(told[key]) for key in ("ray", "version", "python", "login", "boot", "network")}
     running, joined = (tuple(map(str, told[key])) for key in ("running", "joined"))
-    return Here(heard.node, **texts, cards=int(told["cards"]), running=running, joined=joined)
+    more: dict[str, Any] = {"running": running, "joined": joined, "is_own": bool(told["is_own"])}
+    return Here(heard.node, **texts, cards=int(told["cards"]), **more)
 
 
 def _environ() -> dict[str, str]:

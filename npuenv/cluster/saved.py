@@ -6,7 +6,7 @@ Each file is a capture like any other, for `npuenv doctor --from FILE`.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import re
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
@@ -14,6 +14,7 @@ from npuenv.cluster.collect import Collected
 from npuenv.cluster.types import Inventory, Node, Trouble
 from npuenv.errors import BadInput
 from npuenv.host.recorded import load_capture
+from npuenv.host.redact import Redactor
 from npuenv.host.writing import write_whole
 from npuenv.messages import Message
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "npuenv.nodes/1"
 LIST = "nodes.json"
+_USER = re.compile(r"(?P<user>[^\s@]+)@(?P<host>[^\s:]+): ")  # "ops@bastion: Permission denied (publickey)."
 _APART = "+"  # behind the name of a node whose capture would be called like the list; no name of a host holds it
 
 
@@ -33,6 +35,7 @@ class Keeper:
     def __init__(self, folder: Path, inventory: Inventory) -> None:
         """Raises BadInput for a folder that cannot be used, before anybody is asked."""
         self._folder, self._inventory = folder, inventory
+        self._redactor = Redactor()
         self._got: dict[str, dict[str, Any]] = {}
         self.count = 0
         if folder.exists() and not folder.is_dir():
@@ -48,7 +51,8 @@ class Keeper:
     def keep(self, got: Collected) -> None:
         """Writes what one node gave. Raises BadInput where it cannot be written."""
         trouble = got.trouble.value if got.trouble else None
-        self._got[got.node.name] = {"trouble": trouble, "line": got.line, "seconds": round(got.seconds, 3)}
+        line, at = self._without_names(got)
+        self._got[got.node.name] = {"trouble": trouble, "line": line, "at": at, "seconds": round(got.seconds, 3)}
         if got.host is not None:
             self._write(_file_of(got.node.name), got.text)
             self.count += 1
@@ -59,9 +63,27 @@ class Keeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        nodes = [{**asdict(node), **self._got[node.name]} for node in self._inventory.nodes if node.name in self._got]
-        document = {"schema": SCHEMA, "npuenv": __version__, "source": self._inventory.source, "nodes": nodes}
+        asked = [node for node in self._inventory.nodes if node.name in self._got]
+        nodes = [{**self._kept(node), **self._got[node.name]} for node in asked]
+        source = self._redactor.text(self._inventory.source)
+        document = {"schema": SCHEMA, "npuenv": __version__, "source": source, "nodes": nodes}
         self._write(LIST, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+
+    def _kept(self, node: Node) -> dict[str, Any]:
+        """What judging again needs of a node: neither who logs in there, nor by which way."""
+        address = node.address
+        if address != node.name:  # by itself it could be a version for all that the redactor knows
+            address = self._redactor.text(f"addr {address}").removeprefix("addr ")
+        return {"name": node.name, "address": address, "port": node.port, "cards": node.cards}
+
+    def _without_names(self, got: Collected) -> tuple[str, str]:
+        """What ssh said of a node, and the host on the way to it, with stand-ins for users and jump hosts."""
+        said = _USER.match(got.line)
+        for user in (got.node.user, said["user"] if said else None):
+            self._redactor.learn_user(user or "")
+        if got.at:
+            self._redactor.learn_host(got.at)
+        return self._redactor.text(got.line), self._redactor.text(got.at)
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -122,7 +144,8 @@ def _again(folder: Path, node: Node, row: dict[str, Any]) -> Collected:
     kind = row.get("trouble")
     if kind is not None:
         known = {trouble.value: trouble for trouble in Trouble}
-        return Collected(node, seconds, trouble=known.get(str(kind), Trouble.BROKEN), line=str(row.get("line") or ""))
+        line, at = (str(row.get(key) or "") for key in ("line", "at"))
+        return Collected(node, seconds, trouble=known.get(str(kind), Trouble.BROKEN), line=line, at=at)
     return Collected(node, seconds, host=load_capture(folder / _file_of(node.name)))
 
 

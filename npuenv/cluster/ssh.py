@@ -12,12 +12,11 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.types import NO_JUMP, Trouble
+from npuenv.cluster.types import NO_JUMP, Node, Trouble
+from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from npuenv.cluster.types import Node
 
 OWN_ERROR = 255  # ssh's exit code for what went wrong with itself
 _NOT_FOUND = (126, 127)  # a shell's exit codes for a program that is not there, or cannot be run
@@ -35,8 +34,9 @@ _TROUBLES = (
     (Trouble.CLIENT, r"Can't open user config file|command-line: line \d+|^usage: ssh|percent_expand"),
     (Trouble.CLIENT, r"Cannot execute command-line and remote command"),  # RemoteCommand in the configuration
     (Trouble.NOT_FOUND, r"Could not resolve hostname|Name or service not known|nodename nor servname"),
-    (Trouble.HOST_KEY, r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED|host key is known for"),
-    (Trouble.HOST_KEY, r"host key for .* has changed|Host key .* is revoked|no matching host key type"),
+    (Trouble.HOST_KEY, r"[Hh]ost key for .* has changed|host key is known for"),  # these name the host
+    (Trouble.HOST_KEY, r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    (Trouble.HOST_KEY, r"Host key .* is revoked|no matching host key type"),
     (Trouble.DENIED, r"Permission denied \(|Too many authentication failures|No supported authentication methods"),
     (Trouble.DENIED, r"Authentication failed|Received disconnect from .*: \d+: (?:.* not allowed|Auth)"),
     (Trouble.REFUSED, r"port \d+: Connection refused|: Connection refused\s*$"),
@@ -44,11 +44,22 @@ _TROUBLES = (
         Trouble.UNREACHABLE,
         r"No route to host|Network is unreachable|Host is down|port \d+: (?:Connection|Operation) timed",
     ),
+    (Trouble.FORBIDDEN, r"open failed: administratively prohibited"),
     (Trouble.UNREACHABLE, r"stdio forwarding failed|open failed: connect failed"),
     (Trouble.TIMED_OUT, r"timed out during banner exchange|Connection to .* port \d+ timed out"),
     (Trouble.TIMED_OUT, r"Timeout, server .* not responding"),
 )
 _PATTERNS = tuple((trouble, re.compile(text, re.MULTILINE)) for trouble, text in _TROUBLES)
+_HOST_OF_KEY = re.compile(r"host key (?:is known )?for (?P<place>\S+) (?:and|has)", re.IGNORECASE)
+_HOSTS = (
+    re.compile(r"resolve hostname (\S+?): |connect to host (\S+) port|Connection to (\S+) port \d+ timed"),
+    re.compile(r"^(?:\S*@)?([^\s@]+): Permission denied \("),
+    _HOST_OF_KEY,
+)
+_PROXY_DIED = "UNKNOWN port 65535"  # what the client calls the other end of a ProxyJump or a ProxyCommand
+# Greetings, and what newer clients say of older servers. openEuler's: "Authorized users only. All activities may be
+# monitored and reported."
+_GREETING = re.compile(r"Warning: Permanently added|Authorized use(?:r)?s only|\*\* ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +108,71 @@ def trouble_of(code: int | None, err: str, command: Sequence[str]) -> Trouble | 
 def deciding_line(err: str) -> str:
     """The line of the client's texts that says what happened; "" where there is none."""
     lines = [line.strip() for line in err.splitlines() if line.strip() and not _is_decoration(line)]
-    for _, pattern in _PATTERNS:
-        for line in lines:
-            if pattern.search(line):
-                return line.strip("@ ")  # of the frame around a warning
-    return lines[-1] if lines else ""
+    return _known_line(lines) or (lines[-1] if lines else "")
+
+
+def last_words(err: str, out: bytes, trouble: Trouble | None) -> str:
+    """The line that says why there is no answer; "" where none does.
+
+    Without one of the client's own it is the last one: a shell says why it is none (nologin) on stdout. What a node
+    that hangs has said before is no reason.
+    """
+    lines = [line.strip() for line in err.splitlines() if line.strip() and not _is_decoration(line)]
+    known = _known_line(lines)
+    if known or trouble is Trouble.TIMED_OUT:
+        return known
+    last = lines[-1:]
+    if trouble in (None, Trouble.BROKEN):
+        last += out[-4096:].decode(errors="replace").strip().splitlines()[-1:]
+    return " · ".join(dict.fromkeys(line.strip() for line in last))
+
+
+def stopped_at(node: Node, err: str) -> str:
+    """The host on the way to a node of which the client's texts speak; "" where they speak of the node itself."""
+    line = deciding_line(err)
+    if _is_about(Trouble.FORBIDDEN, line):
+        return next(iter(_hops(node)[-1:]), "")
+    found = next(filter(None, (pattern.search(line) for pattern in _HOSTS)), None)
+    host = next(filter(None, found.groups()), "") if found else ""
+    bare = host.partition("]")[0].lstrip("[")
+    if not bare or bare.lower() in (node.name.lower(), node.address.lower()):
+        return ""
+    # A host of another name can be the node's own, by the user's configuration.
+    is_on_the_way = bare.lower() in map(str.lower, _hops(node)) or _PROXY_DIED in err
+    return bare if is_on_the_way else ""
+
+
+def trouble_says(trouble: Trouble, address: str, at: str = "") -> Message:
+    """What a trouble is, for people. `at` is the host on the way where it is; "": the node itself."""
+    says = Message(f"cluster.trouble-{trouble.value}", {"address": at or address})
+    return Message("cluster.trouble-on-the-way", {"host": at, "says": says}) if at else says
+
+
+def key_place(line: str) -> str:
+    """What ssh has noted a key under, from the line that speaks of it; "" where it does not say."""
+    found = _HOST_OF_KEY.search(line)
+    return found["place"] if found else ""
+
+
+def jump_host(node: Node, host: str) -> Node:
+    """A host on the way to a node as one that is reached itself; by its name alone where only ssh's configuration
+    knows it.
+    """
+    hops = node.jump.split(",") if _hops(node) and node.jump else []
+    for at, (hop, name) in enumerate(zip(hops, _hops(node))):
+        if name.lower() == host.lower():
+            user, _, place = hop.rpartition("@")
+            port = int(place.rpartition(":")[2]) if ":" in place else None
+            return Node(name, name, user=user or None, port=port, jump=",".join(hops[:at]) or None)
+    return Node(host, host)
+
+
+def typed(node: Node, *words: str) -> str:
+    """The command line by which a person reaches a node as we do; `words` are the program and options of its own."""
+    # ssh-copy-id knows no -J.
+    way = ["-o", f"ProxyJump={node.jump}"] if node.jump else []
+    port = ["-p", str(node.port)] if node.port else []
+    return shlex.join([*words, *way, *port, f"{node.user}@{node.address}" if node.user else node.address])
 
 
 def keeps_keys(node: Node, client: Sequence[str] = ("ssh",), options: Options | None = None) -> bool:
@@ -109,8 +180,13 @@ def keeps_keys(node: Node, client: Sequence[str] = ("ssh",), options: Options | 
 
     `UserKnownHostsFile /dev/null` makes every key an unknown one. Where the client does not say, it has one.
     """
-    hops = [hop.rpartition("@")[2].partition(":")[0] for hop in (node.jump or "").split(",") if hop]
-    return all(_has_file_for_keys(name, client, options or Options()) for name in (node.name, *hops))
+    return all(_has_file_for_keys(name, client, options or Options()) for name in (node.name, *_hops(node)))
+
+
+def _hops(node: Node) -> list[str]:
+    """The jump hosts that are named for a node, by their names."""
+    jump = node.jump if node.jump != NO_JUMP else None
+    return [hop.rpartition("@")[2].partition(":")[0] for hop in (jump or "").split(",") if hop]
 
 
 def _has_file_for_keys(name: str, client: Sequence[str], options: Options) -> bool:
@@ -156,6 +232,19 @@ def _proxy(jump: str, client: Sequence[str], options: Options) -> str:
     return shlex.join(argv).replace("%", "%%") + f" -W '[%h]:%p' -- {shlex.quote(host)}"
 
 
+def _known_line(lines: Sequence[str]) -> str:
+    """The line that matches the first pattern that any matches."""
+    for _, pattern in _PATTERNS:
+        for line in lines:
+            if pattern.search(line):
+                return line.strip("@ ")  # of the frame around a warning
+    return ""
+
+
+def _is_about(trouble: Trouble, line: str) -> bool:
+    return any(each is trouble and pattern.search(line) for each, pattern in _PATTERNS)
+
+
 def _is_decoration(line: str) -> bool:
     """Whether it is a frame or a greeting, such as the @@@ around a warning."""
-    return not re.search(r"\w", line) or line.startswith(("Warning: Permanently added", "Authorized uses only"))
+    return not re.search(r"\w", line) or _GREETING.match(line.strip()) is not None

@@ -17,7 +17,7 @@ class Node:
     user: str | None = None
     port: int | None = None
     jump: str | None = None  # the hosts in between, as for `ssh -J`; NO_JUMP: none, whatever the configuration says
-    cards: int | None = None  # how many NPUs it ought to have
+    cards: int | None = None  # how many NPUs it ought to have; 0: it takes part without any
     python: str | None = None  # the interpreter there that runs the doctor; None: python3
 
 
@@ -37,6 +37,7 @@ class Trouble(enum.Enum):
     DENIED = "denied"  # neither the user nor the keys are let in
     HOST_KEY = "host-key"  # its key is another one than it was, or not known
     NO_KEYS = "no-keys"  # no key can be known: ssh's configuration keeps none
+    FORBIDDEN = "forbidden"  # the jump host passes no connection on
     NOT_FOUND = "not-found"  # the name has no address
     NO_PYTHON = "no-python"  # no interpreter there
     TOO_OLD = "too-old"  # an interpreter that is too old for the doctor

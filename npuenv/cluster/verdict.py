@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 # The node may be well: it is we who are not let in, or have nothing there to ask with.
 NOT_ASKED = frozenset(
-    {Trouble.DENIED, Trouble.HOST_KEY, Trouble.NO_KEYS, Trouble.NO_PYTHON, Trouble.TOO_OLD, Trouble.CLIENT}
+    {
+        Trouble.DENIED,
+        Trouble.FORBIDDEN,
+        Trouble.HOST_KEY,
+        Trouble.NO_KEYS,
+        Trouble.NO_PYTHON,
+        Trouble.TOO_OLD,
+        Trouble.CLIENT,
+    }
 )
 _PRECEDENCE = (ExitCode.INPUT, ExitCode.NOTHING_FITS, ExitCode.PROBLEMS, ExitCode.UNKNOWN)
 
@@ -37,6 +45,7 @@ class Judged:
     framework: str | None = None  # that it was judged for; None: not said
     trouble: Trouble | None = None
     line: str = ""  # with a trouble: the line that decides
+    at: str = ""  # with a trouble of a host on the way there: that host
     seconds: float = 0.0
     is_unfit: bool = False  # the stack that was asked for fits no machine like it
 
@@ -108,5 +117,5 @@ def alike(nodes: Iterable[Judged]) -> list[tuple[Judged, ...]]:
     groups: dict[object, list[Judged]] = {}
     for judged in nodes:
         numbers = tuple(sum(finding.status is status for finding in judged.findings) for status in PROBLEMS)
-        groups.setdefault((judged.trouble, judged.is_unfit, judged.code, numbers), []).append(judged)
+        groups.setdefault((judged.trouble, judged.at, judged.is_unfit, judged.code, numbers), []).append(judged)
     return [tuple(group) for group in groups.values()]

@@ -44,9 +44,12 @@ _ADDRESS_BEFORE = re.compile(
     r"[ \t]*[=:]?[ \t]*[\"'\[(]?)$"
 )
 _ADDRESS_AFTER = re.compile(r":[0-9]{2,5}\b|/[0-9]{1,2}\b")
+# Of IP version 6: those that are routed in the world begin with a 2 or a 3.
+_ADDRESS_6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]+(?![\w])")
 _VERSION_OCTETS_BELOW = 100  # no part of a version of these tools is as large
 _STAND_IN = re.compile(r"user[0-9]+|host[0-9]+")
 _STAND_IN_NETS = ("203.0.113", "198.51.100")  # RFC 5737: of documentation, nobody's
+_STAND_IN_NET_6, _MOST_6 = "2001:db8::", 0xFFFF  # RFC 3849: the same
 # Names that say nothing about a person and would be replaced all over the place.
 _COMMON = frozenset({
     "root", "admin", "user", "users", "test", "ubuntu", "debian", "centos", "openeuler", "docker", "ascend", "npu",
@@ -66,6 +69,7 @@ class Redactor:
         self._anywhere: set[str] = set()  # names that are replaced wherever they stand as a word
         self._secrets: set[str] = set()
         self._addresses: dict[str, str] = {}  # public address -> stand-in
+        self._addresses_6: dict[str, str] = {}  # the same of IP version 6
         self._serials: dict[str, str] = {}
         self._own = ""  # the session's home where it is called home itself: what lies in it are no homes
 
@@ -120,13 +124,14 @@ class Redactor:
             text = _GECOS.sub(r"\1", text)
         text = self._without_serials(text)
         text = _ADDRESS.sub(self._for_address, text)
+        text = _ADDRESS_6.sub(self._for_address_6, text)
         return unlined(self._replace_names(text))
 
     def restore(self, text: str) -> str:
         """The text with stand-ins for names turned back."""
         for real, stand_in in self._by_length():
             text = _word(stand_in).sub(lambda _, real=real: real, text)  # type: ignore[misc]
-        for real, stand_in in self._addresses.items():
+        for real, stand_in in (*self._addresses.items(), *self._addresses_6.items()):
             text = re.sub(rf"(?<![\w.]){re.escape(stand_in)}(?![\w]|\.[0-9])", real, text)
         return text
 
@@ -163,6 +168,17 @@ class Redactor:
                 return SECRET
             self._addresses[address] = f"{_STAND_IN_NETS[number // 254]}.{number % 254 + 1}"
         return self._addresses[address]
+
+    def _for_address_6(self, found: re.Match[str]) -> str:
+        text = found.group()
+        end = ":" if text.endswith(":") and not text.endswith("::") else ""  # of a sentence: "... 2409::5: refused"
+        address = _public_6(text.removesuffix(end))
+        if not address:
+            return text
+        number = len(self._addresses_6) + 1
+        if address not in self._addresses_6 and number > _MOST_6:
+            return SECRET + end
+        return self._addresses_6.setdefault(address, f"{_STAND_IN_NET_6}{number:x}") + end
 
     def _learn(self, name: str, kind: str, *, anywhere: bool, stand_in: str | None = None) -> None:
         if not name or (name == "root"):
@@ -207,6 +223,17 @@ def _is_private(address: str) -> bool:
         or (first == 100 and 64 <= second < 128)
         or (first, second, third) in ((192, 0, 2), (198, 51, 100), (203, 0, 113))
     )
+
+
+def _public_6(text: str) -> str:
+    """An address of IP version 6 as it is usually written; "" for one of documentation, and for what is none."""
+    import ipaddress
+
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return ""
+    return "" if any(address in ipaddress.ip_network(net) for net in ("2001:db8::/32", "3fff::/20")) else str(address)
 
 
 def _is_address(found: re.Match[str]) -> bool:

@@ -12,6 +12,8 @@ from npuenv import __version__
 from npuenv.checks import Status, title
 from npuenv.cluster import agree
 from npuenv.cluster.names import fold
+from npuenv.cluster.ssh import jump_host, key_place, trouble_says, typed
+from npuenv.cluster.types import NO_JUMP, Trouble
 from npuenv.cluster.verdict import NOT_ASKED, PROBLEMS, alike, told_together
 from npuenv.errors import ExitCode
 from npuenv.messages import Message, say
@@ -152,7 +154,7 @@ def says_of(group: Sequence[Judged]) -> tuple[Status, Message]:
     args: dict[str, object] = {"names": names, "count": len(group)}
     if first.trouble is not None:
         addresses = fold(judged.node.address for judged in group)
-        says = Message(f"cluster.trouble-{first.trouble.value}", {"address": addresses})
+        says = trouble_says(first.trouble, addresses, first.at)
         return _STATUS[first.code], Message("cluster.node-silent", {**args, "says": says})
     if first.is_unfit:
         return Status.FAIL, Message("cluster.node-unfit", args)
@@ -167,7 +169,7 @@ def says_of(group: Sequence[Judged]) -> tuple[Status, Message]:
 def _node_json(judged: Judged, lang: str) -> dict[str, Any]:
     trouble = None
     if judged.trouble is not None:
-        says = say(Message(f"cluster.trouble-{judged.trouble.value}", {"address": judged.node.address}), lang)
+        says = say(trouble_says(judged.trouble, judged.node.address, judged.at), lang)
         trouble = {"kind": judged.trouble.value, "says": says, "line": judged.line}
     return {
         "address": judged.node.address,
@@ -269,12 +271,22 @@ def next_of(verdict: Verdict, again: str) -> Message | None:
     # First what is quickly mended from here; behind it there may be more to find.
     silent = sorted(verdict.silent, key=lambda judged: judged.trouble not in NOT_ASKED)
     if silent:
-        node, trouble = silent[0].node, silent[0].trouble
-        assert trouble is not None
-        # What ssh has noted keys under: the address, with the port where it is another one than usual.
-        known = f"[{node.address}]:{node.port}" if node.port not in (None, _SSH_PORT) else node.address
-        args = {"name": node.name, "address": node.address, "command": again, "known": shlex.quote(known)}
-        return Message(f"cluster.next-{trouble.value}", args)
+        return _next_of_silent(silent[0], again)
     if any(judged.code is ExitCode.PROBLEMS for judged in verdict.nodes):
         return Message("cluster.next-node", {"command": again})
     return None
+
+
+def _next_of_silent(judged: Judged, again: str) -> Message:
+    """What to do about a node that gave no answer, in commands that lead there as ours do."""
+    node, trouble = judged.node, judged.trouble
+    assert trouble is not None
+    args = {"name": node.name, "address": node.address, "command": again, "host": judged.at}
+    if judged.at and trouble is not Trouble.FORBIDDEN:
+        return Message("cluster.next-on-the-way", {**args, "ssh": typed(jump_host(node, judged.at), "ssh")})
+    # What ssh has noted keys under: the address, with the port where it is another one than usual.
+    known = f"[{node.address}]:{node.port}" if node.port not in (None, _SSH_PORT) else node.address
+    args |= {"known": shlex.quote(key_place(judged.line) or known), "ssh": typed(node, "ssh")}
+    args |= {"ssh_file": typed(node, "ssh", "-F", "FILE"), "copy_id": typed(node, "ssh-copy-id")}
+    is_behind = trouble is Trouble.UNREACHABLE and node.jump not in (None, NO_JUMP)
+    return Message(f"cluster.next-{trouble.value}{'-behind' if is_behind else ''}", args)

@@ -47,6 +47,7 @@ class Picture:
     rows: Mapping[str, Row]  # by node
     seen: Seen | None = None  # what Ray says of itself; None: it was not asked
     explained: Sequence[Message] = field(default=())  # what is wrong
+    warned: Sequence[Message] = field(default=())  # what is up, and will not do
     waiting: Sequence[Message] = field(default=())  # what waits for others to end
     strangers: tuple[str, ...] = ()  # the addresses of nodes that somebody else let join
     then: Message | None = None  # what to do next
@@ -63,6 +64,7 @@ def document(picture: Picture, code: int, lang: str) -> dict[str, Any]:
         "resources": {name: {"used": used, "total": total} for name, (used, total) in resources.items()},
         "strangers": list(picture.strangers),
         "explained": [say(message, lang) for message in picture.explained],
+        "warnings": [say(message, lang) for message in picture.warned],
         "waiting": [say(message, lang) for message in picture.waiting],
         "next": say(picture.then, lang) if picture.then else None,
     }
@@ -76,7 +78,7 @@ def lines(picture: Picture, lang: str) -> list[str]:
         if "memory" not in name:
             args = {"name": name, "used": f"{used:g}", "total": f"{total:g}"}
             found.append("  " + clean(say(Message("cluster.ray-resource", args), lang)))
-    found += ["  " + clean(say(message, lang)) for message in (*picture.explained, *picture.waiting)]
+    found += ["  " + clean(say(message, lang)) for message in (*picture.explained, *picture.warned, *picture.waiting)]
     if picture.strangers:
         found.append("  " + clean(say(Message("cluster.ray-strangers", {"names": picture.strangers}), lang)))
     return [*found, *([clean(say(picture.then, lang))] if picture.then else [])]

@@ -107,6 +107,28 @@ def test_a_node_called_like_the_list_keeps_its_capture(tmp_path: Path, has_list:
     assert found["node"] != found["nodes"]
 
 
+def test_the_list_of_saved_captures_names_neither_users_nor_jump_hosts(tmp_path: Path) -> None:
+    nodes = [
+        Node("n1", "8.8.4.4", user="zhangsan", jump="ops@bastion.corp", cards=8, python="/home/zhangsan/bin/python3"),
+        Node("n2", "10.0.0.2", jump="ops@bastion.corp"),
+    ]
+    lines = ["zhangsan@8.8.4.4: Permission denied (publickey).", "ops@bastion.corp: Permission denied (publickey)."]
+    folder = tmp_path / "saved"
+    with Keeper(folder, Inventory(tuple(nodes), "/home/zhangsan/hosts")) as keeper:
+        for node, line, at in zip(nodes, lines, ("", "bastion.corp")):
+            keeper.keep(Collected(node, 1.0, trouble=Trouble.DENIED, line=line, at=at))
+    text = (folder / "nodes.json").read_text(encoding="utf-8")
+    assert not [word for word in ("zhangsan", "ops", "bastion", "8.8.4.4", "python3") if word in text]
+    again, answers = load(folder)
+    assert [(node.name, node.address, node.cards) for node in again.nodes] == [
+        ("n1", "203.0.113.1", 8),
+        ("n2", "10.0.0.2", None),
+    ]
+    first, second = answers
+    assert (first.trouble, first.line) == (Trouble.DENIED, "user1@203.0.113.1: Permission denied (publickey).")
+    assert (second.at, second.line) == ("host1", "***: Permission denied (publickey).")
+
+
 def said(host: RecordedHost) -> list[str]:
     """All that the commands of a capture printed."""
     return [host.run(argv).out for argv in host.commands()]

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from changes import both, cards, gone, lost, packages, part, put, variables
-from test_agree import LINE, NAMES, USUAL, changed, differing, find, met, of_kernel, told
+from test_agree import of_kernel
 from uniform import cluster
+from voting import LINE, NAMES, USUAL, changed, differing, find, met, told
 
 from npuenv.checks.base import Status
+from npuenv.cluster.agree import agreement
 from npuenv.cluster.agree.meeting import Met, Offset
 from npuenv.cluster.agree.sentences import EVIDENCE_AT_MOST
 from npuenv.cluster.agree.voices import Place, Told, Value, divide
@@ -22,6 +24,7 @@ from npuenv.facts.network.interfaces import Interface, Route
 from npuenv.facts.network.names import HostName
 from npuenv.facts.npu.driver import Nodes
 from npuenv.facts.npu.queries import Spod
+from npuenv.messages import say
 
 if TYPE_CHECKING:
     from changes import Change
@@ -353,3 +356,22 @@ def test_cards_that_differ_by_design_are_unknown_where_one_of_them_could_not_be_
     mixed = cards_of("speeds", card0=Speed(100000))
     assert told("speed", on_all(3, mixed))[0] == "ok"
     assert told("speed", on_all(3, both(mixed, cards_of("speeds", card7=None))))[0] != "ok"
+
+
+def test_a_node_that_is_to_have_no_cards_is_not_compared_in_what_is_about_cards() -> None:
+    """A head of Ray, or a node that only prepares data: driver, CANN and the number of cards say nothing there."""
+    nodes = {"head": cluster("cpu-debian", 1, level=2)["node01"], **cluster("a2-b3-host-roll", 3, level=2)}
+
+    def bad(**options: Any) -> set[str]:
+        return {each.check for each in agreement(nodes, **options) if each.status is Status.FAIL}
+
+    of_cards = {"agree.cards", "agree.driver", "agree.cann"}
+    assert of_cards <= bad()
+    assert not of_cards & bad(cardless={"head"})
+    assert bad() - bad(cardless={"head"}) == of_cards
+    alone = agreement({name: nodes[name] for name in ("head", "node01")}, cardless={"head"})
+    told = {each.check: each for each in alone}
+    assert (told["agree.driver"].status, say(told["agree.driver"].says)) == (
+        Status.SKIP,
+        "fewer than two nodes are to have cards",
+    )

@@ -64,7 +64,7 @@ def test_there_are_faults_enough_and_each_has_a_name_of_its_own() -> None:
 
 
 def test_other_names_for_the_interface_are_no_fault_where_all_meet_in_one_network() -> None:
-    renamed = {"replace_all": "enp189s0f0", "by": "eth0", "among": ["/proc/net/route", "ip "]}
+    renamed: dict[str, Any] = {"replace_all": "enp189s0f0", "by": "eth0", "among": ["/proc/net/route", "ip "]}
     edits = [renamed, {"copy": "/sys/class/net/enp189s0f0", "to": "/sys/class/net/eth0", "replace": "@", "by": "@"}]
     settings = ({"set": name, "value": "eth0"} for name in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"))
     nodes = planted(USUAL, 3, {2: [*edits, {"remove": "/sys/class/net/enp189s0f0"}, *settings]})

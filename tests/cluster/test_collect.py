@@ -120,7 +120,7 @@ def test_the_node_stops_when_nobody_waits_any_more(here: Here) -> None:
     assert next(answers).node.name == "quick"
     assert until(lambda: bool(here.processes()))
     answers.close()
-    assert not [pid for pid in here.processes() if not until(lambda pid=pid: not psutil.pid_exists(pid))]
+    assert not [pid for pid in here.processes() if not until(lambda pid=pid: not psutil.pid_exists(pid))]  # type: ignore[misc]
 
 
 def test_ctrl_c_here_leaves_no_tool_behind_there(here: Here, tmp_path: Path) -> None:

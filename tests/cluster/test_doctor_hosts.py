@@ -218,14 +218,20 @@ def test_a_node_is_judged_exactly_as_its_capture(
 def test_cards_are_counted_against_the_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = Nodes(tmp_path, monkeypatch, 2, {})
-    nodes.inventory.write_text("node01 slots=8\nnode02 cards=16\n")
+    nodes = Nodes(tmp_path, monkeypatch, 4, {})
+    bare = tmp_path / "captures" / "node04.json"
+    bare.write_text(
+        (Path(__file__).parents[1] / "fixtures" / "hosts" / "no_card.json").read_text(encoding="utf-8"),
+        encoding="utf-8",
+    )
+    nodes.inventory.write_text("node01 slots=8\nnode02 cards=16\nnode[03-04] cards=0\n")
     code, document = ask(nodes, capsys, "--for", "roll")
     found = {
         name: [each["status"] for each in node["findings"] if each["check"] == "cluster.cards"]
         for name, node in document["nodes"].items()
     }
-    assert (code, found) == (1, {"node01": ["ok"], "node02": ["fail"]})
+    assert (code, found) == (1, {"node01": ["ok"], "node02": ["fail"], "node03": ["warn"], "node04": ["ok"]})
+    assert document["nodes"]["node04"]["exit"] == 0, "it is to have none, and has none"
 
 
 def test_what_differs_between_nodes_is_named_with_the_odd_one(

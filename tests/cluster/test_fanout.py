@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,6 +19,8 @@ from scripted import Nodes
 from scripted_ssh import TEXTS
 from waiting import PATIENCE_S, is_gone, until
 
+from npuenv.cli.cluster_waiting import naming
+from npuenv.cli.common import Ui
 from npuenv.cluster import fanout
 from npuenv.cluster.fanout import ask
 from npuenv.cluster.ssh import Options, argv_for, deciding_line, keeps_keys, trouble_of
@@ -82,7 +85,20 @@ def test_every_node_answers_once_and_a_hung_one_at_its_limit(tmp_path: Path, mon
     }
     assert found["node01"].out == b"hello" and found["node01"].code == 0
     assert found["node05"].seconds >= 6 and found["node05"].code is None
-    assert all(until(lambda pid=pid: is_gone(pid)) for _, pid, _ in nodes.calls())
+    assert all(until(partial(is_gone, pid)) for _, pid, _ in nodes.calls())
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_who_is_waited_for_is_named_and_nobody_where_all_have_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_quiet: bool
+) -> None:
+    nodes = Nodes(tmp_path, monkeypatch, 4, {"node02": "hangs", "node03": "hangs"})
+    asking = naming(Ui(lang="en", is_quiet=is_quiet), first_s=2.5)
+    for names, limit_s in ((["node01"], 3), (nodes.names, 5)):
+        asked = asking([node(name) for name in names], ("python3", "-"), limit_s=limit_s)
+        assert sorted(answer.node.name for answer in asked) == names
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "" if is_quiet else "waiting for node[02-03] (2)\n")
 
 
 def test_never_more_at_once_than_asked_for(tmp_path: Path) -> None:
@@ -152,7 +168,7 @@ def test_closing_the_iterator_ends_all_clients_and_what_they_started(tmp_path: P
     pids = tmp_path / "pids"
     assert until(lambda: len(pids.read_text().splitlines()) == 5)
     answers.close()
-    assert all(until(lambda pid=pid: is_gone(int(pid))) for pid in pids.read_text().split())
+    assert all(until(partial(is_gone, int(pid))) for pid in pids.read_text().split())
 
 
 def test_an_interrupt_while_waiting_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +182,7 @@ def test_an_interrupt_while_waiting_ends_all(tmp_path: Path, monkeypatch: pytest
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert all(until(lambda pid=pid: is_gone(pid)) for _, pid, _ in nodes.calls())
+    assert all(until(partial(is_gone, pid)) for _, pid, _ in nodes.calls())
 
 
 def test_input_that_is_kept_open_has_no_end_as_long_as_somebody_waits(tmp_path: Path) -> None:

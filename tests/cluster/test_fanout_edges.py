@@ -10,8 +10,20 @@ from test_fanout import SHED, client, expanded, node
 
 from npuenv.cluster import fanout
 from npuenv.cluster.fanout import ask
-from npuenv.cluster.ssh import Options, argv_for, deciding_line, trouble_of
+from npuenv.cluster.ssh import (
+    Options,
+    argv_for,
+    deciding_line,
+    jump_host,
+    last_words,
+    stopped_at,
+    trouble_of,
+    typed,
+)
 from npuenv.cluster.types import Node, Trouble
+from npuenv.cluster.verdict import Judged, Verdict, alike
+from npuenv.messages import say
+from npuenv.report.cluster import next_of, says_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,3 +129,85 @@ def test_the_way_through_a_jump_host_keeps_the_one_forwarding_that_it_is() -> No
     for _ in range(2):
         argv = expanded(next(word for word in argv if word.startswith("ProxyCommand=")), "10.0.0.1", "22")
         assert "ClearAllForwardings=no" in argv and "ClearAllForwardings=yes" not in argv
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorized users only. All activities may be monitored and reported.\n",  # openEuler, EulerOS
+        "** WARNING: connection is not using a post-quantum key exchange algorithm.\n** This session may be\n",
+    ],
+)
+def test_a_greeting_is_no_reason(text: str) -> None:
+    assert deciding_line(text) == ""
+    nologin = b"This account is currently not available.\n"
+    assert last_words(text, nologin, Trouble.BROKEN) == "This account is currently not available."
+    assert last_words(text + "noise of .cshrc\n", b"", Trouble.TIMED_OUT) == ""
+    assert last_words("noise of .cshrc\n", nologin, None) == "noise of .cshrc · " + nologin.decode().strip()
+    assert last_words("sh: python3: not found\n", b"Welcome\n", Trouble.NO_PYTHON) == "sh: python3: not found"
+
+
+PROXY_DIED = "Connection closed by UNKNOWN port 65535\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble", "at"),
+    [
+        ("ssh: Could not resolve hostname bastion: Name or service not known\n", Trouble.NOT_FOUND, "bastion"),
+        ("ssh: connect to host bastion port 22: No route to host\n" + PROXY_DIED, Trouble.UNREACHABLE, "bastion"),
+        ("ssh: connect to host 9.9.9.9 port 22: Connection refused\n" + PROXY_DIED, Trouble.REFUSED, "9.9.9.9"),
+        ("ops@Bastion: Permission denied (publickey).\n" + PROXY_DIED, Trouble.DENIED, "Bastion"),
+        ("No ED25519 host key is known for [bastion]:2222 and you ...\n", Trouble.HOST_KEY, "bastion"),
+        (
+            "@ REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key for bastion has changed\n",
+            Trouble.HOST_KEY,
+            "bastion",
+        ),
+        (
+            "channel 0: open failed: administratively prohibited: open failed\nstdio forwarding failed\n" + PROXY_DIED,
+            Trouble.FORBIDDEN,
+            "bastion",
+        ),
+        ("channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n", Trouble.REFUSED, ""),
+        ("root@10.0.0.1: Permission denied (publickey).\n", Trouble.DENIED, ""),
+        ("No ED25519 host key is known for [10.0.0.1]:22 and you ...\n", Trouble.HOST_KEY, ""),
+        # The node itself, by the HostName of the user's configuration.
+        ("ssh: connect to host 10.9.9.9 port 22: Connection refused\n", Trouble.REFUSED, ""),
+    ],
+)
+def test_a_way_that_ends_at_the_jump_host_is_not_the_nodes_fault(text: str, trouble: Trouble, at: str) -> None:
+    node = Node("node1", "10.0.0.1", jump="first,ops@bastion:2222")
+    assert trouble_of(255, text, ("true",)) is trouble
+    assert stopped_at(node, text) == at
+
+
+def test_what_is_proposed_to_type_leads_where_we_go() -> None:
+    node = Node("node1", "10.0.0.1", user="root", port=2222, jump="first,ops@bastion:23")
+    way = "-o ProxyJump=first,ops@bastion:23 -p 2222 root@10.0.0.1"
+    assert (typed(node, "ssh"), typed(Node("node1", "node1"), "ssh")) == (f"ssh {way}", "ssh node1")
+    assert typed(jump_host(node, "bastion"), "ssh") == "ssh -o ProxyJump=first -p 23 ops@bastion"
+    assert typed(jump_host(node, "1.2.3.4"), "ssh") == "ssh 1.2.3.4"
+
+    def following(trouble: Trouble, line: str = "", at: str = "") -> str:
+        found = next_of(Verdict((Judged(node, trouble=trouble, line=line, at=at),)), "AGAIN")
+        return say(found) if found else ""
+
+    assert f"`ssh {way}` must log in without a question: `ssh-copy-id {way}`" in following(Trouble.DENIED)
+    assert f"`ssh {way} true`" in following(Trouble.TOO_MUCH)
+    assert "`ssh node1 true`" in following(Trouble.CLIENT), "what is wrong is set for its name"
+    assert f"`ssh -F FILE {way}`" in following(Trouble.NO_KEYS)
+    assert "ping" not in following(Trouble.UNREACHABLE) and f"`ssh {way}`" in following(Trouble.UNREACHABLE)
+    changed = "Host key for alias.lan has changed and you have requested strict checking."
+    assert "ssh-keygen -R alias.lan`" in following(Trouble.HOST_KEY, changed)
+    assert "ssh-keygen -R '[10.0.0.1]:2222'`" in following(Trouble.HOST_KEY)
+    assert "`ssh -o ProxyJump=first -p 23 ops@bastion true`" in following(Trouble.DENIED, at="bastion")
+    assert "let the jump host bastion pass connections on" in following(Trouble.FORBIDDEN, at="bastion")
+
+
+def test_nodes_behind_a_jump_host_that_fails_are_told_together_and_not_with_others() -> None:
+    nodes = [
+        Judged(Node(name, name), trouble=Trouble.REFUSED, at=at) for name, at in (("a", "b"), ("c", "b"), ("d", ""))
+    ]
+    told = [say(says_of(group)[1]) for group in alike(nodes)]
+    assert told[0] == "a, c (2): the way there ends at b: b is there, but no ssh server listens at the port"
+    assert told[1] == "d (1): d is there, but no ssh server listens at the port"

@@ -75,6 +75,8 @@ def test_addresses_are_paired_with_names() -> None:
     [
         ("worker-1 slots=8", Node("worker-1", "worker-1", cards=8)),
         ("[workers]\nw ansible_host=10.0.0.1 ansible_user=me ansible_port=2", Node("w", "10.0.0.1", user="me", port=2)),
+        ("[910]\nbox", Node("box", "box")),
+        ("data cards=0", Node("data", "data", cards=0)),
         ("me@box:2200", Node("box", "box", user="me", port=2200)),
         ("\ufeffbox\r\n".lstrip("\ufeff"), Node("box", "box")),
     ],
@@ -93,9 +95,12 @@ def test_lists_of_other_tools_are_read(text: str, node: Node) -> None:
         ("node[1-]", "[1-] is no range"),
         ("node[1-4", "node[1-4 is no name of a host"),
         ("a\nb\na", "line 3 (a): a stands in line 1 already"),
+        ("a\nA", "line 2 (A): A leads to the same place as a of line 1"),
+        ("a\nb address=a.", "b leads to the same place as a of line 1"),
+        ("a[1-2] address=b[1,1] port=22", "a2 leads to the same place as a1 of line 1"),
         ("a port=0", "port=0 is no number from 1 to 65535"),
         ("a port=99999", "port=99999 is no number"),
-        ("a cards=many", "cards=many is no number from 1 to 1024"),
+        ("a cards=many", "cards=many is no number from 0 to 1024"),
         ("a user=x user=y", "user is given two values"),
         ("a user=x b", "b is no KEY=VALUE; names come first"),
         ("user=x", "there is no name before"),
@@ -119,6 +124,11 @@ def test_lists_of_other_tools_are_read(text: str, node: Node) -> None:
 )
 def test_what_is_wrong_with_a_line_is_said(text: str, says: str) -> None:
     assert says in refusal(text)
+
+
+def test_containers_of_one_address_and_private_addresses_behind_other_hosts_are_nodes_of_their_own() -> None:
+    text = "a address=m port=2201\nb address=m port=2202\nc address=10.0.0.1 jump=x\nd address=10.0.0.1 jump=y"
+    assert [node.name for node in parse(text, "hosts").nodes] == ["a", "b", "c", "d"]
 
 
 def test_a_file_that_is_not_there_is_bad_input_with_the_way_out(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_only_a_word_of_its_own_begins_a_comment() -> None:
     ("text", "says"),
     [
         ("a port=\uff12\uff12", "is no number from 1 to 65535"),
-        ("a cards=-1", "cards=-1 is no number from 1 to 1024"),
+        ("a cards=-1", "cards=-1 is no number from 0 to 1024"),
         ("node[\uff11-\uff13]", "is no range"),
         ("a port=65536", "port=65536 is no number"),
         ("a cards=1025", "cards=1025 is no number"),

@@ -79,6 +79,14 @@ def test_a_sound_cluster_is_pinged_once_each_way_and_is_fine(
     require_in_order(world)
 
 
+def test_a_node_that_is_to_have_no_cards_takes_no_part(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    world = make_world(2, 2)
+    with world.hosts.open("a") as file:
+        file.write("data cards=0\n")
+    found = document(world, capsys)
+    assert (found["exit"], found["missing"]) == (0, [])
+
+
 def test_planted_faults_are_named_and_losses_are_a_warning(make_world: Any, capsys: pytest.CaptureFixture[str]) -> None:
     world = make_world(2, 2, 2)
     world.kill_card("node02:1")

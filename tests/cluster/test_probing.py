@@ -24,7 +24,7 @@ from npuenv.cluster.agree.meeting import Met
 from npuenv.cluster.probing import Way, probe, unprobed
 from npuenv.cluster.probing.culprits import Knock, blocks, culprits, groups_apart
 from npuenv.cluster.probing.introductions import introduce
-from npuenv.cluster.probing.ports import address_of, judge, ports_of, reach, schedule, usual_ports
+from npuenv.cluster.probing.ports import address_of, has_unfixed, judge, ports_of, reach, schedule, usual_ports
 from npuenv.cluster.probing.storage import share
 from npuenv.cluster.ssh import Options
 from npuenv.cluster.types import Answer, Node, Trouble
@@ -279,17 +279,51 @@ def test_a_sampled_schedule_says_that_single_ways_are_not_excluded() -> None:
 
 
 def test_the_usual_ports_are_those_of_ray_and_of_hccl() -> None:
-    assert usual_ports() == (6379, 8265, 10001, *range(23456, 23472), *range(60000, 60016))
+    assert usual_ports() == (6379, 8265, 10001, *range(23456, 23488), *range(60000, 60032))
 
 
 def test_the_ports_of_hccl_are_where_the_sessions_set_them() -> None:
-    ray, usual = (6379, 8265, 10001), (*range(23456, 23472), *range(60000, 60016))
+    ray, usual = (6379, 8265, 10001), (*range(23456, 23488), *range(60000, 60032))
     moved = {"HCCL_IF_BASE_PORT": "50000"}
-    assert ports_of([moved, moved]) == (*ray, *range(50000, 50016))
-    assert ports_of([moved, {}]) == (*ray, *sorted((*usual, *range(50000, 50016)))), "who sets none uses the usual ones"
+    assert ports_of([moved, moved]) == (*ray, *range(50000, 50032))
+    assert ports_of([moved, {}]) == (*ray, *sorted((*usual, *range(50000, 50032)))), "who sets none uses the usual ones"
     for odd in ("", "x", "80", "65521", "-1", "60000 "):
         assert ports_of([{"HCCL_IF_BASE_PORT": odd}]) == (*ray, *usual)
-    assert ports_of([{"HCCL_IF_BASE_PORT": "8260"}]) == (*ray, *(port for port in range(8260, 8276) if port != 8265))
+    assert ports_of([{"HCCL_IF_BASE_PORT": "8260"}]) == (*ray, *(port for port in range(8260, 8292) if port != 8265))
+    assert ports_of([{"HCCL_IF_BASE_PORT": "65520"}]) == (*ray, *range(65520, 65536)), "there are no ports behind"
+
+
+@pytest.mark.parametrize(
+    ("value", "ports"),
+    [
+        ("50000-50050", range(50000, 50032)),  # as many as HCCL takes of its own
+        ("50000,50010-50011", (50000, 50010, 50011)),
+        ("auto", ()),
+        ("50010-50000", None),
+        ("any", None),
+    ],
+)
+def test_a_range_of_ports_wins_over_the_base(value: str, ports: Sequence[int] | None) -> None:
+    session = {"HCCL_HOST_SOCKET_PORT_RANGE": value, "HCCL_IF_BASE_PORT": "40000"}
+    assert ports_of([session]) == (usual_ports() if ports is None else (6379, 8265, 10001, *ports))
+    assert has_unfixed([{}, session]) == (value == "auto")
+
+
+def test_ports_that_the_system_gives_out_are_said_to_be_untried() -> None:
+    def reached(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+        for node in nodes:
+            asked = json.loads(stdin(node).splitlines()[-1])
+            outcomes = {str(port): "ok" for port in asked["ports"]}
+            said = {"listening": dict.fromkeys(outcomes, "opened"), "lasted": 5.0}
+            said["reached"] = dict.fromkeys(asked["targets"], outcomes)
+            yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
+
+    met = {name: Met(name, addresses=(f"10.0.0.{at}",)) for at, name in enumerate(("one", "two"), start=1)}
+    found = reach(nodes_of("one", "two"), met, Way(ask=reached), (6379,), is_unfixed=True)
+    assert found.status is Status.OK
+    assert say(found.says).startswith(
+        "all 2 nodes reach each other at 6379, by their addresses 10.0.0.[1-2]; HCCL's own are given out by the system"
+    )
 
 
 def test_others_reach_a_node_where_we_did_or_at_its_own_address() -> None:
@@ -404,7 +438,9 @@ def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None
     finding = share(nodes_of("one", "two", "three"), str(tmp_path / "shared"), way, look_s=0.5)
     assert finding.status is Status.FAIL
     assert "three: not there; seen on 2" in say(finding.says)
-    assert [line.command for line in finding.evidence] == [f"three: {tmp_path / 'shared'} (written on one)"]
+    first, second = (line.command for line in finding.evidence)
+    assert first == f"one: {tmp_path / 'shared'} (written here)"
+    assert second == f"three: {tmp_path / 'shared'} (written on one)"
     assert list((tmp_path / "shared").iterdir()) == []
 
 
@@ -494,6 +530,30 @@ def knocked(asked: dict[str, Any]) -> dict[str, Any]:
         return found
 
 
+def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others() -> None:
+    """Its mount point is an ordinary folder that can be written: what it writes there is seen by nobody."""
+    kept: dict[str, set[str]] = {}
+
+    def ask(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+        for node in nodes:
+            asked = json.loads(stdin(node).splitlines()[-1])
+            disk = kept.setdefault("own" if node.name == "n1" else "nfs", set())
+            said = {"write": "written", "remove": "removed"}.get(asked["do"], "missing")
+            disk |= {asked["path"]} if asked["do"] == "write" else set()
+            said = "found" if asked["do"] == "find" and asked["path"] in disk else said
+            disk -= {asked["path"]} if asked["do"] == "remove" else set()
+            told = {"said": said, "mount": "/ ext4 /dev/sda1" if node.name == "n1" else "/data nfs4 srv:/data"}
+            yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(told)}\n".encode(), "", 0.1, None)
+
+    found = share(nodes_of("n1", "n2", "n3", "n4"), "/data", Way(ask=ask))
+    assert say(found.says) == "what n2 writes into /data is not seen alike: n1: not there; seen on 3"
+    assert [(line.command, line.line) for line in found.evidence] == [
+        ("n2: /data (written here)", "(/data nfs4 srv:/data)"),
+        ("n1: /data (written on n2)", "missing (/ ext4 /dev/sda1)"),
+    ]
+    assert kept == {"own": set(), "nfs": set()}, "each has removed its own"
+
+
 @pytest.mark.slow
 def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> None:
     """Three hosts with sshd: all open, then one port dropped, then what one of them sends, then a host that is gone."""
@@ -505,7 +565,11 @@ def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> N
         nodes = [Node(host.name, host.name) for host in hosts]
         first = probe(nodes, way, shared=str(tmp_path))
         assert [(item.status, say(item.says)) for item in first.findings] == [
-            (Status.OK, "all 3 nodes reach each other at 6379,8265,10001,23456-23471,60000-60015"),
+            (
+                Status.OK,
+                "all 3 nodes reach each other at 6379,8265,10001,23456-23487,60000-60031, "
+                "by their addresses 10.77.0.[1-3]",
+            ),
             (Status.OK, f"{tmp_path} is the same on all 3 nodes"),
         ]
         assert first.met["node2"].sees["node3"] == ("10.77.0.3",)

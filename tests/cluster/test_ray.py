@@ -105,7 +105,7 @@ def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
 def test_a_start_that_nobody_has_heard_the_end_of_is_found_by_its_word(tmp_path: Path) -> None:
     if why_not_local():
         pytest.skip(why_not_local())
-    local, begun = Local(tmp_path), []
+    local, begun = Local(tmp_path), list[ray_state.Started]()
     folder = fake_ray(tmp_path, f"sleep 613 & echo $! > {tmp_path}/pid; exit 0")
     stranger = subprocess.Popen(["sleep", "613"], env={**os.environ, "NPUENV_RAY_START": "another"})
     try:
@@ -206,6 +206,36 @@ def test_a_worker_that_does_not_reach_the_head_says_why_within_its_limit(tmp_pat
     assert f"nobody listens at {own_address()}, port {port}, after 2 s" in result.said
 
 
+@pytest.mark.parametrize("named", ["env", "env/bin/ray", ""])
+def test_ray_starts_with_what_the_activation_of_its_environment_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """What Ray starts inherits from it, and a session without a terminal has nothing of CANN."""
+    if why_not_local():
+        pytest.skip(why_not_local())
+    local, folder = Local(tmp_path), fake_ray(tmp_path, f"env > {tmp_path}/environ; exit 0")
+    (folder / "activate.sh").write_text(
+        f"export ASCEND_HOME_PATH=/cann NPUENV_SEEN=$NPUENV_NODES PATH={folder}:$PATH\n"
+    )
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    nodes = (replace(local.node, address=own_address()), Node("other", "other"))
+    plan = ray.Plan(nodes, ray=str(tmp_path / named) if named else "", limit_s=30)
+    ray_node = replace(HERE, node=plan.nodes[0], cards=0)
+    (result,) = ray.raise_up(plan, [ray_node], local.way, lambda _: None)
+    assert isinstance(result, ray.Failed) and result.said.endswith("sh ray_worker.sh " + own_address()), result
+    seen = dict(line.split("=", 1) for line in (tmp_path / "environ").read_text().splitlines() if "=" in line)
+    assert (seen["ASCEND_HOME_PATH"], seen["NPUENV_SEEN"]) == ("/cann", "multi")
+    assert "NPUENV_RAY_START" in seen
+
+
+def test_an_environment_that_cannot_be_activated_is_not_started_without_it(tmp_path: Path) -> None:
+    local, folder = Local(tmp_path), fake_ray(tmp_path, f"touch {tmp_path}/begun; exit 0")
+    (folder / "activate.sh").write_text("echo no CANN here >&2; eval false\n")
+    result = run_plan(local, folder)
+    assert isinstance(result, ray.Failed) and result.said == "no CANN here"
+    assert not (tmp_path / "begun").exists()
+
+
 def own_address() -> str:
     """An address of this machine that is no loopback; skips where it has none."""
     for rows in psutil.net_if_addrs().values():
@@ -222,6 +252,10 @@ def test_the_address_of_a_login_counts_where_it_is_the_nodes_own(
     address = own_address() if connection == "own" else connection
     monkeypatch.setenv("SSH_CONNECTION", f"192.0.2.1 50000 {address} 22" if address else "")
     (here,) = ray.survey([Local(tmp_path).node], "/no/ray", Local(tmp_path).way)
+    assert not here.is_own, "a name is none"
+    (named,) = ray.survey([replace(Local(tmp_path).node, address=own_address())], "/no/ray", Local(tmp_path).way)
+    assert named.is_own
+    assert here.boot and here.network == os.readlink("/proc/self/ns/net")
     assert (here.why_not, here.login) == ("", address if connection == "own" else "")
 
 
@@ -275,6 +309,8 @@ def test_a_real_ray_comes_up_is_explained_and_goes_down(real: tuple[Machines, Pa
 
     code, document = cluster("up", "--ray", str(folder), "--limit", "150")
     assert code == 0, document
+    (warning,) = document["warnings"]
+    assert "node1: there are cards, and Ray runs WITHOUT CANN" in warning
     assert document["resources"]["NPU"] == {"used": 0, "total": 12}
     assert "GPU" not in document["resources"]
     rows = document["nodes"]

@@ -77,6 +77,23 @@ def test_a_node_that_would_not_come_up_is_named_before_a_start(changes: dict[str
     assert wrong.nodes == ("node2",) and says in say(wrong.says)
 
 
+@pytest.mark.parametrize(("seen", "wanted", "is_refused"), [(4, 8, True), (8, 4, True), (8, 8, False), (0, 8, False)])
+def test_other_cards_than_the_inventory_says_are_not_started(seen: int, wanted: int, is_refused: bool) -> None:
+    """A node that sees none at all is told the inventory's number: its devices may be where nobody sees them."""
+    odd = on("node2", node=Node("node2", "node2", cards=wanted), cards=seen)
+    wrong = ray.clashes([on("node1"), odd, on("node3")])
+    assert [(each.nodes, f"count {seen} NPUs there" in say(each.says)) for each in wrong] == (
+        [(("node2",), True)] if is_refused else []
+    )
+
+
+def test_two_names_of_one_machine_are_not_both_started() -> None:
+    """Containers with a network of their own on one machine are two nodes."""
+    one, two = (on(name, boot="b", network="net:[1]") for name in ("node1", "10.0.0.1"))
+    (wrong,) = ray.clashes([one, two, on("node3", boot="b", network="net:[2]"), on("node4"), on("node5")])
+    assert wrong.nodes == ("node1", "10.0.0.1") and "one and the same machine" in say(wrong.says)
+
+
 def test_what_was_started_is_read_again_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "clusters" / "x.json"
     assert ray_state.load(path) is None
@@ -258,6 +275,22 @@ def test_a_busy_cluster_is_well_and_what_waits_is_said(
     assert codes == [0, 1]
 
 
+def test_cards_without_cann_are_said_also_where_only_what_went_wrong_is_to_be_said(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts.write_text("node[1-2]\n")
+    keep(CLUSTER, hosts)
+    heard = running("node1", "node2")
+    assert heard["node2"].told is not None
+    heard["node2"] = replace(heard["node2"], told={**heard["node2"].told, "without_cann": True})
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2"))
+    assert cluster_command("status", "-q", hosts=hosts) == 0
+    assert "WARNING: node2: there are cards, and Ray runs WITHOUT CANN's environment" in capsys.readouterr().out
+    assert cluster_command("status", "--json", hosts=hosts) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 1
+
+
 def test_what_is_left_of_a_start_and_would_not_end_is_not_taken_for_somebody_elses(
     hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,10 +327,25 @@ def test_a_node_that_is_taken_out_of_the_inventory_while_it_is_silent_is_not_for
     assert ray_state.load(place) == replace(CLUSTER, source=str(hosts))
 
 
-@pytest.mark.parametrize(("login", "address"), [("10.0.0.1", "10.0.0.1"), ("", "node1")])
+@pytest.mark.parametrize(
+    ("login", "given", "address"),
+    [
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("", "", "node1"),
+        ("10.0.0.1", "10.20.0.1", "10.20.0.1"),  # one of its own, in another network
+        ("10.0.0.1", "192.0.2.1", "10.0.0.1"),  # of something in between: nobody listens there
+    ],
+)
 def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
-    hosts: Path, monkeypatch: pytest.MonkeyPatch, login: str, address: str
+    hosts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    login: str,
+    given: str,
+    address: str,
 ) -> None:
+    if given:
+        hosts.write_text(f"node1 address={given}\nnode[2-3]\n")
     asked = []
 
     def run(nodes: Sequence[Node], program: str, asking: Callable[[Node], dict[str, Any]], **_: Any) -> Any:
@@ -305,7 +353,8 @@ def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
         answer = {"processes": [[10, 1, "raylet"]], "said": "", "left": 0, "boot": "b", "session": 9}
         yield Heard(nodes[0], {**answer, "address": f"10.0.0.{nodes[0].name[-1]}"}, 0.0, 1.0)
 
-    found = {"node1": {"login": login}, "node2": {"login": "10.0.0.2"}, "node3": {}}
+    found: dict[str, dict[str, Any]]
+    found = {"node1": {"login": login, "is_own": given == address}, "node2": {"login": "10.0.0.2"}, "node3": {}}
     monkeypatch.setattr(
         ray, "survey", lambda nodes, *_: [on(each.name, node=each, **found[each.name]) for each in nodes]
     )
@@ -316,12 +365,17 @@ def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
     assert [words["address"] for words in asked if words["do"] == "start"] == [address] * 3
     left = ray_state.load(ray_state.place_of(str(hosts), os.environ))
     assert left is not None and left.address == f"{address}:6379"
+    is_said = "is none of its own: the nodes are told to reach it at 10.0.0.1" in capsys.readouterr().err
+    assert is_said == (bool(given) and given != address)
 
 
 def test_a_ray_of_somebody_else_is_said_and_left_alone(
     hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = {"node1": {"running": ("gcs_server", "raylet"), "joined": ("10.0.0.1:6380",)}, "node3": {"why_not": "gone"}}
+    there: dict[str, dict[str, Any]] = {
+        "node1": {"running": ("gcs_server", "raylet"), "joined": ("10.0.0.1:6380",)},
+        "node3": {"why_not": "gone"},
+    }
     monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(each.name, **there.get(each.name, {})) for each in nodes])
     assert cluster_command("status", hosts=hosts) == 1
     out = capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def test_every_trouble_of_real_ssh_is_named(hosts: Machines) -> None:
     assert found["agree.hostname"]["status"] == found["agree.clock"]["status"] == "ok"
     through = (hosts.folder / "node2" / "sshd.22.log").read_text()
     assert "from 10.77.0.1 port" in through and "from 10.77.0.254 port" not in through
-    assert all(until(lambda host=host: is_idle(host)) for host in hosts)
+    assert all(until(partial(is_idle, host)) for host in hosts)
 
 
 def test_a_node_that_hangs_is_named_at_its_limit_and_an_old_python_is_not_run(hosts: Machines) -> None:
@@ -117,7 +118,7 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(hosts: Machines) -> None:
     asking = [line.split()[0] for line in hosts.operator.run("pgrep", "-f", "npuenv doctor").stdout.splitlines()]
     hosts.operator.run("kill", "-INT", *asking, check=False)
     assert process.wait(PATIENCE_S) == 130
-    assert all(until(lambda host=host: is_idle(host)) for host in pair)
+    assert all(until(partial(is_idle, host)) for host in pair)
     assert not [line for line in hosts.operator.processes() if "ssh" in line]
 
 

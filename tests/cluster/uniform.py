@@ -59,7 +59,7 @@ def description(source: str, number: int) -> dict[str, Any]:
 def _address(told: Mapping[str, Any]) -> str:
     """The machine's own address in the network between the nodes."""
     rows = (row.split() for row in told["commands"]["ip -br addr"].splitlines())
-    addresses = [word.partition("/")[0] for row in rows if row[0] != "lo" for word in row[2:]]
+    addresses: list[str] = [word.partition("/")[0] for row in rows if row[0] != "lo" for word in row[2:]]
     return next(address for address in addresses if "." in address)
 
 

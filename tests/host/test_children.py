@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_doctor_that_is_ended_leaves_no_tool_behind(tmp_path: Path, number: si
     finally:
         process.kill()
         process.wait()
-    assert all(until(lambda pid=pid: is_gone(pid)) for pid in numbers(seen))
+    assert all(until(partial(is_gone, pid)) for pid in numbers(seen))
 
 
 def test_an_interrupt_while_a_program_starts_does_not_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:

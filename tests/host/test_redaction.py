@@ -123,6 +123,21 @@ def test_the_same_public_address_always_gets_the_same_stand_in_and_private_ones_
     assert clean == f"203.0.113.1:6379 and 203.0.113.2:22, again 203.0.113.1; {private}"
 
 
+def test_public_addresses_of_version_6_get_stand_ins_and_those_of_one_network_stay() -> None:
+    text = (
+        "inet6 2409:8a00:1::5/64\nhttp://[2409:8A00:1:0::5]:8080/ from 240e:0:0:0:1:2:3:4: refused\nvia 2001:4860::\n"
+    )
+    said = "inet6 2001:db8::1/64\nhttp://[2001:db8::1]:8080/ from 2001:db8::2: refused\nvia 2001:db8::3\n"
+    redactor = Redactor()
+    assert redactor.text(text) == said
+    assert redactor.text(said) == said
+    assert redactor.restore("ping 2001:db8::2") == "ping 240e::1:2:3:4"
+    kept = (
+        "fe80::1%eth0 fd00:1::2 ::1 2026:11:22 12:30:45 2f:4e:aa:bb:cc:dd std::add 3000::x 0000:81:00.0 2001:db8:7::1"
+    )
+    assert redactor.text(kept) == kept
+
+
 def test_an_address_with_a_stand_in_can_still_be_asked_for() -> None:
     redactor = Redactor()
     assert redactor.text("ping -c 1 8.130.4.17 from 8.130.4.17:1") != "ping -c 1 8.130.4.17 from 8.130.4.17:1"

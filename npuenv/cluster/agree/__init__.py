@@ -19,7 +19,7 @@ from npuenv.cluster.agree.voices import NONE, Told, divide, is_layout
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from npuenv.cluster.agree.meeting import Met
     from npuenv.cluster.agree.table import Aspect
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _FIRST = (clashes.machines, clashes.host_addresses, clashes.names, clashes.hostname, clashes.clock, clashes.health)
 _LAST = (clashes.links, clashes.card_addresses, clashes.super_devices)
+_OF_CARDS = (clashes.health, *_LAST)
 # A finding that follows from another one -> those that it follows from.
 _BECAUSE = {
     "card-devices": ("cards",),
@@ -53,18 +54,22 @@ _BECAUSE = {
 }
 
 
-def agreement(nodes: Mapping[str, Facts], *, met: Mapping[str, Met] | None = None) -> list[Finding]:
+def agreement(
+    nodes: Mapping[str, Facts], *, met: Mapping[str, Met] | None = None, cardless: Collection[str] = ()
+) -> list[Finding]:
     """One finding for each thing that is to agree, in the order of the table. [] for fewer than two nodes.
 
     `nodes` holds the facts of the nodes that answered, by their names in the inventory; `met` what they said when they
-    were asked at one time (`npuenv.cluster.probing`): without it clocks and names are skipped.
+    were asked at one time (`npuenv.cluster.probing`): without it clocks and names are skipped. `cardless` are those
+    that are to have no cards: what is about cards is not compared with them.
     """
     if len(nodes) < 2:
         return []
     meeting = UNMET if met is None else met
-    found = [_look(check, nodes, meeting) for check in _FIRST]
-    found += [_vote(aspect, nodes) for aspect in aspects()]
-    found += [_look(check, nodes, meeting) for check in _LAST]
+    carded = {name: facts for name, facts in nodes.items() if name not in cardless}
+    found = [_look(check, carded if check in _OF_CARDS else nodes, meeting) for check in _FIRST]
+    found += [_vote(aspect, carded if aspect.is_for_cards else nodes) for aspect in aspects()]
+    found += [_look(check, carded, meeting) for check in _LAST]
     return _without_consequences(found)
 
 
@@ -88,6 +93,8 @@ def _look(check: Check, nodes: Mapping[str, Facts], met: Mapping[str, Met]) -> F
 
 
 def _vote(aspect: Aspect, nodes: Mapping[str, Facts]) -> Finding:
+    if len(nodes) < 2:
+        return finding(aspect.id, Status.SKIP, message("skip-one-carded"), source=aspect.source)
     if aspect.is_about_cards and not any(numbers(facts) or facts.npu.smi.value for facts in nodes.values()):
         return finding(aspect.id, Status.SKIP, message("skip-no-card"), source=aspect.source)
     told = {node: _read(aspect, facts) for node, facts in nodes.items()}

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from npuenv.facts.base import Fact
     from npuenv.facts.collect import Facts
 
-_STAND_IN = re.compile(r"\b(?:host|user|serial)\d+\b|\*\*\*|\b(?:203\.0\.113|198\.51\.100)\.\d+\b")
+_STAND_IN = re.compile(
+    r"\b(?:host|user|serial)\d+\b|\*\*\*|\b(?:203\.0\.113|198\.51\.100)\.\d+\b|\b2001:db8::[0-9a-f]+\b"
+)
 UNLIMITED = -1
 _GIB = 1 << 20  # KiB
 _WORK = frozenset({"torch", "torch-npu", "vllm", "vllm-ascend", "sglang", "transformers", "verl", "roll"})

@@ -33,6 +33,7 @@ class Aspect:
     unwanted: str  # what it means that all agree on another one: warn, or skip where each node's doctor judges it
     is_layout: bool  # cards of one machine may differ, as long as those of the same number do not
     is_about_cards: bool
+    is_for_cards: bool  # only nodes that have cards need it
     is_dangerous: bool  # its cure touches security
 
 
@@ -54,6 +55,7 @@ def aspects() -> tuple[Aspect, ...]:
             unwanted=row.get("unwanted", "skip"),
             is_layout=row.get("is_layout", False),
             is_about_cards=row.get("is_about_cards", False),
+            is_for_cards=row.get("is_for_cards", False) or row.get("is_about_cards", False),
             is_dangerous=row.get("is_dangerous", False),
         )
         for row in rows

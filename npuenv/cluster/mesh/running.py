@@ -20,7 +20,7 @@ from npuenv.cluster.fanout import PARALLEL, ask, room_for
 from npuenv.cluster.mesh.asking import Heard, cannot, ran
 from npuenv.cluster.mesh.gate import Gate
 from npuenv.cluster.mesh.types import Outcome
-from npuenv.cluster.ssh import deciding_line
+from npuenv.cluster.ssh import last_words, stopped_at, trouble_says
 from npuenv.cluster.there import BOOT
 from npuenv.facts.hccn.answers import Refusal, refused
 from npuenv.facts.hccn.ping import ping
@@ -29,7 +29,7 @@ from npuenv.facts.target import joined
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from npuenv.cluster.mesh.types import Device, Pair, Plan, Results
     from npuenv.cluster.ssh import Options
@@ -89,6 +89,7 @@ class OverSsh:
     parallel: int = PARALLEL
     client: tuple[str, ...] = ("ssh",)
     options: Options | None = None
+    ask: Callable[..., Generator[Answer, None, None]] = ask
 
     def __call__(
         self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
@@ -122,7 +123,7 @@ class OverSsh:
                 if tell:
                     tell(node.name, line)
 
-        answers = ask(
+        answers = self.ask(
             [self.nodes[name] for name in names],
             lambda node: (node.python or "python3", "-c", BOOT),
             stdin=lambda node: b"%d\n%s%s\n" % (len(program), program, json.dumps(questions[node.name]).encode()),
@@ -314,8 +315,8 @@ def _heard(answer: Answer) -> Heard:
     if any("end" in line or "refused" in line for line in lines):
         return Heard(lines)
     if answer.trouble is not None:
-        says = Message(f"cluster.trouble-{answer.trouble.value}", {"address": answer.node.address})
-        line = deciding_line(answer.err)
+        says = trouble_says(answer.trouble, answer.node.address, stopped_at(answer.node, answer.err))
+        line = last_words(answer.err, b"" if lines else answer.out, answer.trouble)
         return Heard(lines, Message("mesh.why-trouble", {"says": says, "line": line}) if line else says)
     said = answer.err.strip().splitlines()
     return Heard(lines, Message("mesh.why-died", {"code": answer.code or 0, "line": said[-1] if said else ""}))

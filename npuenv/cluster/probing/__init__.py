@@ -37,9 +37,16 @@ class Probed:
 
 
 def probe(
-    nodes: Sequence[Node], way: Way | None = None, *, ports: Sequence[int] = (), shared: str | None = None
+    nodes: Sequence[Node],
+    way: Way | None = None,
+    *,
+    ports: Sequence[int] = (),
+    is_unfixed: bool = False,
+    shared: str | None = None,
 ) -> Probed:
-    """Lets the nodes try each other. `ports` empty: Ray's and HCCL's; `shared` None: nothing is written."""
+    """Lets the nodes try each other. `ports` empty: Ray's and HCCL's; `is_unfixed` as for `reach`; `shared` None:
+    nothing is written.
+    """
     way = way or Way()
     met, silent = introduce(nodes, way)
     here = [node for node in nodes if node.name in met]
@@ -47,7 +54,8 @@ def probe(
         storage = finding("storage", Status.SKIP, message("storage-unasked"), source=_SOURCE)
     else:
         storage = share(here, shared, way, absent=silent)
-    return Probed(met, (reach(here, met, way, ports, absent=silent), storage), silent)
+    reached = reach(here, met, way, ports, absent=silent, is_unfixed=is_unfixed)
+    return Probed(met, (reached, storage), silent)
 
 
 def unprobed() -> tuple[Finding, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster import fanout
-from npuenv.cluster.ssh import deciding_line
+from npuenv.cluster.ssh import last_words
 from npuenv.cluster.there import BOOT
 from npuenv.facts.target import text
 
@@ -89,5 +89,6 @@ def _told(out: bytes) -> Mapping[str, Any] | None:
 
 
 def _why(answer: Answer) -> str:
-    said = deciding_line(answer.err)
+    out = answer.out if _MARK.encode() not in answer.out else b""
+    said = last_words(answer.err, out, answer.trouble)
     return said or (answer.trouble.value if answer.trouble else f"exit {answer.code}")

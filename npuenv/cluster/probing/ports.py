@@ -8,9 +8,9 @@ several sides, and single broken ways are not excluded.
 from __future__ import annotations
 
 import errno
-import re
 import secrets
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import Finding, Status
@@ -19,6 +19,8 @@ from npuenv.cluster.names import fold, fold_numbers
 from npuenv.cluster.probing.asking import run
 from npuenv.cluster.probing.culprits import Culprit, Knock, blocks, culprits, groups_apart, open_ways
 from npuenv.facts.base import Evidence
+from npuenv.facts.network import hccl_ports
+from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
@@ -31,16 +33,13 @@ if TYPE_CHECKING:
 
 ALL_AT_MOST = 32
 RAY = (6379, 8265, 10001)  # GCS, dashboard, client
-HCCL_BASE, HCCL_COUNT = 60000, 16  # what HCCL listens on at the host when nothing else is set
-HCCL_BASES = range(1024, 65521)  # what it takes for a base
-BASE = "HCCL_IF_BASE_PORT"
 KNOCK_S = 8.0
-_NODES_PER_S = 8.0  # how many connections a small machine opens in a second, with room to spare
+_PORTS_PER_S = 280.0  # how many ports a small machine knocks at in a second, with room to spare
 _ENOUGH_S = 4.0  # for two nodes to find each other: an attempt, and another one
 _START_S = 25.0  # to connect, and to say what came of it
 _LINES_OF_A_PLACE = 6
 _NO_ADDRESS = "ip -o addr: -"
-_SOURCE = "Ray, ports configuration; hicann/hccl user guide, HCCL_IF_BASE_PORT"
+_SOURCE = "Ray, ports configuration; hicann/hccl user guide, HCCL_IF_BASE_PORT and HCCL_HOST_SOCKET_PORT_RANGE"
 
 
 def usual_ports() -> tuple[int, ...]:
@@ -51,19 +50,30 @@ def usual_ports() -> tuple[int, ...]:
 def ports_of(sessions: Iterable[Mapping[str, str]]) -> tuple[int, ...]:
     """The ports of Ray's head, and those of HCCL in these sessions, by their variables.
 
-    Where one sets no base, or none that HCCL would take: from HCCL's own on, and from the one that launch files set.
+    Where one names none: from HCCL's own base on, and from the one that launch files set. Of a session in which the
+    system gives them out, none: see `has_unfixed`.
     """
-    bases: set[int] = set()
+    found: set[int] = set()
     for session in sessions:
-        text = session.get(BASE, "")
-        is_base = bool(re.fullmatch(r"[0-9]{1,5}", text)) and int(text) in HCCL_BASES
-        bases |= {int(text)} if is_base else _usual_bases()
-    return (*RAY, *sorted({port for base in bases for port in range(base, base + HCCL_COUNT)} - set(RAY)))
+        told = hccl_ports.told(session)
+        found |= set(_usual() if told is None else told)
+    return (*RAY, *sorted(found - set(RAY)))
 
 
-def _usual_bases() -> set[int]:
+def has_unfixed(sessions: Iterable[Mapping[str, str]]) -> bool:
+    """Whether in some session HCCL's ports are not known before a run: nobody can knock at those."""
+    return any(hccl_ports.told(session) == () for session in sessions)
+
+
+def names_ports(session: Mapping[str, str]) -> bool:
+    """Whether a session says where HCCL's ports are."""
+    return bool(session.get(hccl_ports.BASE) or session.get(hccl_ports.RANGE))
+
+
+def _usual() -> set[int]:
     rows = load_matrix().settings
-    return {HCCL_BASE, *(int(row.value) for row in rows if row.name == BASE and row.value.isdecimal())}
+    launch = {int(row.value) for row in rows if row.name == hccl_ports.BASE and row.value.isdecimal()}
+    return {port for base in {hccl_ports.FIRST, *launch} for port in hccl_ports.from_base(base)}
 
 
 def reach(
@@ -73,8 +83,11 @@ def reach(
     ports: Sequence[int] = (),
     *,
     absent: Mapping[str, str] | None = None,
+    is_unfixed: bool = False,
 ) -> Finding:
-    """One finding about the ports between the nodes that were met; `absent` says why others were not."""
+    """One finding about the ports between the nodes that were met; `absent` says why others were not. `is_unfixed`:
+    HCCL's ports are not among these, the system gives them out.
+    """
     here = [node for node in nodes if address_of(met, node.name)]
     away = {**(absent or {}), **{node.name: _NO_ADDRESS for node in nodes if node not in here}}
     asked_ports = tuple(ports) or usual_ports()
@@ -82,7 +95,7 @@ def reach(
         return alone("ports", away, _SOURCE)
     plan = schedule([node.name for node in here])
     callers = {name: sum(name in targets for targets in plan.values()) for name in plan}
-    knock_s = KNOCK_S + len(here) / _NODES_PER_S
+    knock_s = KNOCK_S + len(here) * len(asked_ports) / _PORTS_PER_S
     word = secrets.token_hex(8)
 
     def asked(node: Node) -> dict[str, Any]:
@@ -95,7 +108,18 @@ def reach(
     answers = {heard.node.name: heard for heard in rounds}
     told = {name: {**heard.told, "ended": heard.ended} for name, heard in answers.items() if heard.told is not None}
     silent = {name: heard.why for name, heard in answers.items() if heard.told is None}
-    return judge(told, plan, asked_ports, {**away, **silent})
+    found = judge(told, plan, asked_ports, {**away, **silent})
+    if found.status is not Status.OK:
+        return found
+    # A host has several networks, and what is open in one need not be in that of the training.
+    says = message("ports-over", says=found.says, addresses=_shown([address_of(met, node.name) for node in here]))
+    return replace(found, says=message("ports-unfixed", says=says) if is_unfixed else says)
+
+
+def _shown(addresses: Iterable[str]) -> str:
+    """The addresses in short, public ones as stand-ins: they are told and written."""
+    redactor = Redactor()
+    return fold(redactor.text(f"addr {address}").removeprefix("addr ") for address in addresses)
 
 
 def address_of(met: Mapping[str, Met], name: str) -> str:

@@ -45,10 +45,28 @@ def share(
         if tried.found is None:
             refused[node.name] = tried.written
             continue
-        heard = {**refused, **tried.found, **away}
-        result = judge(folder, node.name, heard, len(nodes) + len(away))
-        return _with_rest(result, node.name, tried.path, tried.left) if tried.is_left else result
+        trials = [(node, tried), *_second(node, others, tried, folder, way, look_s)]
+        writer, best = max(trials, key=lambda trial: trial[1].num_found)
+        heard = {**refused, **(best.found or {}), **away}
+        result = judge(folder, writer.name, heard, len(nodes) + len(away), mount=best.mount)
+        for writer, each in trials:
+            result = _with_rest(result, writer.name, each.path, each.left) if each.is_left else result
+        return result
     return _unwritten(folder, refused)
+
+
+def _second(
+    first: Node, others: Sequence[Node], tried: _Tried, folder: str, way: Way, look_s: float
+) -> list[tuple[Node, _Tried]]:
+    """What comes of another node's file where most do not see the first one's: it may be the one that is apart, with
+    an ordinary folder where the others have mounted theirs.
+    """
+    astray = [node for node in others if tried.found and _said(tried.found[node.name]) not in ("found", "")]
+    if len(others) < 2 or 2 * len(astray) <= len(others):
+        return []
+    writer = astray[0]
+    again = _try(writer, [first, *(node for node in others if node is not writer)], folder, way, look_s)
+    return [(writer, again)] if again.found is not None else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +77,16 @@ class _Tried:
     written: Heard
     found: Mapping[str, Heard] | None  # what the others saw; None: it was not written
     left: Heard  # what came of removing it; `written` where nothing was there to remove
+
+    @property
+    def mount(self) -> str:
+        """Where the file was written, by the file system that holds the folder there."""
+        return str((self.written.told or {}).get("mount", ""))
+
+    @property
+    def num_found(self) -> int:
+        """How many others saw it."""
+        return sum(_said(heard) == "found" for heard in (self.found or {}).values())
 
     @property
     def is_left(self) -> bool:
@@ -83,12 +111,13 @@ def _try(writer: Node, others: Sequence[Node], folder: str, way: Way, look_s: fl
     return _Tried(path, written, found, left or written)
 
 
-def judge(folder: str, writer: str, heard: Mapping[str, Heard], count: int) -> Finding:
-    """The finding, from what the others saw of the file that `writer` had written."""
-    said = {name: str(each.told.get("said", "")) for name, each in heard.items() if each.told is not None}
+def judge(folder: str, writer: str, heard: Mapping[str, Heard], count: int, *, mount: str = "") -> Finding:
+    """The finding, from what the others saw of the file that `writer` had written; `mount` is the writer's."""
+    said = {name: _said(each) for name, each in heard.items() if each.told is not None}
     silent = {name: each.why for name, each in heard.items() if each.told is None}
     astray = {name: word for name, word in said.items() if word != "found"}
-    lines = [(name, Evidence(f"{folder} (written on {writer})", _shown(heard[name]))) for name in astray]
+    lines = [(writer, Evidence(f"{folder} (written here)", f"({mount})"))] if mount else []
+    lines += [(name, Evidence(f"{folder} (written on {writer})", _shown(heard[name]))) for name in astray]
     if astray:
         groups = [
             message("said", who=fold([name for name in astray if astray[name] == word]), value=_word(word))
@@ -122,6 +151,10 @@ def _with_rest(result: Finding, writer: str, path: str, left: Heard) -> Finding:
     status = Status.WARN if result.status is Status.OK else result.status
     says = message("storage-left", says=result.says, writer=writer, path=path)
     return Finding(result.check, status, says, (line, *result.evidence), result.source, result.fix)
+
+
+def _said(heard: Heard) -> str:
+    return str((heard.told or {}).get("said", ""))
 
 
 def _shown(heard: Heard) -> str:

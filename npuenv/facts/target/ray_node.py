@@ -25,6 +25,9 @@ GRACE_S = 8.0
 VERSION_S = 60.0
 LAST_WORDS_S = 10  # of the limit of a start: for the scripts to say what they have waited for in vain
 MARK = "NPUENV_RAY_START"  # the variable that holds the word of a start
+ACTIVATION = "activate.sh"  # of an environment that npuenv has installed; it sets what CANN needs
+ACTIVATED = '. "$1" || exit; shift; exec "$@"'
+CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH")  # its own scripts set at least one of them
 VERSIONS = "import platform; from importlib import metadata as m; print(m.version('ray'), platform.python_version())"
 
 # What `ray.nodes()` gives, and what is free on each node, without a driver: `ray.init()` would begin a job.
@@ -87,6 +90,15 @@ def program(asked: "dict[str, Any]") -> str:
     return shutil.which(wished) or ""
 
 
+def activation(asked: "dict[str, Any]") -> str:
+    """The script that sets up the environment to which `ray` belongs; "" where it has none."""
+    folders = [os.path.dirname(os.path.dirname(program(asked)))]
+    if asked.get("ray") and os.path.isdir(asked["ray"]):
+        folders.insert(0, asked["ray"])
+    paths = [os.path.join(os.path.abspath(folder), ACTIVATION) for folder in folders if folder]
+    return next((path for path in paths if os.access(path, os.R_OK)), "")
+
+
 def python_of(ray: str) -> str:
     """The interpreter that runs the program; "" where it is a script of another kind."""
     try:
@@ -139,32 +151,52 @@ def output_of(argv: "list[str]", environ: "dict[str, str]", limit_s: float) -> "
 def look(asked: "dict[str, Any]") -> "dict[str, Any]":
     ray = program(asked)
     release, python = versions(ray) if ray else ("", "")
-    devices = [path for path in glob.glob("/dev/davinci*") if re.match(r".*/davinci[0-9]+$", path)]
+    devices = devices_here()
     named = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     found = processes()
     servers = {pid: row[3] for pid, row in found.items() if row[3] in SERVERS and is_in_our_network(pid)}
     joined = sorted({option(pid, "gcs-address") for pid, name in servers.items() if name == "raylet"} - {""})
     cards = len(devices) if named is None else min(len(devices), len([word for word in named.split(",") if word]))
     told = {"ray": ray, "version": release, "python": python, "cards": cards, "joined": joined}
+    told.update(boot=boot(), network=network(), is_own=is_own(asked.get("address") or ""))
     return dict(told, running=sorted(servers.values()), login=login())
+
+
+def devices_here() -> "list[str]":
+    return [path for path in glob.glob("/dev/davinci*") if re.match(r".*/davinci[0-9]+$", path)]
 
 
 def login() -> str:
     """The address of IP version 4 by which somebody is logged in here; "" where it is none that others reach."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     address = words[2] if len(words) > 3 else ""
+    return address if is_own(address) else ""
+
+
+def is_own(address: str) -> bool:
+    """Whether it is an address of IP version 4 of this node, and one that others can reach."""
+    if not re.match(r"[0-9.]+$", address) or address.startswith("127."):
+        return False
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
-            end.bind((address or "127.0.0.1", 0))  # only an address of this node's own can be had
+            end.bind((address, 0))  # only an address of this node's own can be had
+    except OSError:
+        return False
+    return address != "0.0.0.0"
+
+
+def network() -> str:
+    """The number of the network that this node has; containers with their own have others on one machine."""
+    try:
+        return os.readlink("/proc/self/ns/net")
     except OSError:
         return ""
-    return "" if address.startswith("127.") else address
 
 
 def is_in_our_network(pid: int) -> bool:
     """Whether its ports are those of this node; a container with a network of its own is another one."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+        return os.readlink(f"/proc/{pid}/ns/net") == network()
     except OSError:  # of somebody else: nobody knows, and Ray would meet it where it is
         return True
 
@@ -196,9 +228,15 @@ def start(asked: "dict[str, Any]") -> "dict[str, Any]":
         environ.update(asked.get("environ") or {})
         environ[MARK] = asked["mark"]
         environ["PATH"] = beside + os.pathsep + environ.get("PATH", os.defpath)
+        if asked.get("is_multi_node"):
+            environ.setdefault("NPUENV_NODES", "multi")
         said = os.path.join(folder, "said")
         with open(said, "wb") as sink:
             argv = ["sh", os.path.join(folder, asked["script"]), asked["address"]]
+            script = activation(asked)
+            if script:  # what Ray starts inherits its environment, and a session without a terminal has none of CANN
+                # The scripts of CANN are written for bash.
+                argv = [shutil.which("bash") or "sh", "-c", ACTIVATED, "sh", script, *argv]
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ, start_new_session=True
             )
@@ -233,7 +271,16 @@ def marked(word: str, found: "dict[int, tuple[int, int, int, str]]") -> "list[in
 
 def alive(asked: "dict[str, Any]") -> "dict[str, Any]":
     found = processes()
-    return {"running": sorted({found[pid][3] for pid in ours(asked, found)})}
+    known = ours(asked, found)
+    raylets = [pid for pid in known if found[pid][3] == "raylet"]
+    told = {"running": sorted({found[pid][3] for pid in known})}
+    return dict(told, without_cann=bool(devices_here()) and any(map(is_without_cann, raylets)))
+
+
+def is_without_cann(pid: int) -> bool:
+    """Whether a process can be seen to have none of CANN's variables, which all that it starts would inherit."""
+    environ = text_of(f"/proc/{pid}/environ")
+    return bool(environ) and not re.search(r"(?:^|\0)(?:{})=".format("|".join(CANN)), environ)
 
 
 def stop(asked: "dict[str, Any]") -> "dict[str, Any]":
