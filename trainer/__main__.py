@@ -36,7 +36,7 @@ from trainer.saving.manifest import CorruptCheckpoint
 from trainer.stages import failure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
@@ -98,11 +98,11 @@ def main(
             return _place(order)
         if order.config.run.ranks > 1 and not launch.is_rank():
             return _lead(words, order.config.run.ranks, order.out)
-        if order.config.run.ranks not in (1, launch.size()) and not launch.is_placed():
+        if order.config.run.ranks != launch.size() and not launch.is_placed():
             raise BadSetting(_not_as_launched(order.config.run.ranks))
         launch.end_with_launcher()
         if order.start_of_paths is not None:
-            _start_in(order.start_of_paths)
+            _start_in(order.start_of_paths, order.config)
         return _record(order, progress, interrupt)
     except BadSetting as error:
         return _complain(str(error), BAD_SETTING)
@@ -129,7 +129,7 @@ def _order(words: Sequence[str]) -> Order:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see below; verl's names are understood too")
     values = parser.parse_intermixed_args(rest)
     settings = list(values.settings)
-    given = read(settings, devices=devices.ACCEPTED)
+    given = read(settings, devices=devices.ACCEPTED, launched=1 if launch.is_placed() else launch.size())
     if given.config.placement.train_cards or given.config.placement.infer_cards:
         settings += _ranks_of_cards(given.config)
         given = read(settings, devices=devices.ACCEPTED)
@@ -183,11 +183,28 @@ def _settings_help() -> str:
     return "\n".join(lines)
 
 
-def _start_in(folder: Path) -> None:
+def _start_in(folder: Path, config: Config) -> None:
+    """Makes it the working folder. On a node of a placed run it may be missing, where no path starts there."""
     try:
         os.chdir(folder)
     except OSError as error:
-        raise _bad_folder("--cwd", folder, error) from error
+        if not launch.is_placed():
+            raise _bad_folder("--cwd", folder, error) from error
+        relative = [f"{name}={value}" for name, value in _paths(config) if not os.path.isabs(os.path.expanduser(value))]
+        if relative:
+            node = json.loads(os.environ[launch.PLACED])["ranks"][launch.rank()]
+            raise BadSetting(
+                f"{relative[0]} starts in {folder}, which {node} does not have: give the whole path"
+            ) from error
+
+
+def _paths(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings that name files or folders, each with one of what it names."""
+    task = config.task
+    for name, files in ("train_files", task.train_files), ("val_files", task.val_files):
+        yield from ((name, each.strip()) for each in files.split(",") if each.strip())
+    others = ("path", config.model.path), ("script", config.rollout.script), ("reward_function", task.reward_function)
+    yield from ((name, value) for name, value in others if value)
 
 
 def _not_as_launched(ranks: int) -> str:
@@ -303,7 +320,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     with closing(parts), arithmetic(config.run.fault):
         probes.ask(parts, config, records, progress)
         if point is not None:
-            parts.restore(_goes_on(run, point, device))
+            parts.restore(_goes_on(run, point, config))
             num_validated = run.continued.num_validated if run.continued is not None else None
             num_validated = world.gather(num_validated)[0]
         elif config.optim.warm_start_steps:
@@ -331,28 +348,40 @@ def _tune(run: Running, device: torch.device, world: World) -> None:
         "num_trained_parameters": sum(each.numel() for each in parameters if each.requires_grad),
     }
     _head(run, tuning.config, device, world, more)
-    state = _goes_on(run, run.order.point, device) if run.order.point is not None else None
+    point = run.order.point
+    state = _goes_on(run, point, tuning.config) if point is not None else None
     sft.run(tuning, run.order.out, run.records, run.progress, interrupt=run.interrupt, state=state)
 
 
 def _in_steps(config: Config) -> Config:
-    """With the steps that its epochs come to: as many whole batches as the questions make, as in verl."""
+    """With the steps that its epochs come to: as many whole batches as the questions make, as in verl.
+
+    Steps that are given beside epochs end the run earlier, if they are fewer.
+    """
     if not config.run.epochs:
         return config
     from trainer import tasks
 
     count = len(tasks.choose(config).train)
-    steps = config.run.epochs * max(1, count // config.rollout.prompts_per_step)
+    steps = min(config.run.steps, config.run.epochs * max(1, count // config.rollout.prompts_per_step))
     return replace(config, run=replace(config.run, steps=steps))
 
 
-def _goes_on(run: Running, point: resume.Point, device: torch.device) -> State:
-    """The state to go on from. Raises BadSetting for one that is damaged: nothing else is taken in its place."""
+def _goes_on(run: Running, point: resume.Point, config: Config) -> State:
+    """The state to go on from. Raises BadSetting for one that is damaged: nothing else is taken in its place.
+
+    And for one behind the end of the run, which with epochs is known only here. Its tensors are on the CPU: where the
+    run has its own, there may be no room for them.
+    """
+    import torch
+
     from trainer.saving.checkpoint import load
 
+    if config.run.steps < point.step:
+        raise BadSetting(f"resume={config.run.resume}: {point.step} steps are done, the run has {config.run.steps}")
     folder = run.order.out / resume.FOLDER
     try:
-        state = load(folder, device)
+        state = load(folder, torch.device("cpu"))
     except CorruptCheckpoint as error:
         raise BadSetting(f"resume: the checkpoint in {folder} cannot be used: {error}") from error
     run.progress.steps_done = point.step

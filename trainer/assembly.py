@@ -62,6 +62,7 @@ class Parts:
     prompts_random: torch.Generator
     device: torch.device
     world: World
+    epoch: Epoch | None = None  # what is drawn from where the run is counted in epochs
     ahead: Ahead = field(default_factory=Ahead)
 
     def rollouts(self, progress: Progress) -> Made:
@@ -193,10 +194,16 @@ class Parts:
             "settings": self.config.lasting(),
             "learner": self.learner.state(),
             "sampler_random": {str(rank): state for rank, state in enumerate(samplers)},
-            "prompts_random": self.prompts_random.get_state(),
+            **self._drawn(),
             **self._lying_ready(),
         }
         return origin.added(state, self._referring())
+
+    def _drawn(self) -> dict[str, Any]:
+        """What the prompts that come next depend on."""
+        if self.epoch is None:
+            return {"prompts_random": self.prompts_random.get_state()}
+        return {"prompts_random": self.epoch.before, "prompts_taken": self.epoch.num_taken}
 
     def _lying_ready(self) -> dict[str, Any]:
         """The rollouts of every rank's next step, where they are made one step ahead."""
@@ -225,6 +232,8 @@ class Parts:
         if own in samplers and samplers[own].shape == self.engine.random_state().shape:
             self.engine.restore_random_state(samplers[own].cpu())
         self.prompts_random.set_state(state["prompts_random"].cpu())
+        if self.epoch is not None:
+            self.epoch.go_on(int(state.get("prompts_taken", 0)))
         if self.config.rollout.off_policy:
             # A state of shards holds no empty parts: of a run that was at its end nothing lay ready.
             ready = state.get("ready", {}).get(own, {}) if len(samplers) == self.world.size else {}
@@ -270,9 +279,14 @@ def assemble(
         reference = build(config, size, device, seed=seed, world=world, is_adapted=False)
     engine = engine or make_engine(config, task, device, seed=seed, world=world, logs=logs)
     critic = make_critic(config, size, device, seed=seed)
-    learner = Learner(policy, reference, faults.settings(config), seed=seed, critic=critic, world=world)
+    longest = task.max_new_tokens * task.max_turns
+    settings = faults.settings(config)
+    learner = Learner(policy, reference, settings, seed=seed, critic=critic, world=world, longest_answer=longest)
     injection = noise.start(config, policy)
     generator = torch.Generator().manual_seed(seed)
+    per_step, epoch = config.rollout.prompts_per_step, None
+    if config.run.epochs and per_step <= len(task.train):
+        epoch = Epoch(task.train, per_step, generator)
 
     published = [0]
 
@@ -302,7 +316,7 @@ def assemble(
         task=task,
         engine=engine,
         learner=learner,
-        draw=lambda: world.share(draw(task.train, config.rollout.prompts_per_step, generator)),
+        draw=lambda: world.share(epoch.take() if epoch is not None else draw(task.train, per_step, generator)),
         score=partial(score, task=task, config=config, device=device),
         pack=partial(pack, pad=task.tokenizer.pad),
         publish=publish,
@@ -312,6 +326,7 @@ def assemble(
         prompts_random=generator,
         device=device,
         world=world,
+        epoch=epoch,
     )
     if (remote := parts._referring()) is not None:
         origin.begin(learner, remote)
@@ -381,6 +396,34 @@ def draw(prompts: Sequence[Prompt], count: int, generator: torch.Generator) -> l
     while len(order) < count:
         order += torch.randperm(len(prompts), generator=generator).tolist()
     return [prompts[index] for index in order[:count]]
+
+
+class Epoch:
+    """All prompts in a random order, from which each draw takes the next ones; without enough left, in a new order.
+
+    So an epoch asks each prompt once, and leaves out what is less than a draw at its end, as verl's loader does.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], count: int, generator: torch.Generator) -> None:
+        self._prompts, self._count, self._generator = prompts, count, generator
+        self._order: list[int] = []
+        self.before: Tensor = generator.get_state()  # the random numbers that this epoch's order was made from
+        self.num_taken = 0
+
+    def take(self) -> list[Prompt]:
+        if len(self._order) - self.num_taken < self._count:
+            self._begin()
+        first, self.num_taken = self.num_taken, self.num_taken + self._count
+        return [self._prompts[index] for index in self._order[first : self.num_taken]]
+
+    def go_on(self, num_taken: int) -> None:
+        """Takes up an epoch where so many prompts were taken; the generator stands as in `before`."""
+        self._begin()
+        self.num_taken = num_taken
+
+    def _begin(self) -> None:
+        self.before, self.num_taken = self._generator.get_state(), 0
+        self._order = torch.randperm(len(self._prompts), generator=self._generator).tolist()
 
 
 def score(groups: Sequence[Group], *, task: Task, config: Config, device: torch.device) -> Tensor:

@@ -123,9 +123,10 @@ def parse(words: Iterable[str], *, devices: tuple[str, ...]) -> Config:
     return read(words, devices=devices).config
 
 
-def read(words: Iterable[str], *, devices: tuple[str, ...]) -> Given:
+def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -> Given:
     """The defaults with `KEY=VALUE` words applied in order; `devices` are the accepted values of `device`.
 
+    `launched`: the processes that a launcher has started, each of which is a rank unless the words say otherwise.
     A key may carry hydra's `+` or `++`, which change nothing. Raises BadSetting for a word without `=`, an unknown
     key, a value of the wrong kind or outside its limits, and for values that do not go together.
     """
@@ -148,6 +149,10 @@ def read(words: Iterable[str], *, devices: tuple[str, ...]) -> Given:
     assumed = dict(made.assumed)
     if values["rollout"].get("off_policy") and "correction" not in values["algorithm"]:
         values["algorithm"]["correction"] = assumed["correction"] = "token"
+    if launched > 1 and not values["placement"].get("train_cards"):  # with cards a launcher starts one on each node
+        values["run"].setdefault("ranks", launched)
+    if values["run"].get("epochs"):
+        values["run"].setdefault("steps", _SETTINGS["steps"].metadata["high"])  # epochs alone say when it ends
     config = Config(**{section: kind(**values[section]) for section, kind in _SECTIONS.items()})
     _check_together(config)
     return Given(config, made.said, made.ignored, assumed)
@@ -245,9 +250,17 @@ def _check_together(config: Config) -> None:
         raise BadSetting("offload=true needs sharding=fsdp2: only shards wait on the CPU between their uses")
     if config.run.offload and config.run.device == "cpu":
         raise BadSetting(OFFLOAD_ON_CPU)
+    _check_alone(config)
+    _check_unread(config)
     if config.run.ranks > 1 and algorithm.estimator == "gae":
         raise BadSetting("estimator=gae takes ranks=1: its critic learns from the rows of one rank only")
     _check_generators(config)
+    rows = rollout.prompts_per_step * rollout.rollouts_per_prompt
+    if algorithm.kl_controller == "adaptive" and 5 * algorithm.kl_horizon <= rows:  # a step moves it by 20 % at most
+        raise BadSetting(
+            f"kl_horizon={algorithm.kl_horizon} must be above {rows / 5:g}, a fifth of the {rows} rows of a step: else "
+            "one step may take kl_coef to 0 or below"
+        )
     if optim.warm_start_until and not optim.warm_start_steps:
         raise BadSetting(f"warm_start_until={optim.warm_start_until:g} needs warm_start_steps, the most it may take")
     if optim.mini_batches * config.run.ranks > rollout.prompts_per_step:
@@ -255,6 +268,33 @@ def _check_together(config: Config) -> None:
         raise BadSetting(
             f"mini_batches={optim.mini_batches}{of_ranks} is more than prompts_per_step={rollout.prompts_per_step}"
         )
+
+
+def _check_alone(config: Config) -> None:
+    """Raises BadSetting for what means something between several ranks only, where there is one."""
+    run, cards = config.run, _numbers(config.placement.train_cards)
+    if max(run.ranks, len(cards)) > 1:
+        return
+    if run.offload:
+        raise BadSetting(
+            "offload=true needs ranks=2 or more, or as many train_cards: one rank holds every row, and none waits "
+            "on the CPU"
+        )
+    if run.fault in ("rank-dies", "rank-differs"):
+        raise BadSetting(f"fault={run.fault} needs ranks=2 or more, or as many train_cards")
+
+
+def _check_unread(config: Config) -> None:
+    """Raises BadSetting for what is given and nothing would read."""
+    rollout, cards = config.rollout, config.placement
+    for name in () if cards.train_cards else ("nodes", "cards_per_node", "ray"):
+        value = getattr(cards, name)
+        if value != _SETTINGS[name].default:
+            raise BadSetting(f"{name}={value} needs train_cards, the cards that learn: without them Ray starts nothing")
+    for name in () if rollout.engine == "vllm" else ("tensor_parallel", "sleep"):
+        value = getattr(rollout, name)
+        if value != _SETTINGS[name].default:
+            raise BadSetting(f"{name}={str(value).lower()} needs engine=vllm: engine={rollout.engine} does not read it")
 
 
 def _check_generators(config: Config) -> None:

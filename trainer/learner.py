@@ -104,7 +104,9 @@ class Learner:
         seed: int,
         critic: Critic | None = None,
         world: World | None = None,
+        longest_answer: int | None = None,
     ) -> None:
+        """`longest_answer`: tokens that the model may say in one answer, over all turns; None: it is not known."""
         self.model, self.critic, self._world = model, critic, world or World.alone()
         self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
@@ -113,7 +115,9 @@ class Learner:
         )
         algorithm = config.algorithm
         self._clip = Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip or None)
-        self._convention = CONVENTIONS[algorithm.convention]
+        self._convention, self._longest_answer = CONVENTIONS[algorithm.convention], longest_answer
+        fixed = self._convention.gspo_aggregation if algorithm.loss == "gspo" else None
+        self._policy_mode = fixed or algorithm.aggregation
         self._kl = controller(
             algorithm.kl_controller, coef=algorithm.kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon
         )
@@ -286,11 +290,12 @@ class Learner:
         ]
         totals, num_passes = self._count(batch.mask_BT[rows], len(passes))
         parts = []
-        for some in passes:
-            part = select(batch, some)
-            width = part.tokens_BT.shape[1]
-            parts.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
-        parts += [self._idle(batch, known, advantages_BT, totals) for _ in range(num_passes - len(passes))]
+        with self._descent.summing(num_passes):
+            for some in passes:
+                part = select(batch, some)
+                width = part.tokens_BT.shape[1]
+                parts.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
+            parts += [self._idle(batch, known, advantages_BT, totals) for _ in range(num_passes - len(passes))]
         table = torch.stack([value for each in parts for value in each.values()]).double().view(len(parts), -1)
         # one transfer from the device for all numbers
         sums, largest = torch.stack(
@@ -310,7 +315,7 @@ class Learner:
 
     def _count(self, mask_BT: Tensor, num_passes: int) -> tuple[Totals, int]:
         """The denominators of one optimizer step, over all ranks; and the most passes that any of them takes."""
-        own = count(mask_BT, self._convention)
+        own = count(mask_BT, self._convention, scale=self._longest_answer)
         both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
         num_tokens, num_rows = self._world.add(both).clamp(min=1).unbind()
         most = torch.tensor([own.width, num_passes], device=mask_BT.device)
@@ -334,7 +339,7 @@ class Learner:
             convention=self._convention,
             weights_BT=None if corrected is None else corrected.weights_BT,
         )
-        policy_share = aggregate(policy.losses_BT, mask_BT, algorithm.aggregation, totals)
+        policy_share = aggregate(policy.losses_BT, mask_BT, self._policy_mode, totals)
         entropy = aggregate(scored.entropy_BT, mask_BT, "token-mean", totals)
         mode = algorithm.aggregation if self._convention.aggregates_entropy else "token-mean"
         bonus = entropy if mode == "token-mean" else aggregate(scored.entropy_BT, mask_BT, mode, totals)

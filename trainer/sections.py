@@ -16,7 +16,7 @@ class Run:
 
     steps: int = number(200, 1, 1_000_000, "rollout batches", free=True)
     epochs: int = number(
-        0, 0, 1_000_000, "instead of steps: times that as many prompts are drawn as there are; 0: steps"
+        0, 0, 1_000_000, "times that every prompt is asked, in whole batches; with steps too the fewer count; 0: steps"
     )
     seed: int = number(0, 0, 2**63 - 1, "of the first weights, the prompts drawn and the answers")
     device: str = text("auto", "auto: the first accelerator that works, else the CPU")
@@ -182,7 +182,7 @@ class Algorithm:
         "seq-mean-token-sum",
         "seq-mean-token-sum-norm",
         "seq-mean-token-mean",
-        about="what the sum over tokens is divided by",
+        about="what the sum over tokens is divided by; loss=gspo of verl: always seq-mean-token-mean",
     )
     kl: str = choice("low_var", "k1", "k2", "k3", about="estimator of the divergence from the reference policy")
     kl_in: str = choice("loss", "reward", about="where the divergence counts")

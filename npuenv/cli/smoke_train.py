@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from npuenv.cli.common import Ui, absolute, common_options
 from npuenv.errors import BadInput, ExitCode, StepFailed
+from npuenv.front.ui import Interrupted, report_error
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def command(
     With fault=NAME the run is broken on purpose, to see that the verdict names it: lr-zero, shuffled-reward,
     constant-reward, reward-raises, reward-hangs, zero-advantage, mask-off-by-one, stale-sampler, nan-gradient,
     wrong-arithmetic, no-end-token, no-signal, skipped-validation, corrupt-checkpoint, full-disk, and with
-    ranks=2 rank-dies, rank-differs.
+    ranks=2 rank-dies, rank-differs, with generators=1 generator-dies, generator-garbage, stale-weights.
 
     With --backend verl or roll the framework's own smallest GRPO runs, as render-launch writes it for the installed
     release: on at most two cards, in a Ray of its own, with a few made-up questions. Its numbers are judged in the same
@@ -132,7 +134,10 @@ def run_smoke(ui: Ui, *, target: Path, out: Path | None, settings: Mapping[str, 
         return _work_for(ui, head, python, settings)
     place = smoke.Target(python, absolute(out or smoke.default_out()))
     with smoke.sole_use(place.out):
-        return _run_and_judge(ui, place, settings)
+        try:
+            return _run_and_judge(ui, place, settings)
+        except KeyboardInterrupt:
+            return _interrupted(ui)
 
 
 def _work_for(ui: Ui, head: str, python: Path, settings: Mapping[str, str]) -> ExitCode:
@@ -199,6 +204,17 @@ def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCo
     for path in _plot(ui, records, place.out).values():
         ui.say(Message("smoke.plot", {"path": str(path)}))
     return result
+
+
+def _interrupted(ui: Ui) -> ExitCode:
+    """Says how the run goes on, which the same command alone would begin anew; where somebody can still hear it."""
+    said = Message("smoke.interrupted")
+    with contextlib.suppress(OSError):  # the terminal may be what went away
+        if ui.is_json:
+            report_error(Interrupted(said), lang=ui.lang, is_json=True)
+        else:
+            click.echo(say(said, ui.lang), err=True)
+    return ExitCode.INTERRUPTED
 
 
 def _plot(ui: Ui, records: list[Mapping[str, Any]], out: Path) -> dict[str, Path]:

@@ -45,7 +45,7 @@ def start(target: Target, settings: Mapping[str, str]) -> Running:
     """
     if not target.python.is_file():
         raise BadInput(Message("smoke.no-python", {"path": str(target.python)}), Message("smoke.no-python-hint"))
-    scene = make_scene(target.out)
+    scene = make_scene(target.out, keeps_records=_may_go_on(settings))
     # -P (from 3.11) keeps the working folder off the path; before that the folder is merely empty.
     argv = [str(target.python), "-m", "trainer", "--out", str(target.out.resolve()), "--cwd", os.getcwd()]
     argv += [f"{key}={value}" for key, value in settings.items()]
@@ -57,14 +57,25 @@ def start(target: Target, settings: Mapping[str, str]) -> Running:
         raise BadInput(Message("smoke.bad-python", args), Message("smoke.no-python-hint")) from error
 
 
-def make_scene(out: Path) -> Path:
-    """Makes the output folder with its `scene`: `path` with a link to the trainer alone, and an empty `work`."""
+def _may_go_on(settings: Mapping[str, str]) -> bool:
+    """Whether the trainer may go on from an earlier run's checkpoint, and needs its records: under any of the names."""
+    return any(
+        key.lstrip("+").rpartition(".")[2] in ("resume", "resume_mode") and value.lower() in ("true", "auto")
+        for key, value in settings.items()
+    )
+
+
+def make_scene(out: Path, *, keeps_records: bool = False) -> Path:
+    """Makes the output folder with its `scene`: `path` with a link to the trainer alone, and an empty `work`.
+
+    Records of an earlier run go, so that nothing takes them for this one's, unless this one may go on with them.
+    """
     scene = out / "scene"
     try:
         _refuse_foreign(out)
         for folder in (scene / "path", scene / "work"):
             folder.mkdir(parents=True, exist_ok=True)
-        for old in (METRICS, LOG):
+        for old in (LOG,) if keeps_records else (METRICS, LOG):
             (out / old).unlink(missing_ok=True)
         link = scene / "path" / "trainer"
         link.unlink(missing_ok=True)

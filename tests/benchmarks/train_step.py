@@ -77,7 +77,7 @@ def prompts_of(row: Row, step: int) -> list[list[int]]:
     import torch
 
     generator = torch.Generator().manual_seed(1000 + step)
-    return torch.randint(VOCABULARY, (row.prompts, row.prompt), generator=generator).tolist()  # type: ignore[no-any-return]
+    return torch.randint(VOCABULARY, (row.prompts, row.prompt), generator=generator).tolist()
 
 
 def config_of(row: Row) -> Any:
@@ -99,13 +99,16 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
     from trainer.engines.builtin import Sampler
     from trainer.learner import Learner
     from trainer.models import build
+    from trainer.models.decoder import Decoder
     from trainer.types import Group, Prompt
 
     torch.set_num_threads(1)
     yield lambda: None
     config, device = config_of(row), torch.device("cpu")
     learner = Learner(build(config, VOCABULARY, seed=SEED, device=device), None, config, seed=SEED)
-    sampler = Sampler(build(config, VOCABULARY, seed=SEED, device=device), end=None, seed=SEED)
+    sampled = build(config, VOCABULARY, seed=SEED, device=device)
+    assert isinstance(sampled, Decoder)
+    sampler = Sampler(sampled, end=None, seed=SEED)
     sampling = Sampling(row.group, row.new, 1.0)
     number = 0
 

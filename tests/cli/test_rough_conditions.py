@@ -107,7 +107,7 @@ def test_a_signal_ends_the_trainer_and_its_children_with_one_line(
         _, said = run.communicate(timeout=30)
     assert run.returncode == 130
     # click ends the line of the terminal's ^C first
-    assert said.strip() == "interrupted; nothing that was finished is lost, run the same command again"
+    assert said.strip() == "interrupted; the same command with resume=auto goes on from its last checkpoint"
     assert has_gone(child)
 
 

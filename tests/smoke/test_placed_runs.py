@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_options_are_settings_and_may_be_said_twice_only_alike() -> None:
 
 def test_a_placed_run_that_ended_by_a_loss_names_it_although_no_rank_was_at_fault() -> None:
     lost = "node 10.0.0.2 was lost, and with it generator 0"
-    records = [
+    records: list[dict[str, Any]] = [
         {"kind": "end", "status": "failed", "reason": "RuntimeError: connection reset"},
         {"kind": "ranks", "passed": False, "reason": lost, "restarts": [{"reason": lost, "from_step": 3}]},
     ]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from npuenv.cli import main
 from npuenv.errors import ExitCode
+from npuenv.smoke import Target, start
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 def smoke(target: Path, out: Path, capsys: pytest.CaptureFixture[str], *settings: str) -> tuple[int, dict[str, str]]:
@@ -101,3 +105,50 @@ def test_the_verdict_is_said_in_chinese_when_asked(
     assert main(["smoke-train", *place, "lr=0", "steps=5", "--lang", "zh"]) == 1
     said = "".join(capsys.readouterr().out.split())
     assert "失败：学习率为0" in said and "这里不能正常训练。" in said
+
+
+def test_an_interrupted_run_goes_on_with_the_records_of_its_first_steps(
+    cpu_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["smoke-train", "--target", str(cpu_environment), "-o", str(out), "steps=60", "probe_packages=false"]
+    with subprocess.Popen([sys.executable, "-m", "npuenv", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
+        wait_for_step(out / "metrics.jsonl", 5)
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert said.strip().splitlines()[-1].startswith("interrupted; the same command with resume=auto goes on from")
+    assert main([*words, "resume=auto", "--json"]) in (0, ExitCode.UNKNOWN)
+    capsys.readouterr()
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [each["step"] for each in records if each["kind"] == "step"] == list(range(1, 61))
+    assert [each["step"] for each in records if each["kind"] == "eval"] == [0, 60]
+    assert [each["ended"]["status"] for each in records if each["kind"] == "resumed"] == ["interrupted"]
+
+
+def wait_for_step(records: Path, number: int) -> None:
+    deadline = time.monotonic() + 60
+    while not records.is_file() or records.read_text().count('"kind": "step"') < number:
+        assert time.monotonic() < deadline, "the run has not begun"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_kept"),
+    [
+        ({}, False),
+        ({"resume": "false"}, False),
+        ({"trainer.resume_mode": "disable"}, False),
+        ({"resume": "True"}, True),
+        ({"run.resume": "auto"}, True),
+        ({"++trainer.resume_mode": "auto"}, True),
+    ],
+)
+def test_records_of_an_earlier_run_stay_only_where_this_one_may_go_on_with_them(
+    tmp_path: Path, settings: dict[str, str], is_kept: bool
+) -> None:
+    (tmp_path / "scene").mkdir()
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with start(Target(Path("/bin/true"), tmp_path), settings) as running:
+        running.wait(10)
+    assert (tmp_path / "metrics.jsonl").exists() is is_kept

@@ -43,10 +43,13 @@ def batch(*numbers: int) -> Batch:
     return pack([GROUPS[number] for number in chosen], REWARDS[chosen], pad=PAD)
 
 
-def learner(world: World | None = None, critic: Critic | None = None, **changes: object) -> Learner:
+def learner(
+    world: World | None = None, critic: Critic | None = None, longest_answer: int | None = None, **changes: object
+) -> Learner:
     config = changed(BARE, **changes)
     reference = decoder(config, seed=2) if config.algorithm.kl_coef else None
-    return Learner(decoder(config, seed=1), reference, config, seed=0, critic=critic, world=world)
+    parts: dict[str, Any] = {"critic": critic, "world": world, "longest_answer": longest_answer}
+    return Learner(decoder(config, seed=1), reference, config, seed=0, **parts)
 
 
 def by_row(of: Batch) -> Advantages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import BadSetting, Config, describe, differing, instead, parse
+from trainer.config import read as given
 from trainer.overrides import verl
 
 DEVICES = ("auto", "cpu")
@@ -138,3 +139,68 @@ def test_cards_are_apart_by_their_numbers_and_not_by_how_they_are_written() -> N
     assert read("engine=vllm", "path=x", "generators=1").has_generators
     with pytest.raises(BadSetting, match="generators=2 counts processes on this machine, and infer_cards=1 places one"):
         read("train_cards=0", "infer_cards=1", "generators=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("nodes=2", "nodes=2 needs train_cards, the cards that learn: without them Ray starts nothing"),
+        ("cards_per_node=8", "cards_per_node=8 needs train_cards"),
+        ("ray=10.1.2.3:6379", "ray=10.1.2.3:6379 needs train_cards"),
+        ("tensor_parallel=8", "tensor_parallel=8 needs engine=vllm: engine=builtin does not read it"),
+        ("sleep=true engine=transformers path=x", "sleep=true needs engine=vllm: engine=transformers does not read it"),
+        ("offload=true sharding=fsdp2", "offload=true needs ranks=2 or more, or as many train_cards"),
+        ("offload=true sharding=fsdp2 train_cards=3", "offload=true needs ranks=2 or more"),
+        ("fault=rank-dies", "fault=rank-dies needs ranks=2 or more"),
+        ("fault=rank-differs train_cards=0", "fault=rank-differs needs ranks=2 or more"),
+        (
+            "kl_controller=adaptive kl_in=reward kl_horizon=25",
+            "kl_horizon=25 must be above 25.6, a fifth of the 128 rows",
+        ),
+    ],
+)
+def test_what_would_change_nothing_or_the_wrong_way_round_is_refused(words: str, says: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        read(*words.split())
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "nodes=0 cards_per_node=0 ray=auto tensor_parallel=1 sleep=false",
+        "train_cards=0-15 nodes=2 cards_per_node=8 ray=10.1.2.3:6379",
+        "offload=true sharding=fsdp2 ranks=2",
+        "offload=true sharding=fsdp2 train_cards=0-7 prompts_per_step=16",
+        "fault=rank-differs train_cards=0-1",
+        "kl_controller=adaptive kl_in=reward kl_horizon=26",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.free_cache_engine=True",
+    ],
+)
+def test_what_means_something_is_taken(words: str) -> None:
+    read(*words.split())
+
+
+def test_processes_that_a_launcher_has_started_are_ranks_unless_cards_or_ranks_are_given() -> None:
+    def launched(*words: str) -> Config:
+        return given(words, devices=DEVICES, launched=4).config
+
+    assert launched().run.ranks == 4
+    assert launched("ranks=1").run.ranks == 1
+    assert launched("train_cards=0-1").run.ranks == 1
+    for word, says in {
+        "estimator=gae": "estimator=gae takes ranks=1",
+        "prompts_per_step=15": "prompts_per_step=15 must be a multiple of ranks=4",
+        "generators=3": "generators=3 is less than ranks=4",
+    }.items():
+        with pytest.raises(BadSetting, match=says):
+            launched(word)
+
+
+def test_epochs_alone_say_how_long_a_run_is_and_steps_beside_them_may_end_it_earlier() -> None:
+    assert (read("epochs=2").run.steps, read("epochs=0").run.steps) == (1_000_000, Config().run.steps)
+    for words in (["epochs=2", "steps=5"], ["trainer.total_epochs=2", "steps=5"]):
+        assert (read(*words).run.epochs, read(*words).run.steps) == (2, 5)
+    both = given(["trainer.total_epochs=2", "trainer.total_training_steps=5"], devices=DEVICES)
+    assert (both.config.run.epochs, both.config.run.steps, both.ignored) == (2, 5, {})
+    assert both.translated["trainer.total_epochs=2"] == "epochs=2 (or steps=5, whichever is less)"

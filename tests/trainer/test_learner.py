@@ -90,6 +90,20 @@ def test_any_split_into_micro_batches_gives_the_same_gradient_and_numbers(rows: 
         assert getattr(other, name) == pytest.approx(getattr(one, name), abs=1e-10), name
 
 
+def test_in_bfloat16_a_split_into_many_micro_batches_costs_no_precision() -> None:
+    """Measured with 288 rows: 0.026 off in one pass, 0.011 one by one; added up in bfloat16 these were 0.045 off."""
+    many = pack(GROUPS * 32, ADVANTAGES.reshape(3, 3).repeat(32, 1), pad=PAD)
+    start = decoder(changed(WIDE, dtype="bfloat16"), seed=1).state_dict()
+
+    def flat(dtype: str, rows: int) -> Tensor:
+        made = learner(dtype=dtype, lr=0.0, kl_coef=0.0, micro_batch_rows=rows)
+        made.model.load_state_dict(start)
+        return torch.cat([each.double().flatten() for each in gradient(made, many).values()])
+
+    exact = flat("float64", 0)
+    assert float((flat("bfloat16", 1) - exact).norm() / exact.norm()) < 0.02
+
+
 @pytest.mark.parametrize("width", [7, 12])
 def test_padding_changes_nothing(width: int) -> None:
     assert largest_gap(gradient(learner(lr=0.0), batch(width)), gradient(learner(lr=0.0), batch())) < 1e-12

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import NUM_TOKENS, batch, by_policy, learner, off_policy, said, total, update
+from core_cases import GROUPS, NUM_TOKENS, REWARDS, batch, by_policy, learner, off_policy, said, total, update
 from torch import Tensor
+from trainer_cases import END, PAD, group
 
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
-from trainer.algorithms.packing import select
+from trainer.algorithms.packing import pack, select
 from trainer.learner import Update
 
 if TYPE_CHECKING:
@@ -103,6 +104,38 @@ def test_divergence_and_entropy_are_averaged_as_the_policy_loss_is(aggregation: 
     assert found.loss - found.policy_loss == pytest.approx(0.1 * mean(kl_BT, aggregation) - 0.05 * bonus)
     assert found.kl == pytest.approx(mean(kl_BT, "token-mean"))
     assert found.entropy == pytest.approx(mean(entropy_BT, "token-mean"))
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+@pytest.mark.parametrize(("convention", "fixed"), [("verl", "seq-mean-token-mean"), ("trl", ""), ("roll", "")])
+def test_the_loss_of_gspo_alone_is_averaged_over_rows_by_verl_whatever_is_asked_for(
+    aggregation: str, convention: str, fixed: str
+) -> None:
+    settings: dict[str, Any] = {"aggregation": aggregation, "convention": convention, "entropy_coef": 0.05}
+    of = replace(batch(), rewards_B=batch().rewards_B + 0.3)
+    found, plain = update(learner(loss="gspo", **settings), of), update(learner(**settings), of)
+    sums_B = -of.rewards_B * of.mask_BT.sum(dim=1)
+    wanted = {
+        "token-mean": sums_B.sum() / NUM_TOKENS,
+        "seq-mean-token-sum": sums_B.mean(),
+        "seq-mean-token-mean": -of.rewards_B.mean(),
+    }
+    assert found.policy_loss == pytest.approx(float(wanted[fixed or aggregation]))
+    assert found.loss - found.policy_loss == pytest.approx(plain.loss - plain.policy_loss)
+
+
+@pytest.mark.parametrize("convention", ["verl", "trl", "roll"])
+def test_a_row_that_is_longer_does_not_weigh_the_others_down_where_a_constant_divides(convention: str) -> None:
+    settings: dict[str, Any] = {"aggregation": "seq-mean-token-sum-norm", "convention": convention}
+    of = batch()
+    wide = pack([GROUPS[0], GROUPS[1], group("33=", (4, END), (4, END), (2, *[0] * 50, END))], REWARDS, pad=PAD)
+    idle = replace(wide, mask_BT=wide.mask_BT & (wide.lengths_B < 9)[:, None])
+    kept = replace(of, mask_BT=of.mask_BT & (wide.lengths_B < 9)[:, None])
+    one, other = (update(learner(longest_answer=100, **settings), each) for each in (kept, idle))
+    assert one.policy_loss == pytest.approx(other.policy_loss)
+    sums_B = -kept.rewards_B * kept.mask_BT.sum(dim=1)
+    num_rows = {"verl": 8, "trl": 9, "roll": 1}[convention]
+    assert one.policy_loss == pytest.approx(float(sums_B.sum()) / 100 / num_rows)
 
 
 def test_the_divergence_of_trl_is_weighed_by_how_much_likelier_a_token_became() -> None:

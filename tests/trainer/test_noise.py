@@ -9,6 +9,7 @@ from torch import nn
 from trainer import models
 from trainer.config import parse
 from trainer.engines.builtin import Sampler
+from trainer.models.decoder import Decoder
 from trainer.noise import NoMatch, Schedule, has_experts, noisy, start, touched
 
 QERL = [0, 0.05, 0.0281, 0.0158, 0.00889, 0.005, 0.00281, 0.00158, 0.000889, 0.0005]
@@ -153,6 +154,7 @@ def test_no_stages_means_no_injection() -> None:
 def test_after_validations_clean_weights_the_sampler_holds_the_learners_bits() -> None:
     config = parse(["noise_stages=1", "hidden=8"], devices=("cpu",))
     policy, sampled = (models.build(config, 19, seed=0, device=torch.device("cpu")) for _ in range(2))
+    assert isinstance(sampled, Decoder)
     engine, injection = Sampler(sampled, end=18, seed=0), start(config, policy)
     assert injection is not None
     learnt = dict(policy.named_parameters())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from generator_cases import Crew, dead
-from trainer_cases import CPU, END, TINY, changed, only, prompt, read, run
+from trainer_cases import CPU, END, TINY, changed, only, read, run
 
 from trainer.assembly import assemble
 from trainer.config import BadSetting, Config
@@ -22,7 +22,7 @@ from trainer.overlap import Ahead, Made, StaleWeights, packed, unpacked
 from trainer.saving.checkpoint import difference, flatten
 from trainer.saving.sharded import _nested
 from trainer.stages import failure
-from trainer.tasks.base import Characters
+from trainer.tasks.base import Characters, prompt
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_generation_runs_while_the_learner_learns() -> None:
         is_learning.set()
         return real(*given)
 
-    made.learner.update = update  # type: ignore[method-assign]
+    made.learner.update = update  # type: ignore[method-assign, assignment]
     advance(made, 1, Progress())
     assert waited == [True, True]
     assert made.ahead.ready is not None

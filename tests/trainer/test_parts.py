@@ -11,6 +11,7 @@ from core_cases import SMALL, on_ranks
 from trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted
 
 from trainer import device as devices
+from trainer.algorithms.advantages import Advantages
 from trainer.assembly import assemble, reward_limit_s
 from trainer.distributed import World
 from trainer.learner import Learner
@@ -19,11 +20,14 @@ from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.saving.checkpoint import Saved, State, difference, save
 from trainer.stages.watch import evaluate, logprob_limits
+from trainer.types import Group
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from trainer.engines.base import Engine
+    from trainer.engines.base import Engine, Sampling, Tokens
+    from trainer.types import Rollout
 
 
 # Parts of one rank and of several.
@@ -77,8 +81,52 @@ def test_answers_are_sampled_as_the_settings_say_and_validation_takes_the_likeli
     assert (training.rollouts_per_prompt, training.temperature, training.is_greedy) == (4, 0.7, False)
     assert (validation.rollouts_per_prompt, validation.is_greedy) == (1, True)
     before = parts.engine.random_state().clone()
-    assert evaluate(parts)["correct"] == evaluate(parts)["correct"]
+    one, other = (evaluate(parts, Progress()) for _ in range(2))
+    assert one["correct"] == other["correct"]
     assert torch.equal(parts.engine.random_state(), before)
+
+
+@pytest.mark.parametrize(("engine", "most"), [("builtin", 8), ("vllm", 10)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_evaluation_asks_for_no_more_rows_at_once_than_a_step_unless_the_engine_queues_them(
+    engine: str, most: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = [[] for _ in range(ranks)]
+
+    def job(world: World) -> dict[str, Any]:
+        parts = assemble(changed(SMALL, prompts_per_step=4, rollouts_per_prompt=2), CPU, seed=0, world=world)
+        generate = parts.engine.generate
+
+        def noted(prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
+            asked[world.rank].append(len(prompts))
+            return generate(prompts, sampling)
+
+        monkeypatch.setattr(parts.engine, "generate", noted)
+        return evaluate(replace(parts, config=changed(parts.config, engine=engine)), Progress())
+
+    found = on_ranks(job, ranks)
+    parts = assemble(SMALL, CPU, seed=0)
+    answers = parts.engine.generate([each.tokens for each in parts.task.heldout], parts.sampling(is_greedy=True))
+    pairs = zip(parts.task.heldout, answers, strict=True)
+    right = [int(parts.task.is_right(each, one)) for each, (one,) in pairs]
+    assert [each["correct"] for each in found] == [right] * ranks
+    assert [sum(each) for each in asked] == [len(right) // ranks] * ranks
+    assert [max(each) for each in asked] == [most // ranks] * ranks
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"), [({}, 3), ({"task": "frozen_lake", "map_size": 2, "max_turns": 4}, 8)]
+)
+def test_what_divides_a_row_of_dr_grpo_is_what_an_answer_may_have_not_what_the_longest_one_has(
+    settings: dict[str, Any], longest: int
+) -> None:
+    parts = assemble(changed(SMALL, aggregation="seq-mean-token-sum-norm", kl_coef=0.0, **settings), CPU, seed=0)
+    assert longest == parts.task.max_new_tokens * parts.task.max_turns
+    answers = rollout((1, 2)), rollout((1,))
+    of = parts.pack([Group(each, answers) for each in parts.task.train[:2]], torch.tensor([[1.0, -0.5], [0.5, 0.25]]))
+    advantages_BT = torch.where(of.mask_BT, of.rewards_B[:, None], 0.0)
+    found = parts.learner.update(of, parts.learner.look(of), Advantages(advantages_BT, None))
+    assert found.policy_loss == pytest.approx(-(2 * 1.0 - 0.5 + 2 * 0.5 + 0.25) / 4 / longest)
 
 
 def test_dynamic_sampling_stops_at_enough_groups_and_keeps_the_first() -> None:
@@ -296,3 +344,27 @@ def test_weights_are_published_when_all_ranks_have_their_answers_and_have_sent_t
 
     on_ranks(job)
     assert done == ["answers"] * 2 + ["receive"] * 2 + ["asks"] * 2
+
+
+def test_an_epoch_asks_each_prompt_once_and_leaves_out_what_is_less_than_a_step() -> None:
+    config = changed(SMALL, epochs=3, prompts_per_step=4)
+    parts = assemble(config, CPU, seed=0)
+    assert len(parts.task.train) == 10
+    epochs = [[each.text for _ in range(2) for each in parts.draw()] for _ in range(5)]
+    assert [len(set(asked)) for asked in epochs] == [8] * 5
+    assert len({tuple(asked) for asked in epochs}) == 5
+    assert {text for asked in epochs for text in asked} == {each.text for each in parts.task.train}
+    few = assemble(changed(config, prompts_per_step=16), CPU, seed=0)
+    assert len({each.text for each in few.draw()}) == 10
+
+
+@pytest.mark.parametrize("num_taken", range(6))
+def test_an_epoch_goes_on_at_the_prompt_where_it_was_left(num_taken: int) -> None:
+    config = changed(SMALL, epochs=3, prompts_per_step=4)
+    parts, other = (assemble(config, CPU, seed=seed) for seed in (0, 5))
+    for _ in range(num_taken):
+        parts.draw()
+    other.restore(parts.state(0))
+    assert difference(parts.state(0), other.state(0)) is None
+    for _ in range(5):
+        assert [each.text for each in parts.draw()] == [each.text for each in other.draw()]

@@ -234,6 +234,21 @@ def test_fine_tuning_is_a_run_too(scene: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("trainer: sft needs train_files=")
 
 
+@pytest.mark.usefixtures("signals")
+def test_of_epochs_and_steps_the_fewer_end_a_run_which_does_not_go_on_behind_its_end(
+    scene: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = scene / "out"
+    words = ["--out", str(out), "epochs=2", "distractors=0", "prompts_per_step=4", "mini_batches=1", "device=cpu"]
+    words += ["probe_packages=false"]
+    assert entry.main([*words, "steps=3"]) == 0
+    assert read(out)[-1]["steps_done"] == read(out)[0]["settings"]["steps"] == 3
+    assert entry.main([*words, "resume=true"]) == 0
+    assert [each["step"] for each in read(out) if each["kind"] == "step"] == [1, 2, 3, 4]
+    assert entry.main([*words, "steps=3", "resume=true"]) == 2
+    assert "resume=true: 4 steps are done, the run has 3" in capsys.readouterr().err
+
+
 def test_without_a_folder_it_says_that_one_is_needed(scene: Path) -> None:
     code, _, said = finish(start(scene, "steps=5"))
     assert (code, said) == (2, "trainer: the following arguments are required: --out\n")

@@ -188,7 +188,7 @@ def test_a_rank_that_does_not_end_with_the_others_is_named_and_stopped(
 
 
 def test_ranks_are_stopped_where_one_of_them_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, popen = [], subprocess.Popen
+    started, popen = list[Any](), subprocess.Popen
 
     def start(argv: list[str], **options: Any) -> Any:
         if started:
@@ -252,3 +252,19 @@ def test_a_process_alone_is_rank_0_whatever_a_launcher_left_behind(monkeypatch: 
     assert (launch.is_rank(), launch.rank()) == (False, 0)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert (launch.is_rank(), launch.rank()) == (True, 3)
+
+
+def test_ranks_that_a_launcher_started_are_checked_as_if_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    words = ["--out", str(tmp_path), "device=cpu"]
+    for word, says in {
+        "estimator=gae": "estimator=gae takes ranks=1: its critic learns from the rows of one rank only",
+        "prompts_per_step=15": "prompts_per_step=15 must be a multiple of ranks=2",
+        "ranks=1": "ranks=1, but WORLD_SIZE=2 says that a launcher started 2 processes",
+    }.items():
+        assert main([*words, word], interrupt=Interrupt()) == 2
+        assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

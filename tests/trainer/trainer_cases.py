@@ -16,6 +16,7 @@ from trainer.loop import train
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE, Records
 from trainer.models import build
+from trainer.models.decoder import Decoder
 from trainer.tasks.base import Characters, prompt
 from trainer.types import Group, Rollout, Stop
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.engines.base import Sampling, Tokens
-    from trainer.models.decoder import Decoder
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def changed(config: Config, **values: object) -> Config:
     for section in fields(config):
         part = getattr(config, section.name)
         own = {each.name: values[each.name] for each in fields(part) if each.name in values}
-        config = replace(config, **{section.name: replace(part, **own)})  # type: ignore[arg-type]
+        config = replace(config, **{section.name: replace(part, **own)})
     unknown = set(values) - set(config.flat())
     assert not unknown, unknown
     return config
@@ -66,6 +66,7 @@ def of_a_child() -> dict[str, str]:
 def decoder(config: Config = TINY, *, seed: int = 0) -> Decoder:
     """A decoder whose biases and norms are random too, so that leaving one out would show."""
     made = build(config, TEXT.vocabulary_size, seed=seed, device=CPU)
+    assert isinstance(made, Decoder)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -29,7 +29,9 @@ class Totals:
     num_tokens: Tensor | float  # where the mask is on
     num_rows: Tensor | float  # rows in the mean over rows; whether one without tokens counts is the convention's
     width: int  # tokens of the padded rows
-    scale: float | None = None  # what seq-mean-token-sum-norm divides a row by; None: the width
+    # What seq-mean-token-sum-norm divides a row by: the tokens that an answer may have. None: the width, which is that
+    # only where rows are padded to it.
+    scale: float | None = None
     norm_by_rows: bool = True  # seq-mean-token-sum-norm divides by num_rows too
 
 
@@ -53,7 +55,7 @@ def aggregate(losses_BT: Tensor, mask_BT: Tensor, mode: str, totals: Totals) -> 
     """This part's share of the step's loss, a scalar; the shares of all parts add up to the loss.
 
     token-mean: sum of all tokens over num_tokens (DAPO). seq-mean-token-sum: a row's sum, averaged over rows.
-    seq-mean-token-sum-norm: that over a constant (Dr. GRPO). seq-mean-token-mean: a row's mean, averaged (GRPO).
+    seq-mean-token-sum-norm: that over `scale` (Dr. GRPO). seq-mean-token-mean: a row's mean, averaged (GRPO).
     Raises ValueError for any other mode. Source: verl core_algos.agg_loss; TRL names them dapo, -, dr_grpo, grpo.
     Example: rows [1, 3] and [5, -] -> token-mean 3, seq-mean-token-sum 4.5, over width 2.25, seq-mean-token-mean 3.5
     """

@@ -40,6 +40,7 @@ class Convention:
     dual_clip: Literal["constant", "ratio", "double"]  # see Clip.dual
     gspo_ratio: Literal["token", "sequence"]  # gradient straight to each token, or through the mean of the row
     gspo_log_ratio_limit: float | None  # upper side only
+    gspo_aggregation: str | None  # of its policy loss alone, whatever is asked for; None: what is asked for
     cispo_bounds: Literal["around-one", "cap"]  # 1 - low to 1 + high, or at most `high` itself
 
     # divergence from the reference
@@ -73,6 +74,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         dual_clip="constant",
         gspo_ratio="token",
         gspo_log_ratio_limit=10.0,
+        gspo_aggregation="seq-mean-token-mean",
         cispo_bounds="around-one",
         kl_log_ratio_limit=20.0,
         kl_value_limit=10.0,
@@ -98,6 +100,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         dual_clip="ratio",
         gspo_ratio="sequence",
         gspo_log_ratio_limit=None,
+        gspo_aggregation=None,
         cispo_bounds="cap",
         kl_log_ratio_limit=None,
         kl_value_limit=None,
@@ -123,6 +126,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         dual_clip="double",
         gspo_ratio="sequence",
         gspo_log_ratio_limit=None,
+        gspo_aggregation=None,
         cispo_bounds="around-one",
         kl_log_ratio_limit=None,
         kl_value_limit=10.0,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +14,7 @@ from trainer.algorithms.adamw import AdamW, clip
 from trainer.shards import home, is_sharded, like, local, put, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor, nn
 
@@ -53,6 +55,35 @@ class Descent:
         """Forgets the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    @contextmanager
+    def summing(self, num_passes: int) -> Iterator[None]:
+        """Within it gradients of fewer than 32 bits are added up in float32, where several passes give a share each.
+
+        Each share goes into its sum as soon as it is there, so between two passes the sums alone are kept, 4 bytes a
+        number; at the end they are rounded once. Added up in bfloat16 the shares of 512 rows were 7 % off.
+        """
+        sums: dict[str, Tensor] = {}
+
+        def take(name: str, parameter: Tensor) -> None:
+            share = parameter.grad
+            assert share is not None
+            sums[name] = sums[name].add_(share) if name in sums else share.float()
+            parameter.grad = None
+
+        narrow = {name: self.parameters[name] for name in self.optimizer.master} if num_passes > 1 else {}
+        hooks = [
+            each.register_post_accumulate_grad_hook(partial(take, name))  # type: ignore[no-untyped-call]
+            for name, each in narrow.items()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, each in narrow.items():
+            if name in sums:
+                each.grad = sums.pop(name).to(each.dtype)
 
     def step(self, *, lr: float, grad_clip: float) -> float:
         """Moves the parameters by their gradients; gives back the gradients' common norm before it was bounded."""

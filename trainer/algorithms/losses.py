@@ -5,7 +5,8 @@
 advantage:
 
 - clip: max(-A r, -A clip(r, 1-low, 1+high)), the surrogate of PPO and GRPO; `Clip.dual` bounds it where A < 0.
-- gspo: the same with one ratio per answer, the geometric mean of its tokens'; meant for seq-mean-token-mean.
+- gspo: the same with one ratio per answer, the geometric mean of its tokens'; made for seq-mean-token-mean, which some
+  conventions take whatever is asked for.
 - cispo: -A clip(r) log p with no gradient through the clipped ratio, so that no token loses its gradient.
 - plain: -A log p, REINFORCE.
 

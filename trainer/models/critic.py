@@ -64,7 +64,9 @@ class Critic:
         """One optimizer step towards the returns; gives back the loss before it, the mean over the masked tokens."""
         self._descent.clear()
         num_tokens = batch.mask_BT.sum().clamp(min=1)
-        losses = [self._backward(batch, rows, old_BT, returns_BT, num_tokens) for rows in self._parts(batch)]
+        parts = self._parts(batch)
+        with self._descent.summing(len(parts)):
+            losses = [self._backward(batch, rows, old_BT, returns_BT, num_tokens) for rows in parts]
         self._descent.step(lr=self._optim.critic_lr, grad_clip=self._optim.grad_clip)
         return float(torch.stack(losses).sum())
 

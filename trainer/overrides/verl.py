@@ -305,14 +305,14 @@ _LOGGERS = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab"
 
 
 def _length(words: _Words, own: Mapping[str, str], made: Translation) -> None:
-    """Steps count more than epochs, as in verl; and what is written besides."""
+    """Of steps and epochs the fewer count, as in verl, whose loop ends with either; and what is written besides."""
     steps, epochs, logger = "trainer.total_training_steps", "trainer.total_epochs", "trainer.logger"
     if words.text(steps):
         made.put("steps", str(words.count(steps)), words.word(steps))
-        if epochs in words:
-            made.ignored[words.word(epochs)] = f"{steps} counts"
-    elif epochs in words:
-        made.put("epochs", str(words.count(epochs)), words.word(epochs))
+    if epochs in words:
+        beside = made.settings.get("steps") or own.get("steps")
+        why = f" (or steps={beside}, whichever is less)" if beside else ""
+        made.put("epochs", str(words.count(epochs)), words.word(epochs), why)
     if logger in words:
         given = [each.strip() for each in words.text(logger).split(",") if each.strip()]
         unknown = [each for each in given if each not in _LOGGERS]

@@ -150,7 +150,7 @@ IGNORED: Mapping[str, str] = {
     "data.return_raw_chat": "the prompt is kept",
     "data.dataloader_num_workers": "the questions are held in memory",
     "data.filter_overlong_prompts_workers": "the questions are read by one process",
-    "data.val_batch_size": "all held-out questions are answered at once",
+    "data.val_batch_size": "held-out questions are answered as many at a time as a step has rows",
     "reward_model.enable": "rewards come from the task or a function",
     "reward_model.reward_manager": "rewards come from the task or a function",
     "algorithm.filter_groups.metric": "groups are judged by their rewards",

@@ -8,10 +8,11 @@ which they ask.
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import time
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainer.config import BadSetting
@@ -113,7 +114,7 @@ class RayGenerator:
         # What is asked later fails with what these fail with.
         staff.settle(self._handle, place.seat, place.seating)
         _running.append(self._handle)
-        self._ask("prepare", "trainer.generator:serve", order)
+        self._ask("prepare", "trainer.generator:serve", _from_here(order))
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> Reply[Generated]:
         return self._ask("call", "generate", list(prompts), sampling)
@@ -169,6 +170,15 @@ class RayGenerator:
             # A lost connection: told where the answer is wanted.
             return Reply(self.name, GeneratorLost(self.name, f"cannot be asked: {one_line(error)}"))
         return Reply(self.name, asked)
+
+
+def _from_here(order: Order) -> Order:
+    """The order with the model's folder as this process would find it: the working folder of an actor is Ray's."""
+    model = order.config.model
+    if not model.path:
+        return order
+    model = replace(model, path=os.path.abspath(model.path))
+    return replace(order, config=replace(order.config, model=model))
 
 
 # The actors that this process has asked for and not ended.

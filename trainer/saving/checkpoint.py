@@ -94,6 +94,8 @@ def _file_limit() -> float:
 def load(folder: Path, device: torch.device) -> State:
     """The saved state; of a sharded one, see `sharded.load`, the tensors are on the disk still.
 
+    On the CPU its pages are read when they are needed, and are the same for all ranks of a machine. On a device where
+    a run has its own state there may be no room for it.
     Raises CorruptCheckpoint when a file is not the one that the manifest describes.
     Nothing else is loaded in its place: an older state beside it is named, and the choice is the reader's.
     """
@@ -112,7 +114,7 @@ def load(folder: Path, device: torch.device) -> State:
         raise CorruptCheckpoint(
             f"{path.name} has the digest {found[:16]}, not {saved.sha256[:16]}{_others(folder, saved)}"
         )
-    state: State = torch.load(path, map_location=device, weights_only=True)
+    state: State = torch.load(str(path), map_location=device, weights_only=True, mmap=device.type == "cpu")
     return state
 
 

@@ -14,6 +14,7 @@ import torch
 
 from trainer import device as devices
 from trainer.algorithms.packing import pack
+from trainer.models import ops
 from trainer.rollouts import collect
 from trainer.shards import local
 from trainer.stages import arithmetic, packages
@@ -101,17 +102,22 @@ def memory(parts: Parts, config: Config) -> Stage:
 
 
 def needed_bytes(parts: Parts, config: Config) -> int:
-    """Bytes still to be taken: gradients, and the logits of one forward pass with their gradient.
+    """Bytes still to be taken by a rank: gradients, and the logits that are held at a time, learning or sampling.
 
-    Weights, moments, reference and sampler are there already. A lower bound: activations inside the model are left out.
+    Weights, moments, reference and sampler are there already. A lower bound: activations inside the model are left out,
+    and so are the sampler's keys. Learning, the logits are made in parts, see `ops.chances`; sampling, they are those
+    of the next token of every row, and are counted where the engine takes its memory when it needs it.
     """
     parameters = [each for _, each in parts.learner.model.named_parameters() if each.requires_grad]
     gradients = sum(local(each).numel() * each.element_size() for each in parameters)
-    rollout = config.rollout
-    rows = rollout.prompts_per_step * rollout.rollouts_per_prompt // config.optim.mini_batches
+    rollout, vocabulary = config.rollout, parts.task.tokenizer.vocabulary_size
+    sampled = rollout.prompts_per_step * rollout.rollouts_per_prompt // parts.world.size
+    rows = sampled // config.optim.mini_batches
     rows = min(rows, config.optim.micro_batch_rows or rows)
-    # logits, their log-softmax and the gradient, in float32
-    return gradients + 3 * 4 * rows * parts.task.max_new_tokens * parts.task.tokenizer.vocabulary_size
+    learning = min(rows * parts.task.max_new_tokens * vocabulary, ops.LOGITS_AT_ONCE)
+    samples_here = rollout.engine in ("builtin", "transformers") and not config.has_generators
+    # In float32 logits and their log-softmax; learning also the gradient.
+    return gradients + max(3 * 4 * learning, 2 * 4 * sampled * vocabulary if samples_here else 0)
 
 
 def collective(world: World, device: torch.device) -> Stage:

@@ -25,7 +25,7 @@ from trainer.rollouts import collect
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainer.saving.disk import State
     from trainer.tasks.base import Task
     from trainer.turn import Turn
-    from trainer.types import Group
+    from trainer.types import Group, Prompt
 
 _NUM_SAMPLES = 5
 # The state once more, and the activations of a turn.
@@ -75,14 +75,15 @@ class Watch:
         parts = self._parts
         if faults.skips_validation(self._config.run.fault):
             return
-        with self._progress.part("testing"):
-            if parts.injection is not None:
+        if parts.injection is not None:
+            with self._progress.part("testing"):
                 parts.engine.receive(parts.learner.weights())
-            found = evaluate(parts)
-            by_source = of_validation(parts.task.heldout, found["correct"], task=self._config.task.task)
-            self._validated.setdefault(when, []).append(found["num_prompts"])
-            self._records.write("eval", when=when, step=step, **found, **by_source)
-            if parts.injection is not None:
+        found = evaluate(parts, self._progress)
+        by_source = of_validation(parts.task.heldout, found["correct"], task=self._config.task.task)
+        self._validated.setdefault(when, []).append(found["num_prompts"])
+        self._records.write("eval", when=when, step=step, **found, **by_source)
+        if parts.injection is not None:
+            with self._progress.part("testing"):
                 parts.publish(step)
 
     def split_off(self, step: int) -> Parts | None:
@@ -203,7 +204,7 @@ class Watch:
                 return None, {**result, **self._against_disk(live, folder), "next_step_equal": None}
             seed = self._config.run.seed + 1
             twin = assemble(self._config, self._parts.device, seed=seed, world=self._parts.world, engine=shared)
-            twin.restore(load(folder, self._parts.device))
+            twin.restore(load(folder, torch.device("cpu")))
         except CorruptCheckpoint as error:
             return None, {**result, "restored_equal": False, "next_step_equal": None, "reason": str(error)}
         name = self._first_of_ranks(difference(live, twin.state(step)))
@@ -239,17 +240,22 @@ def logprob_limits(config: Config) -> tuple[float, float]:
     return (LOGPROB_LIMIT, LOGPROB_LIMIT) if is_exact and config.rollout.engine != "vllm" else (4.0, 0.05)
 
 
-def evaluate(parts: Parts) -> dict[str, Any]:
+def evaluate(parts: Parts, progress: Progress) -> dict[str, Any]:
     """Greedy answers to every held-out prompt, in the task's order, from the engine's present weights.
 
     Each rank answers its share; all ranks have all of them. A collective.
     """
     task, world = parts.task, parts.world
-    own = world.share(task.heldout)
-    groups = collect(parts.engine, own, task, parts.sampling(is_greedy=True)) if own else []
+    own: list[tuple[int, str]] = []
+    for prompts in _at_once(world.share(task.heldout), parts):
+        # Each a part of its own: by parts that end a run is seen to get on.
+        with progress.part("testing"):
+            groups = collect(parts.engine, prompts, task, parts.sampling(is_greedy=True))
+            own += [_answer(task, group) for group in groups]
     answers: list[tuple[int, str]] = [(0, "")] * len(task.heldout)
-    for rank, some in enumerate(world.gather([_answer(task, group) for group in groups])):
-        answers[rank :: world.size] = some
+    with progress.part("testing"):
+        for rank, some in enumerate(world.gather(own)):
+            answers[rank :: world.size] = some
     correct = [is_right for is_right, _ in answers]
     shown = range(0, len(answers), -(-len(answers) // _NUM_SAMPLES))
     return {
@@ -263,6 +269,15 @@ def evaluate(parts: Parts) -> dict[str, Any]:
             for n in shown
         ],
     }
+
+
+def _at_once(prompts: Sequence[Prompt], parts: Parts) -> Iterator[Sequence[Prompt]]:
+    """The prompts, as many at a time as a step has rows: where those fit, these do. vllm gets all: it queues them."""
+    rollout = parts.config.rollout
+    size = rollout.prompts_per_step // parts.world.size * rollout.rollouts_per_prompt
+    if rollout.engine == "vllm":
+        size = max(1, len(prompts))
+    return (prompts[at : at + size] for at in range(0, len(prompts), size))
 
 
 def _answer(task: Task, group: Group) -> tuple[int, str]:

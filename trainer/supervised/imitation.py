@@ -53,10 +53,12 @@ class Imitator:
         batch = self._batch(groups)
         num_tokens = self._world.add(batch.mask_BT.sum()).clamp(min=1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        for rows in self._parts(batch):
-            share = self._surprise(select(batch, rows)) / num_tokens
-            share.backward()  # type: ignore[no-untyped-call]
-            loss += share.detach()
+        parts = self._parts(batch)
+        with self._descent.summing(len(parts)):
+            for rows in parts:
+                share = self._surprise(select(batch, rows)) / num_tokens
+                share.backward()  # type: ignore[no-untyped-call]
+                loss += share.detach()
         self._world.add_gradients(self._descent.parameters.values())
         norm = self._descent.step(lr=lr, grad_clip=self._optim.grad_clip)
         return Lesson(float(self._world.add(loss)), norm, int(num_tokens))

@@ -87,7 +87,7 @@ def assemble(config: Config, device: torch.device, world: World) -> Tuning:
     train = _groups("train_files", config.task.train_files, tokenizer, config)
     val = _groups("val_files", config.task.val_files, tokenizer, config) if config.task.val_files else []
     if config.run.epochs:
-        steps = max(1, config.run.epochs * len(train) // config.rollout.prompts_per_step)
+        steps = min(config.run.steps, max(1, config.run.epochs * len(train) // config.rollout.prompts_per_step))
         config = replace(config, run=replace(config.run, steps=steps))
     model = models.build(config, tokenizer.vocabulary_size, seed=config.run.seed, device=device)
     imitator = Imitator(model, config.optim, pad=tokenizer.pad, device=device, world=world)

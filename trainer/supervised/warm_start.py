@@ -63,24 +63,29 @@ def run(parts: Parts, config: Config, records: Records, progress: Progress) -> N
     generator = torch.Generator().manual_seed(config.run.seed + _APART)
     losses: list[float] = []
     ended = None
-    with progress.part("warm_start"):
-        for step in range(1, optim.warm_start_steps + 1):
+    # Each lesson and each look is a part of its own: by parts that end a run is seen to get on.
+    for step in range(1, optim.warm_start_steps + 1):
+        with progress.part("warm_start"):
             prompts = parts.world.share(draw(task.train, config.rollout.prompts_per_step, generator))
             lesson = imitator.step([demonstration(prompt, task) for prompt in prompts], lr=optim.warm_start_lr)
-            losses.append(lesson.loss)
-            if step % _EVERY and step < optim.warm_start_steps:
-                continue
-            accuracy = share_right(parts) if optim.warm_start_until else None
-            if accuracy is not None and accuracy >= optim.warm_start_until:
-                ended = "reached"
-            elif step == optim.warm_start_steps:
-                ended = "steps"
-            loss, losses = sum(losses) / len(losses), []
-            told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": lesson.grad_norm}
-            told |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
-            records.write("warm-start", step=step, of=optim.warm_start_steps, **told)
-            if ended:
-                break
+        losses.append(lesson.loss)
+        if step % _EVERY and step < optim.warm_start_steps:
+            continue
+        accuracy = None
+        if optim.warm_start_until:
+            with progress.part("warm_start"):
+                accuracy = share_right(parts)
+        if accuracy is not None and accuracy >= optim.warm_start_until:
+            ended = "reached"
+        elif step == optim.warm_start_steps:
+            ended = "steps"
+        loss, losses = sum(losses) / len(losses), []
+        told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": lesson.grad_norm}
+        told |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
+        records.write("warm-start", step=step, of=optim.warm_start_steps, **told)
+        if ended:
+            break
+    with progress.part("warm_start"):
         parts.start_here()
         parts.publish(0)
 

@@ -25,8 +25,8 @@ class Source:
 
     def __init__(self, folder: Path, known: dict[str, Any] | None = None) -> None:
         self.folder = folder
-        self.known = {"torch": torch, "np": np, "F": F, "math": math, "defaultdict": defaultdict, "Optional": Optional}
-        self.known |= {"Any": Any, "Callable": Callable, **(known or {})}
+        self.known: dict[str, Any] = {"torch": torch, "np": np, "F": F, "math": math, "Optional": Optional}
+        self.known |= {"defaultdict": defaultdict, "Any": Any, "Callable": Callable, **(known or {})}
 
     def borrow(self, path: str, *names: str) -> None:
         """Makes top-level functions and constants of a file known."""
@@ -59,7 +59,9 @@ class Source:
 def _between(function: ast.FunctionDef, first: str, last: str) -> list[ast.stmt]:
     for node in ast.walk(function):
         for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            texts = [ast.unparse(each) for each in body] if isinstance(body, list) else []
+            if not isinstance(body, list):
+                continue
+            texts = [ast.unparse(each) for each in body]
             starts = [number for number, text in enumerate(texts) if text.startswith(first)]
             ends = [number for number, text in enumerate(texts) if text.startswith(last)]
             if starts and ends:
@@ -151,7 +153,8 @@ def update(*, extreme: bool = False, zero_outside: bool = False, per_answer: boo
 
 
 def leaf(batch: dict[str, Any], name: str) -> torch.Tensor:
-    return batch[name].clone().requires_grad_()
+    found: torch.Tensor = batch[name].clone().requires_grad_()
+    return found
 
 
 def gradient(loss: torch.Tensor, of: torch.Tensor) -> torch.Tensor:

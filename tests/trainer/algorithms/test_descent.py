@@ -73,6 +73,38 @@ def test_its_state_brings_it_back_bit_for_bit(dtype: torch.dtype) -> None:
     assert fresh.updates == descent.updates == 3
 
 
+def test_shares_in_bfloat16_add_up_as_in_float32_and_only_where_there_are_several() -> None:
+    """Half a number plus 1/512 is that half again in bfloat16."""
+    made = model(torch.bfloat16)
+    descent = Descent.start(made.named_parameters(), weight_decay=0.0)
+    for num_passes, wanted in ((512, 1.0), (1, 0.5)):
+        descent.clear()
+        with descent.summing(num_passes):
+            for _ in range(512):
+                (made.weight.sum() / 512).backward()
+                assert (made.weight.grad is None) == (num_passes > 1)
+        assert made.weight.grad is not None and made.weight.grad.dtype == torch.bfloat16
+        assert torch.equal(made.weight.grad, torch.full_like(made.weight, wanted))
+
+
+def test_shares_of_32_bits_and_more_stay_where_they_are() -> None:
+    made = model(torch.float32)
+    descent = Descent.start(made.named_parameters(), weight_decay=0.0)
+    with descent.summing(2):
+        made.weight.sum().backward()
+        assert made.weight.grad is not None
+
+
+def test_a_pass_that_breaks_leaves_nothing_behind() -> None:
+    made = model(torch.bfloat16)
+    descent = Descent.start(made.named_parameters(), weight_decay=0.0)
+    with pytest.raises(ZeroDivisionError), descent.summing(2):
+        made.weight.sum().backward()
+        raise ZeroDivisionError
+    made.weight.sum().backward()
+    assert made.weight.grad is not None and torch.equal(made.weight.grad, torch.ones_like(made.weight))
+
+
 def test_a_state_of_other_names_is_refused() -> None:
     with pytest.raises(KeyError, match="weight"):
         copy_into({"weight": torch.zeros(1)}, {"bias": torch.ones(1)})

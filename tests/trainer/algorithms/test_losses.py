@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -148,7 +149,7 @@ def test_gspo_has_one_ratio_per_answer_the_geometric_mean_of_its_tokens(conventi
 def test_a_weight_multiplies_loss_and_gradient_and_carries_none_itself(name: str) -> None:
     new_BT, old_BT, advantages_BT, mask_BT = answers()
     weights_BT = torch.full((3, 3), 0.5, dtype=torch.float64, requires_grad=True)
-    given = {"clip": CLIP, "convention": CONVENTIONS["verl"]}
+    given: dict[str, Any] = {"clip": CLIP, "convention": CONVENTIONS["verl"]}
     plain = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, **given).losses_BT
     halved = policy_loss(name, new_BT, old_BT, advantages_BT, mask_BT, **given, weights_BT=weights_BT).losses_BT
     assert torch.equal(halved, plain / 2)

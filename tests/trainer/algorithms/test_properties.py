@@ -262,6 +262,7 @@ def test_logits_of_nan_give_no_gradient_where_nothing_is_learnt_from_them() -> N
         logprobs_BT, entropy_BT = token_logprobs(given, tokens_BT, temperature=1.0)
         assert entropy_BT is not None
         (torch.where(mask_BT, logprobs_BT, 0.0).sum() + torch.where(mask_BT, entropy_BT, 0.0).sum()).backward()
+        assert given.grad is not None
         slopes.append(given.grad)
     assert torch.equal(slopes[0], slopes[1])
     assert slopes[1][0, 0].abs().max() > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ SAMPLER_BT = torch.tensor([[0.2, 0.5], [0.4, NAN]]).log()
 KEPT_BT = torch.tensor([[True, True], [True, False]])
 
 
-def weights(convention: str = "verl", **settings: object) -> list[list[float]]:
+def weights(convention: str = "verl", **settings: object) -> list[list[Any]]:
     given = {"level": "token", "cap": 2.0, **settings}
     found = correction(LEARNER_BT, SAMPLER_BT, KEPT_BT, CONVENTIONS[convention], **given)  # type: ignore[arg-type]
     return [[pytest.approx(each, rel=1e-5) for each in row] for row in found.weights_BT.tolist()]

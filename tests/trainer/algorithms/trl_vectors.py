@@ -115,7 +115,7 @@ def losses(source: Source) -> Iterator[Vector]:
             "num_items_in_batch": mask.sum(),
             "importance_sampling_ratio": batch["weights_BT"],
         }
-        return run(
+        found: torch.Tensor = run(
             self=trainer,
             per_token_logps=given,
             old_per_token_logps=batch["old_BT"],
@@ -124,6 +124,7 @@ def losses(source: Source) -> Iterator[Vector]:
             advantages=batch["advantages_BT"],
             entropy_mask=None,
         )["loss"]
+        return found
 
     kinds = [("clip", kind, "token", delta) for kind in TRL_LOSSES for delta in (None, 1.5)]
     kinds += [("gspo", "grpo", "sequence", None), ("gspo", "grpo", "sequence", 1.5), ("cispo", "cispo", "token", None)]

@@ -216,7 +216,7 @@ def test_a_reference_is_sent_once_and_held_by_every_rank_for_the_next_generator(
     last = engines[-1]
     slot = last.pool.slots[0]
     last._lose(slot, GeneratorLost("generator 0", "was ended"))
-    for each in (*last._send(slot), *last._send_reference(slot)):  # type: ignore[attr-defined]
+    for each in (*last._send(slot), *last._send_reference(slot)):
         each.result(5.0)
     assert house.started[-1] is not first
     assert house.started[-1].server._reference is not None
@@ -244,7 +244,7 @@ def test_who_waits_behind_others_has_time_for_their_turns() -> None:
 @pytest.mark.parametrize(("places", "ranks"), [(1, 3), (2, 3), (2, 4), (4, 4), (4, 2), (0, 2)])
 def test_of_those_that_share_a_generator_exactly_one_sends(places: int, ranks: int) -> None:
     numbers: Any = list(range(places))
-    senders: dict[int, int] = {}
+    senders: dict[Any, int] = {}
     for rank in range(ranks):
         told = sharing(places, rank, ranks)
         for place in share(numbers, rank, ranks):

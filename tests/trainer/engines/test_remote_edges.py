@@ -165,7 +165,7 @@ def test_a_server_whose_weights_are_not_of_one_version_answers_nothing() -> None
     def half(sent: Mapping[str, Tensor]) -> None:
         raise KeyError("half of it")
 
-    engine.receive = half  # type: ignore[method-assign]
+    engine.receive = half  # type: ignore[method-assign, assignment]
     server = Server(engine)
     sampling = replace(FOUR, seeds=(1,))
     assert server.generate(PROMPTS[:1], sampling).version == -1

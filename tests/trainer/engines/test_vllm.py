@@ -218,7 +218,7 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
     (model / "model-00001-of-00002.safetensors").write_bytes(b"old")
     llm = FakeLLM()
     fake = ModuleType("vllm")
-    fake.LLM = lambda **given: llm.calls.append(("LLM", given)) or llm  # type: ignore[attr-defined]
+    fake.LLM = lambda **given: llm.calls.append(("LLM", given)) or llm  # type: ignore[attr-defined, func-returns-value]
     fake.SamplingParams = params  # type: ignore[attr-defined]
     inputs = ModuleType("vllm.inputs")
     inputs.TokensPrompt = params  # type: ignore[attr-defined]
@@ -254,7 +254,8 @@ def test_a_runner_that_cannot_reload_is_reloaded_by_the_loader(monkeypatch: pyte
 
 
 def test_the_arguments_follow_the_configuration() -> None:
-    words = ["memory_fraction=0.3", "tensor_parallel=2", "sleep=true", "enforce_eager=true", "max_prompt_tokens=20"]
+    words = ["engine=vllm", "memory_fraction=0.3", "tensor_parallel=2", "sleep=true", "enforce_eager=true"]
+    words += ["max_prompt_tokens=20"]
     given = arguments(parse(words, devices=("cpu",)), task(), Path("somewhere"), seed=2**40 + 3)
     assert given["max_model_len"] == 27
     assert given["distributed_executor_backend"] == "mp"

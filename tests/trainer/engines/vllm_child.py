@@ -238,7 +238,7 @@ def handing_over(folder: Path, *words: str, is_qwen3: bool = False, is_plain: bo
     if is_plain:
         core.worker.model_runner = SimpleNamespace(get_model=partial(getattr, core.worker.model_runner, "model"))
     engine.receive(new)
-    seen = {"names": sorted(new), "received": same(engine.weights(), new)}
+    seen: dict[str, Any] = {"names": sorted(new), "received": same(engine.weights(), new)}
     engine._can_sleep = True  # the platform here cannot, so that a configuration with it would be refused
     core.worker.calls.clear()
     engine.sleep()

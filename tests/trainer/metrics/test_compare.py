@@ -34,7 +34,7 @@ def asked(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, 
 
 
 def test_the_difference_is_the_mean_of_the_steps_shares() -> None:
-    pairs = [({"x": 2}, {"x": 2.2}), ({"x": -4}, {"x": -3})]
+    pairs: list[tuple[dict[str, float], dict[str, float]]] = [({"x": 2}, {"x": 2.2}), ({"x": -4}, {"x": -3})]
     found = compare.difference("x", pairs)
     assert found is not None
     assert found.relative == pytest.approx((0.1 + 0.25) / 2)

@@ -52,7 +52,7 @@ class Fake:
         started = SimpleNamespace(
             log=lambda values, step: self.call("log", (step, values)), finish=lambda: self.call("finish")
         )
-        module.init = lambda **values: (self.call("init", values), started)[1]
+        module.init = lambda **values: (self.call("init", values), started)[1]  # type: ignore[func-returns-value]
         return module  # type: ignore[no-any-return]
 
 

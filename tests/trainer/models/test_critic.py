@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 from model_cases import EVEN, UNEVEN, batch_of
 
+from trainer.algorithms.descent import copy_into
+from trainer.algorithms.packing import select
 from trainer.config import Config, parse
 from trainer.models.critic import Critic, build
 
@@ -69,3 +71,24 @@ def test_its_state_brings_it_back() -> None:
     other.restore(state)
     other.update(batch, other.values(batch), ones_BT)
     assert torch.equal(other.values(batch), expected)
+
+
+def test_in_bfloat16_many_micro_batches_cost_no_precision() -> None:
+    """Measured with 300 rows: 0.003 off in one pass, 0.004 one by one; added up in bfloat16 these were 0.05 off."""
+    small = batch_of(*UNEVEN)
+    batch = select(small, torch.arange(len(small.tokens_BT)).repeat(50))
+    returns_BT = batch.tokens_BT.float() / 18
+    start = critic("dtype=bfloat16").state()
+
+    def gradient(*words: str) -> torch.Tensor:
+        made = critic("critic_lr=0", *words)
+        fresh = made.state()
+        copy_into(fresh["weights"], start["weights"])
+        made.update(batch, made.values(batch), returns_BT.to(fresh["weights"]["score"].dtype))
+        found = dict(made._model.named_parameters())["score"].grad
+        assert found is not None
+        return found.double()
+
+    exact = gradient("dtype=float64")
+    off = gradient("dtype=bfloat16", "micro_batch_rows=1") - exact
+    assert float(off.norm() / exact.norm()) < 0.01

@@ -116,7 +116,29 @@ def test_long_answers_attend_the_same_without_writing_scores_out(
 
 
 def test_logits_taken_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    _both_ways(batch_of(*UNEVEN), monkeypatch, ops, "_LOGITS_AT_ONCE")
+    _both_ways(batch_of(*UNEVEN), monkeypatch, ops, "LOGITS_AT_ONCE")
+
+
+def test_in_bfloat16_the_output_layers_gradient_does_not_depend_on_the_number_of_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Measured: 0.0033 off in one part, 0.0036 in 304; summed in bfloat16 these are 0.021 off."""
+    tokens, vocabulary, width = 8192, 100, 16
+
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        hidden_MH = (torch.randn(tokens, width, generator=generator) + 0.5).to(dtype)
+        weight_VH = (torch.randn(vocabulary, width, generator=generator) * 0.02).to(dtype).requires_grad_()
+        target_C = torch.randint(vocabulary, (tokens,), generator=generator)
+        places = {"source_C": torch.arange(tokens), "target_C": target_C}
+        logprobs_C, _ = ops.chances(hidden_MH, weight_VH, **places, temperature=1.0, with_entropy=False)
+        (-logprobs_C.mean()).backward()
+        assert weight_VH.grad is not None and weight_VH.grad.dtype == dtype
+        return weight_VH.grad.double()
+
+    exact = gradient(torch.float64)
+    monkeypatch.setattr(ops, "LOGITS_AT_ONCE", 27 * vocabulary)
+    assert float((gradient(torch.bfloat16) - exact).norm() / exact.norm()) < 0.01
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:

@@ -11,7 +11,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -21,7 +21,15 @@ from trainer_cases import of_a_child
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
-    from types import ModuleType
+
+    import namespaces as found_by_mypy
+
+    class Fixture:
+        """What the module that is loaded here has, for who reads types."""
+
+        machines = staticmethod(found_by_mypy.machines)
+        why_not = staticmethod(found_by_mypy.why_not)
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
 
@@ -44,7 +52,7 @@ KEPT = [Path(torch.__file__).parents[1]]
 class Spread:
     """A program on each of some hosts, and the run that the first leads."""
 
-    hosts: Any  # of the fixture
+    hosts: found_by_mypy.Machines
     programs: list[subprocess.Popen[bytes]]
     logs: list[Path]
     run: Trial
@@ -64,13 +72,13 @@ def told(number: int) -> str:
     return "has joined the Ray at" if number else "Ray's head is at"
 
 
-def namespaces() -> ModuleType:
+def namespaces() -> Fixture:
     spec = importlib.util.spec_from_file_location("namespaces", FIXTURE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["namespaces"] = module
     spec.loader.exec_module(module)
-    return module
+    return cast("Fixture", module)
 
 
 @contextmanager

@@ -82,7 +82,8 @@ def test_an_engine_that_the_nodes_own_sizes_tear_apart_is_refused() -> None:
 
 
 def test_the_size_of_an_engine_is_for_those_that_can_be_spread() -> None:
-    assert layout("train_cards=0-1", "infer_cards=2-3", "tensor_parallel=2").generators == ((2,), (3,))
+    assert layout("train_cards=0-1", "infer_cards=2-3").generators == ((2,), (3,))
+    assert "tensor_parallel=2 needs engine=vllm" in refusal("train_cards=0-1", "infer_cards=2-3", "tensor_parallel=2")
 
 
 def test_what_is_unfit_is_a_setting_that_cannot_be() -> None:

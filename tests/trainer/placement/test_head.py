@@ -54,7 +54,7 @@ def cluster(address: str) -> Any:
 
 
 def test_nodes_are_those_of_the_last_answer_or_of_one_from_now_on(listening: str) -> None:
-    there, ended = cluster(listening), []
+    there, ended = cluster(listening), list[str]()
     with heads.watched(there, ended.append) as head:
         assert head.nodes() == [HOME]
         there.seen = []
@@ -66,7 +66,7 @@ def test_a_head_that_is_silent_for_long_is_lost_and_one_that_nothing_listens_for
     for address, why in ((listening, r"it has been silent for"), ("127.0.0.1:9", "Connection refused")):
         there, ended = cluster(address), threading.Event()
         with ExitStack() as stack:
-            head = stack.enter_context(heads.watched(there, lambda lost, ended=ended: ended.set()))
+            head = stack.enter_context(heads.watched(there, lambda lost, ended=ended: ended.set()))  # type: ignore[misc]
             there.answers.clear()
             stack.callback(there.answers.set)
             with pytest.raises(heads.HeadLost, match=rf"Ray's head at {address} does not answer any more: .*{why}"):

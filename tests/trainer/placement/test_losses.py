@@ -171,7 +171,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ray_is_made_of_a_launchers_nodes_only_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster.is_to_be_made(Config())
     for word in ("ray=local", "ray=10.0.0.1:6379"):
-        assert not cluster.is_to_be_made(read([word], devices=("auto",)).config)
+        assert not cluster.is_to_be_made(read([word, "train_cards=0"], devices=("auto",)).config)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert not cluster.is_to_be_made(Config())
 

@@ -140,8 +140,8 @@ def test_three_hosts_learn_what_one_process_learns_and_take_the_steps_of_one_hos
         programs: list[subprocess.Popen[bytes]] = []
         logs = [tmp_path / f"{host.name}.log" for host in hosts]
         for number, host in enumerate(hosts):
-            log = stack.enter_context(logs[number].open("wb"))
-            programs.append(host.start("env", f"RANK={number}", *command(out, *SPLIT, "--nodes", "3"), log=log))
+            out_of = stack.enter_context(logs[number].open("wb"))
+            programs.append(host.start("env", f"RANK={number}", *command(out, *SPLIT, "--nodes", "3"), log=out_of))
             stack.callback(programs[-1].kill)
         codes = [program.wait(timeout=LIMIT_S) for program in programs]
         assert codes == [0, 0, 0], [log.read_text() for log in logs]

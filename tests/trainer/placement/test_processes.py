@@ -15,10 +15,10 @@ import torch
 from trainer_cases import ROOT, of_a_child
 
 from trainer.placement import occupant
-from trainer.placement.cards import Layout, Node, seat
+from trainer.placement.cards import Layout, Node, lost_nodes, seat
 from trainer.placement.generator import Packed, share
 from trainer.placement.reach import answers, how_lost
-from trainer.placement.supervise import Watch, lost_nodes
+from trainer.placement.supervise import Watch
 from trainer.weights.buckets import Packer, checksum, unpack
 
 if TYPE_CHECKING:

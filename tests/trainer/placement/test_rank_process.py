@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -16,11 +17,17 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
-from trainer.engines.serving import Server
+from trainer import distributed
+from trainer.__main__ import main
+from trainer.config import parse
+from trainer.distributed import World
+from trainer.engines.serving import Marks, Order, Server
+from trainer.interrupt import Interrupt
+from trainer.launch import PLACED
 from trainer.placement import generator as generators
-from trainer.placement import occupant
-from trainer.placement.cards import Layout, Node, Seating, seat
-from trainer.placement.generator import RayGenerator
+from trainer.placement import occupant, staff
+from trainer.placement.cards import Layout, Node, Seat, Seating, seat
+from trainer.placement.generator import Place, RayGenerator
 from trainer.placement.occupant import Occupant
 from trainer.placement.rank import _LAST, Heard
 from trainer.placement.staff import interfaces
@@ -173,6 +180,45 @@ def test_what_one_rank_has_put_into_rays_store_is_read_there_by_the_others(monke
     assert all(torch.equal(sent[name], each) for name, each in unpack(found).items())
     # Beside what the generator computes: an answer of another rank may take minutes.
     assert actor.groups == ["watch in watch", "call in work", "watch in watch"]
+
+
+def test_a_generator_is_told_where_a_model_is_that_is_named_from_the_ranks_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[Any] = []
+    handle = SimpleNamespace(
+        prepare=SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *w: asked.append(w)))
+    )
+    monkeypatch.setattr(staff, "actor", lambda *_, **__: handle)
+    monkeypatch.setattr(staff, "settle", lambda *_: None)
+    monkeypatch.setattr(generators, "_running", [])
+    place = Place(Seat("generator 0", (1,), 0, (1,)), seated("CPU", 1), None, "x")
+    for given, told in (("m/n", str(tmp_path / "m/n")), ("/m", "/m"), ("", "")):
+        config = parse([f"path={given}"], devices=("auto",))
+        RayGenerator(place, Order(config, Marks(4, 0, 1), 3, has_environment=False, seed=0))
+        assert asked[-1][1].config.model.path == told
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("path=m", "path=m starts in {folder}, which 10.0.0.2 does not have"),
+        ("train_files=/a,b.jsonl", "train_files=b.jsonl starts in {folder}"),
+        ("path=/m", "path=/m is no model folder"),
+    ],
+)
+def test_a_rank_misses_the_working_folder_only_where_a_path_starts_there(
+    word: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(PLACED, json.dumps({"ranks": ["10.0.0.1", "10.0.0.2"]}))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(distributed, "join", lambda *_, **__: World(1, 2))
+    folder = tmp_path / "gone"
+    words = ["--out", str(tmp_path / "out"), "--cwd", str(folder), "train_cards=0-1", "ranks=2", "device=cpu", word]
+    assert main(words, interrupt=Interrupt()) == 2
+    assert says.format(folder=folder) in capsys.readouterr().err
 
 
 def test_of_what_a_rank_says_the_end_is_kept_and_all_goes_on_also_from_programs_it_starts(tmp_path: Path) -> None:

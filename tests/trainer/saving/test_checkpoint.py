@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,6 @@ from trainer.saving.checkpoint import MANIFEST, CorruptCheckpoint, difference, f
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def state(seed: int = 0) -> dict[str, Any]:
@@ -36,6 +36,17 @@ def test_every_bit_comes_back_nan_and_negative_zero_too(tmp_path: Path) -> None:
     assert saved.tensors == 3
     assert saved.bytes == (tmp_path / saved.file).stat().st_size
     assert json.loads((tmp_path / MANIFEST).read_text())["sha256"] == saved.sha256
+
+
+def test_what_is_loaded_on_the_cpu_are_the_files_pages_until_it_is_changed(tmp_path: Path) -> None:
+    """So ranks of one machine hold it once, and none writes into it."""
+    path = tmp_path / save(state(), tmp_path).file
+    found = load(tmp_path, CPU)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    found["learner"]["policy"]["w"].zero_()
+    assert difference(load(tmp_path, CPU), state()) is None
+    path.unlink()
+    assert torch.equal(found["random"], state()["random"])
 
 
 def test_a_later_save_replaces_the_earlier_one_and_leaves_nothing_behind(tmp_path: Path) -> None:

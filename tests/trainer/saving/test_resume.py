@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 STEPS = 4
 # What a clock or the size of a process decides.
 TIMED = ("timing_", "perf/", "wall_s")
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "mini batches": {"mini_batches": 3, "lr_schedule": "cosine", "warmup_steps": 3},
     "adaptive KL": {"kl_in": "reward", "kl_controller": "adaptive", "kl_horizon": 20, "kl_coef": 0.05, "kl": "k1"},
     "noise": {"noise_stages": 3, "noise_start": 0.2, "noise_end": 0.05, "validate_every": 2},
@@ -39,6 +39,7 @@ KINDS = {
     "a critic": {"estimator": "gae", "lam": 0.9},
     "adapters": {"lora_rank": 2, "correction": "token"},
     "bfloat16": {"dtype": "bfloat16", "micro_batch_rows": 5},
+    "epochs": {"epochs": 9, "distractors": 0, "prompts_per_step": 4, "mini_batches": 1},
     "episodes": {"task": "frozen_lake", "map_size": 2, "max_turns": 2},
 }
 

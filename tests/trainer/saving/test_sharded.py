@@ -23,6 +23,7 @@ from trainer.config import parse
 from trainer.distributed import World
 from trainer.saving import manifest, resume, sharded
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, flatten, load, save
+from trainer.saving.disk import digest_of
 from trainer.saving.manifest import Saved
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no distributed checkpoints")
 
-SETTINGS = {"kl_coef": 0.1, "entropy_coef": 0.05, "lr": 0.01}
+SETTINGS: dict[str, Any] = {"kl_coef": 0.1, "entropy_coef": 0.05, "lr": 0.01}
 # A group for each rank.
 SCRIPT = """
 from core_cases import BARE, batch, update
@@ -254,7 +255,7 @@ def test_an_index_that_holds_code_is_not_run_though_its_digest_is_right(
     (path,) = checkpoint.glob("state-*/.metadata")
     path.write_bytes(pickle.dumps(Code()))
     told = json.loads((checkpoint / "manifest.json").read_text())
-    told["files"][".metadata"] = sharded.digest_of(path)
+    told["files"][".metadata"] = digest_of(path)
     (checkpoint / "manifest.json").write_text(json.dumps(told))
     state = load(checkpoint, CPU)
     with pytest.raises(CorruptCheckpoint, match=r"holds builtins\.print"):

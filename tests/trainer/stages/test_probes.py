@@ -19,6 +19,7 @@ from trainer.distributed import World
 from trainer.faults import WrongProducts
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
+from trainer.models import ops
 from trainer.saving.checkpoint import difference
 from trainer.stages import arithmetic, packages, probes
 from trainer.stages.stage import Stage, StageFailed, run
@@ -103,6 +104,18 @@ def test_what_a_run_still_needs_is_gradients_and_logits() -> None:
     numbers = sum(each.numel() for _, each in parts.learner.model.named_parameters())
     rows, tokens, vocabulary = 12, 3, 19
     assert probes.needed_bytes(parts, TINY) == 4 * numbers + 3 * 4 * rows * tokens * vocabulary
+
+
+def test_no_more_logits_are_needed_than_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = assemble(TINY, CPU, seed=0)
+    gradients = sum(4 * each.numel() for _, each in parts.learner.model.named_parameters())
+    rows, vocabulary = 12, 19
+    monkeypatch.setattr(ops, "LOGITS_AT_ONCE", 20)
+    elsewhere = changed(TINY, generators=1)
+    assert probes.needed_bytes(parts, TINY) == gradients + 2 * 4 * rows * vocabulary  # the sampler's
+    assert probes.needed_bytes(parts, elsewhere) == gradients + 3 * 4 * 20
+    halved = replace(parts, world=World(0, 2))
+    assert probes.needed_bytes(halved, TINY) == gradients + 2 * 4 * rows // 2 * vocabulary
 
 
 class Adding(World):

@@ -156,7 +156,7 @@ def test_a_run_that_is_left_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_every_transcript_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path, epochs=3), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path, epochs=3, steps=1000), CPU, World.alone())
     assert tuning.config.run.steps == 7  # 3 x 7 transcripts, 3 a step
     seen = [group.prompt.tokens for step in range(1, 8) for group in tuning.batch(step)]
     epochs = [seen[at : at + 7] for at in (0, 7, 14)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,7 @@ from trainer.saving.checkpoint import difference
 from trainer.supervised import warm_start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from trainer.config import Config
@@ -65,6 +66,21 @@ def test_a_share_that_is_not_reached_leaves_the_bound_and_costs_nothing_but_time
     assert difference(parts.learner.state(), other.learner.state()) is None
     assert torch.equal(parts.engine.random_state(), other.engine.random_state())
     assert torch.equal(parts.prompts_random.get_state(), other.prompts_random.get_state())
+
+
+def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
+    config = changed(LEARNS, warm_start_steps=13, warm_start_until=1.0)
+    ended: list[str] = []
+
+    class Counted(Progress):
+        @contextmanager
+        def part(self, name: str) -> Iterator[None]:
+            with Progress.part(self, name):
+                yield
+            ended.append(name)
+
+    warm_start.run(assemble(config, CPU, seed=0), config, NoRecords(), Counted())
+    assert ended == ["warm_start"] * (13 + 2 + 1)  # and what starts the run
 
 
 @pytest.mark.parametrize("task", ["successor", "frozen_lake"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,16 +20,19 @@ from trainer.tasks.custom import custom
 from trainer.tasks.rewards import RewardBroken
 from trainer.types import Prompt, Rollout, Stop
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ASKED = Prompt("2+3?", (), "5", {"data_source": "tests", "extra_info": {"index": 7}})
 
 
-def reward_of(folder: Path, source: str, *words: str) -> object:
+def reward_of(folder: Path, source: str, *words: str) -> Callable[[Prompt, Rollout], float]:
     (folder / "mine.py").write_text(source)
     return custom(settings(f"reward_function={folder / 'mine.py'}:score", *words).task, WORDS)
 
 
 def paid(folder: Path, source: str, answer: str = "5", *words: str) -> float:
-    return reward_of(folder, source, *words)(ASKED, said(answer))  # type: ignore[operator]
+    return reward_of(folder, source, *words)(ASKED, said(answer))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +109,8 @@ def test_after_a_hang_the_next_call_works(tmp_path: Path) -> None:
     source = "import time\ndef score(prompt, answer):\n    return time.sleep(60) if answer == 'slow' else 1.0"
     reward = reward_of(tmp_path, source, "reward_timeout_s=0.3")
     with pytest.raises(RewardBroken, match="did not answer"):
-        reward(ASKED, said("slow"))  # type: ignore[operator]
-    assert reward(ASKED, said("fast")) == 1.0  # type: ignore[operator]
+        reward(ASKED, said("slow"))
+    assert reward(ASKED, said("fast")) == 1.0
 
 
 @pytest.mark.parametrize(

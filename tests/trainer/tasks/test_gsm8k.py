@@ -139,7 +139,7 @@ def test_the_task_reads_the_parquet_it_wrote(tmp_path: Path) -> None:
 
 def test_an_integer_ground_truth_in_a_parquet_is_refused(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="writing parquet needs pyarrow")
-    import pyarrow
+    import pyarrow  # type: ignore[import-not-found]
 
     wrong = row(RAW, "train", 0) | {"reward_model": {"style": "rule", "ground_truth": 1262}}
     parquet.write_table(pyarrow.Table.from_pylist([wrong]), tmp_path / "train.parquet")
