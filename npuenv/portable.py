@@ -20,7 +20,9 @@ from npuenv.front.ui import Ui
 from npuenv.front.wish import FORMATS, FRAMEWORKS, HELP, Wish, form_of
 from npuenv.messages import LANGUAGES, Message, language_from_environment
 
-LEFT_OUT = ("--stack", "--fix", "--hosts")
+# Each with the key of what to do instead: a capture can be held against a stack, but it is nothing that can be mended.
+_INSTEAD = {"--stack": "stack", "--fix": "fix", "--hosts": "hosts"}
+LEFT_OUT = tuple(_INSTEAD)
 _FOLLOWERS = ("--dry-run", "-y", "--yes")  # have a meaning beside --fix alone
 _ABOUT = """\
 Say what is wrong on this machine for training on Ascend NPUs, why, and which command mends it.
@@ -29,8 +31,8 @@ Nothing on the machine is changed. The report is complete even where torch canno
 at is "unknown", never "fine".
 """
 _END = f"""\
-Left out in the single file: {", ".join(LEFT_OUT)}. Take a capture with --save here, and use
-`npuenv doctor --from FILE` with these options where npuenv is installed.
+Left out in the single file: {", ".join(LEFT_OUT)}. They need npuenv itself; for --stack take a capture with
+--save here, and use `npuenv doctor --from FILE --stack NAME` where npuenv is installed.
 
 Exit codes: 0 fine, 1 problems found, 2 wrong usage or input, 3 could not tell, 130 interrupted.
 """
@@ -83,7 +85,8 @@ def _require_inside(words: list[str]) -> None:
         name = word.partition("=")[0]
         if name in (*LEFT_OUT, *_FOLLOWERS):
             args = {"option": name, "program": shlex.quote(_program())}
-            raise BadInput(Message("doctor.left-out", args), Message("doctor.left-out-hint", args))
+            hint = Message(f"doctor.left-out-{_INSTEAD.get(name, 'fix')}-hint", args)
+            raise BadInput(Message("doctor.left-out", args), hint)
 
 
 class _Parser(argparse.ArgumentParser):

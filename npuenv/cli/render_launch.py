@@ -27,7 +27,7 @@ _SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the files.")
 @click.option("--recipe", metavar="NAME", help="A published run; --list names them.")
-@click.option("--list", "is_list", is_flag=True, help="Name the recipes and end.")
+@click.option("--list", "is_list", is_flag=True, help="With --for: name the recipes and end.")
 @click.option("--release", metavar="V", help="Release or commit of the framework (default: the stack's).")
 @click.option("--model", metavar="PATH|NAME", help="The model's folder, or its name on a hub.")
 @click.option("--cards-per-node", type=int, metavar="N", help="Cards of a node (default: the recipe's).")

@@ -27,6 +27,6 @@ def command(ui: Ui, *, request: Request) -> int:
     stack = resolve_or_stop(ui, request)
     if ui.is_json:
         ui.print_json({**as_json(stack, ui.lang), "exit": 0})
-    else:
+    elif not ui.is_quiet:
         show(stack, ui.console(), ui.lang)
     return 0

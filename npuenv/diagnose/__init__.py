@@ -158,7 +158,7 @@ def signs_of(
         signs["torch-npu-seen"] = facts.packages["torch-npu"].line
     if "vllm-ascend" in facts.packages:
         signs["vllm-ascend-seen"] = facts.packages["vllm-ascend"].line
-    if "failed" not in signs and _all_agrees(signs):
+    if not {"failed", "broke-off"} & signs.keys() and _all_agrees(signs):
         signs["all-agrees"] = signs["torch-pair-agrees"]
     return signs
 

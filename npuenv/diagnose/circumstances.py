@@ -39,9 +39,26 @@ def circumstances(facts: Facts, text: Text, matrix: Matrix) -> dict[str, Line]:
     for judge in (*_JUDGES, containers):
         for name, line in judge(facts, text):
             signs.setdefault(name, line)
-    for name, line in _chip(facts, matrix):
+    for name, line in (*_chip(facts, matrix), *_asked_of_pip(facts, text, matrix)):
         signs.setdefault(name, line)
     return signs
+
+
+_ASKED = re.compile(r"satisfies the requirement torch[-_]npu==([\w.+]+)", re.IGNORECASE)
+_UNREACHED = ("connection broken by", "could not fetch url")
+
+
+def _asked_of_pip(facts: Facts, text: Text, matrix: Matrix) -> Iterator[Sign]:
+    """`index-unreachable` where pip knows of no file because no index answered; `python-without-wheel` where the
+    release that was asked for has none for this Python."""
+    if text.first("from versions: none") and not any(text.all("(from versions: *.")):
+        yield from (("index-unreachable", line) for line in text.with_any(_UNREACHED)[:1])
+    for line in text.all("satisfies the requirement torch") if facts.python else ():
+        asked = _ASKED.search(line.text)
+        row = matrix.torch_npu_row(asked.group(1)) if asked else None
+        known = {*row.python_aarch64, *row.python_x86_64} if row else set()
+        if known and facts.python and facts.python.value not in known:
+            yield "python-without-wheel", line
 
 
 def _chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:

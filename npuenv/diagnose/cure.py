@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _OF_TORCH = ("torch-torch_npu-mismatch", "torch_npu-wrong-release", "install-order")
 _PIP = ("pip", "install")
+_INDEXES = ("pytorch-cpu", "huawei-ascend")  # together they hold what the default index lacks
 
 
 def cure(cause: str, facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...]:
@@ -28,6 +30,9 @@ def cure(cause: str, facts: Facts, matrix: Matrix) -> tuple[tuple[str, ...], ...
         return (("npuenv", "install", f"vllm-ascend-{plugin.version}", "--dry-run"),) if plugin else ()
     if cause == "torchvision-mismatch":
         return _companions(facts, matrix)
+    if cause == "pip-index":
+        urls = [index.url for label in _INDEXES if (index := matrix.index_row(label)) is not None]
+        return (("export", f"PIP_EXTRA_INDEX_URL={shlex.quote(' '.join(urls))}"),)
     return ()
 
 

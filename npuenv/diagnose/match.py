@@ -122,7 +122,9 @@ def _weight(row: Problem, line: Line, is_state: bool, ended_well: Line | None) -
     if row.kind != "cause":
         return 1
     if ended_well is not None and not row.even_if_worked:
-        return 0 if line.level or line.number > ended_well.number or is_state else _BEFORE_SUCCESS
+        if line.level or is_state:
+            return 0
+        return 1 if line.number > ended_well.number else _BEFORE_SUCCESS  # nothing takes back what comes last
     return _AS_WARNING if line.level in ("warning", "info") and not is_state else 1
 
 

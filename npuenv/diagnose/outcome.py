@@ -24,10 +24,15 @@ _WORKED = (
     "Output token throughput", "Request throughput", "device='npu:", "verification successful",
     "Graph capturing finished",
 )  # fmt: skip
+# A step that measured this is no success. An infinite norm of the gradient alone is none: scaled losses begin so.
+_NOT_A_NUMBER = re.compile(
+    r"(?:(?:loss|entropy|\bkl|_kl|log_?probs?)\w*['\"]?\s*[:=]\s*(?:[\w.]{1,20}\()?[+-]?(?:nan|inf)"
+    r"|grad_?norm['\"]?\s*[:=]\s*(?:[\w.]{1,20}\()?nan)\b", re.IGNORECASE,
+)  # fmt: skip
 _FAILED = re.compile(
     r"^\s*(?:\[[\d:., TZ-]{19,32}\] |E\s+)?(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|NotFound|Interrupt)\b(?::|$)"
     r"|^\s*Traceback|^Error\b|\bAborted \(core dumped\)"
-    r"|Segmentation fault|^\s*\[ERROR\]|^\s*ERROR: "
+    r"|Segmentation fault|^\s*(?:\S+: )?Bus error\b|段错误|总线错误|^\s*\[ERROR\]|^\s*ERROR: "
     r"|\bERR\d{5}\b|^\s*E[A-Z0-9]\d{4}: "
     r"|\[[Ee]rror\]|fatal error:|\berror: |exec format error|cannot open shared object"
     r"|undefined symbol|ret is -\d"
@@ -35,6 +40,26 @@ _FAILED = re.compile(
     r"|^\s*\[?E\d{4} |: command not found|No such file or directory$|\bcore dumped\b|\b[Pp]ermission denied\b"
     r"|execute failed|错误码|(?<!没有)(?<!没)(?<!任何)报错|\] Error \d|Failed (?:building wheel|to build) "
     r"|returned non-zero exit status|undefined reference to|out of memory\. Tried to allocate"
+)
+# How a run ends that says nothing itself: it was killed, or others say that it is gone. No version explains that, so
+# these are no signs of a failure in which versions are looked for; they only take the word back that all is well.
+_ENDED = re.compile(
+    r"(?:^|\d\s+|\]\s*[+-]?\s+|: )(?:Killed|Terminated)(?:: \d+)?(?:\s{2,}|$)|\bKilled process \d|\bOOMKilled\b"
+    r"|已杀死|已终止|被杀死|被 ?kill"
+    r"|\b(?:[Ee]xited \(|exit(?:ed with)?[ _]?(?:code|status)[:= ]+\(?|exitcode[:= ]+)-?[1-9]"
+    r"|\bkilled (?:due to|by)\b|\bmemory pressure \(OOM\)|\bSYSTEM_ERROR\b|\bSIG(?:KILL|TERM|BUS|SEGV|ABRT)\b"
+    r"|[Ww]atchdog caught|\b(?:actor|worker|raylet|process|engine)\b[^\n]{0,24}\b(?:died|is dead|was killed)\b"
+)
+# A line that a log calls an error itself, and not a sentence with that word.
+_LOGGED = re.compile(
+    r"(?:\([^()\n]{0,80}\)\s*)?(?:\[[^\]\n]{0,60}\]:?\s*){0,4}[\d\s:.,TZ/|+\[-]{0,40}"
+    r"(?:(?:ERROR|CRITICAL|FATAL)\b|E\d{3,4} )|.{0,100}[|-] ?(?:ERROR|CRITICAL|FATAL) ?[|-]"
+)
+_REFUSED_REQUEST = re.compile(r"\" 5\d\d\b")  # a server logs it as any other request
+_KILLED = re.compile(r"\bKilled\b|被?已?杀死|\bSIGKILL\b|exitcode[:= ]+-9\b|\(137\)")
+# What people write of a run that stands still.
+_SILENT = re.compile(
+    r"没有(?:任何)?(?:输出|反应|响应)|无(?:输出|响应|反应)|卡住|卡死|\b(?:hangs|hung|stuck|no output|freezes)\b"
 )
 # What failed below Python: there a version of CANN or of the driver can be the reason.
 _NATIVE = re.compile(
@@ -71,9 +96,14 @@ def recovery(text: Text) -> Recovery:
 
 
 def outcome(text: Text, recovered: Recovery) -> dict[str, Line]:
-    """`worked`, `failed`, `failed-natively`, `ended-well` where nothing failed after the last success; and frames."""
+    """`worked`, `failed`, `failed-natively`, `ended-well` where nothing failed after the last success; and frames.
+
+    `broke-off`: where the last word is not good, though nothing says what failed: a step measured `no-number`, or
+    something `killed` the run.
+    """
     signs: dict[str, Line] = {}
-    good = max((line for wanted in _WORKED for line in text.all(wanted)), key=_number, default=None)
+    measured = (line for wanted in _WORKED for line in text.all(wanted))
+    good = max((line for line in measured if not _is_no_number(line)), key=_number, default=None)
     bad = list(_failures(text.lines))
     if good is not None:
         signs["worked"] = good
@@ -82,6 +112,16 @@ def outcome(text: Text, recovered: Recovery) -> dict[str, Line]:
     if recovered.last is not None:
         signs.setdefault("worked", recovered.last)
         signs.setdefault("ended-well", recovered.last)
+    has_levels = good is None or good.level != "error"  # a collector can call every line an error
+    broken = next((line for line in reversed(text.lines) if _breaks_off(line, has_levels=has_levels)), None)
+    last = max((_number(line) for line in (good, recovered.last) if line is not None), default=0)
+    if broken is not None and broken.number > last:
+        signs["broke-off"] = broken
+        signs.pop("ended-well", None)
+        if _is_no_number(broken):
+            signs["no-number"] = broken
+        elif _KILLED.search(broken.text[:400]):
+            signs["killed"] = broken
     bad = [line for line in bad if line.number not in recovered.lines]
     if bad:
         signs["failed"] = bad[0]
@@ -92,6 +132,26 @@ def outcome(text: Text, recovered: Recovery) -> dict[str, Line]:
     signs.update(_explained(text, bad))
     signs.update(_crashed_at_import(text))
     return signs
+
+
+def _is_no_number(line: Line) -> bool:
+    return _NOT_A_NUMBER.search(line.text) is not None
+
+
+def _breaks_off(line: Line, *, has_levels: bool) -> bool:
+    """Whether a line says that a run broke off or stands still, that a step went wrong, or is an error of any log.
+
+    has_levels: whether the level of a line tells anything in this report
+    """
+    text = line.text[:400]
+    if typed_command(text) is not None or _is_noise(line):
+        return False
+    if _REFUSED_REQUEST.search(text) is not None or _is_no_number(line):
+        return True
+    if line.level in ("warning", "info"):
+        return False
+    is_logged = has_levels and line.level == "error" and _LOGGED.match(line.shown) is not None
+    return is_logged or _ENDED.search(text) is not None or _SILENT.search(text) is not None
 
 
 def _is_another_run(text: Text, bad: Sequence[Line], good: Line) -> bool:

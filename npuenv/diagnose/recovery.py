@@ -35,7 +35,9 @@ _PROGRESS = re.compile(
     r"|Application startup complete|\" 200 OK|Avg generation throughput",
     re.IGNORECASE,
 )
-_NO_PROGRESS = re.compile(r"\b(?:not|never|cannot|failed|fails|unable|isn't|without)\b|未|没|不能|失败", re.IGNORECASE)
+_NO_PROGRESS = re.compile(
+    r"\b(?:not|never|cannot|failed|fails|unable|isn't|without|nan)\b|未|没|不能|失败", re.IGNORECASE
+)
 # That someone dealt with an error.
 _HANDLED = re.compile(
     r"\bcaught\b|\bretr(?:y|ies|ied|ying)\b|\battempt(?:s|ing)? ?#?\d"

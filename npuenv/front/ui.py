@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+_PIPE_WIDTH = 10_000  # columns
+
 
 @dataclass(frozen=True, slots=True)
 class Ui:
@@ -38,8 +40,8 @@ class Ui:
                 raise BrokenPipeError
 
         stream = sys.stderr if stderr else sys.stdout
-        # A pipe has no width of its own; 80 columns would cut versions and paths in a log.
-        width = None if stream.isatty() or "COLUMNS" in os.environ else 120
+        # A pipe has no width of its own, and what is broken over lines cannot be searched for.
+        width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
         return Pipe(
             stderr=stderr, no_color=not self.has_color, highlight=False, emoji=False, width=width, soft_wrap=False
         )

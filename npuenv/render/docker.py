@@ -119,7 +119,7 @@ def _refuse_unfit(stacks: Mapping[str, Stack], locks: Mapping[str, Lock]) -> Non
         raise BadInput(Message("render.not-an-image", args), Message("render.not-an-image-hint", args))
     place = {"hardware": platform.hardware, "os": platform.os, "arch": platform.arch}
     if first.image is None:
-        raise BadInput(Message("render.no-base-image", {**args, **place}), Message("render.unknown-os-hint", args))
+        raise BadInput(Message("render.no-base-image", {**args, **place}), Message("render.no-base-image-hint", args))
     if layers.package_tool(platform.os) is None:
         raise BadInput(Message("render.unknown-os", {"os": platform.os}), Message("render.unknown-os-hint", args))
     for stack in stacks.values():

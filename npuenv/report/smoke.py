@@ -165,12 +165,20 @@ def print_summary(
 
 
 def _print_run(console: Console, records: Sequence[Record], lang: str) -> None:
+    from rich.cells import cell_len, set_cell_size
     from rich.table import Table
 
-    table = Table.grid(padding=(0, 2))
-    for label, value in _rows(records, lang):
-        table.add_row(say(Message(f"smoke.row-{label}"), lang), value)
-    console.print(table)
+    rows = [(say(Message(f"smoke.row-{label}"), lang), value) for label, value in _rows(records, lang)]
+    if console.is_terminal:
+        table = Table.grid(padding=(0, 2))
+        for label, value in rows:
+            table.add_row(label, value)
+        console.print(table)
+    else:  # a table fills its cells with blanks, in which nobody can search
+        width = max((cell_len(label) for label, _ in rows), default=0)
+        for label, value in rows:
+            line = f"{set_cell_size(label, width)}  {value}"
+            console.print(line.rstrip(), markup=False, soft_wrap=True)
     console.print()
 
 
@@ -182,10 +190,15 @@ def _print_findings(console: Console, findings: Sequence[Finding], lang: str) ->
     marked = Table.grid(padding=(0, 1))  # a grid, so that a long sentence goes on below its own beginning
     for finding in sorted(findings, key=lambda found: list(_MARKS).index(found.status)):
         mark, style = _MARKS[finding.status]
-        marked.add_row(Text(mark, style=style), Text(say(finding.says, lang)))
-        if finding.fix:
-            marked.add_row("", Padding(Text(f"→ {say(finding.fix.says, lang)}"), (0, 0, 0, 2)))
-    console.print(marked)
+        says, cure = say(finding.says, lang), f"→ {say(finding.fix.says, lang)}" if finding.fix else ""
+        if not console.is_terminal:
+            console.print("\n    ".join(filter(None, (f"{mark} {says}", cure))), markup=False, soft_wrap=True)
+            continue
+        marked.add_row(Text(mark, style=style), Text(says))
+        if cure:
+            marked.add_row("", Padding(Text(cure), (0, 0, 0, 2)))
+    if marked.row_count:
+        console.print(marked)
 
 
 def _print_verdict(console: Console, findings: Sequence[Finding], cause: Finding | None, lang: str) -> str:

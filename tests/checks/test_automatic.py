@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def context(prefix: str = "/env") -> Context:
     return Context(replace(facts, python=replace(facts.python, interpreter=known(python))), load_matrix(), None)
 
 
-def judged(*commands: tuple[str, ...], prefix: str = "/env", **more: bool) -> Fix:
+def judged(*commands: tuple[str, ...], prefix: str = "/env", **more: Any) -> Fix:
     fix = declared(Fix(SAYS, commands, **more), context(prefix))
     assert fix is not None
     return fix

@@ -108,7 +108,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cann.links", BROKEN_LINK, Status.WARN, "leads nowhere"),
     ("cann.kernels", both(NO_TABLE, kernels()), Status.FAIL, "no compiled operators"),
     ("cann.kernels", both(NO_TABLE, kernels("ascend910b")), Status.UNKNOWN, "npu-smi does not say"),
-    ("cann.kernels", both(NO_TABLE, lost("kernels")), Status.UNKNOWN, "npu-smi does not say"),
+    ("cann.kernels", both(NO_TABLE, lost("kernels")), Status.UNKNOWN, "could not be looked at"),
     ("cann.sourced", both(lost("toolkit"), put(closed=SHUT)), Status.SKIP, "cann.found"),
     ("cann.links", put(installs=Installs((HERE,), (), {})), Status.OK, ROOT),
     ("cann.links", put(installs=Installs((HERE,), ("/usr/local/Ascend/cann",), {})), Status.WARN, "leads nowhere"),

@@ -272,10 +272,10 @@ def test_one_change_gives_the_expected_finding(check: str, change: Change, statu
 @pytest.mark.parametrize("name", ["a2_healthy", "a3_healthy"])
 def test_a_healthy_host_has_no_problem_and_nothing_unknown(name: str) -> None:
     facts = collect(load_capture(HOSTS / f"{name}.json"), level=2)
-    findings = check_all(facts, framework="verl", level=2)
+    findings = check_all(facts, framework="vllm-ascend", level=2)
     odd = [(item.check, item.status) for item in findings if item.status not in (Status.OK, Status.SKIP)]
     assert odd == []
-    assert exit_code(findings, framework="verl") is ExitCode.FINE
+    assert exit_code(findings, framework="vllm-ascend") is ExitCode.FINE
     assert sum(item.status is Status.OK for item in findings) >= 38
 
 
@@ -305,7 +305,7 @@ def test_a_python_that_cannot_be_read_is_said_once_and_leaves_the_framework_unde
 def blind_python(facts: Facts) -> Facts:
     """A Python that did not answer, as the collector leaves it: every fact of it is unknown for the same reason."""
     why = Evidence("/opt/env/bin/python (inventory)", "killed by the guardian")
-    fields = {field.name: unknown(why) for field in dataclasses.fields(facts.python)}
+    fields: dict[str, Fact[Any]] = {field.name: unknown(why) for field in dataclasses.fields(facts.python)}
     return dataclasses.replace(facts, python=dataclasses.replace(facts.python, **fields))
 
 

@@ -427,11 +427,11 @@ def test_one_fault_gives_the_expected_finding_and_moves_no_other_check(
 
 def test_every_check_of_the_cards_network_has_a_fault_an_unknown_and_a_good_case() -> None:
     seen: dict[str, set[Status]] = {}
-    for check, _, status, _ in CASES + A3_CASES:
-        seen.setdefault(check, set()).add(status)
-    for name in ("a2_healthy", "a3_healthy"):
-        for check, finding in statuses(EditedHost(name)).items():
-            seen.setdefault(check, set()).add(finding.status)
+    for name, _, status, _ in CASES + A3_CASES:
+        seen.setdefault(name, set()).add(status)
+    for host in ("a2_healthy", "a3_healthy"):
+        for name, finding in statuses(EditedHost(host)).items():
+            seen.setdefault(name, set()).add(finding.status)
     for check in CHECKS:
         assert seen[check.id] & {Status.FAIL, Status.WARN, Status.UNKNOWN}, check.id
         assert Status.OK in seen[check.id], check.id

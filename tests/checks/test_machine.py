@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from changes import HEALTHY, both, find, gone, lost, put, variables
@@ -43,7 +43,7 @@ def table(*rows: tuple[int, int, str, str], init: str = "systemd") -> Change:
     return put(processes=Processes(100, init, tuple(found), tuple(item for item in found if item.is_zombie)))
 
 
-def cache(variable: str, **values: object) -> Cache:
+def cache(variable: str, **values: Any) -> Cache:
     return Cache(variable, "/data/cache", folder("/data/cache", mount=Mount("/data", "nfs4", ("rw",)), **values))
 
 

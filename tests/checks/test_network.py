@@ -306,8 +306,8 @@ def test_one_fault_gives_the_expected_finding_and_moves_no_other_check(
 
 def test_every_check_of_the_hosts_network_has_a_fault_and_a_good_case() -> None:
     seen: dict[str, set[Status]] = {}
-    for check, _, status, _ in CASES:
-        seen.setdefault(check, set()).add(status)
+    for name, _, status, _ in CASES:
+        seen.setdefault(name, set()).add(status)
     for check in CHECKS:
         assert seen[check.id] & {Status.FAIL, Status.WARN} and Status.OK in seen[check.id], check.id
 

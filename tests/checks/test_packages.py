@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from changes import HEALTHY, WHY, Change, both, cards, find, lost, packages, part, put, unread, variables
@@ -11,7 +11,7 @@ from changes import HEALTHY, WHY, Change, both, cards, find, lost, packages, par
 from npuenv.checks import Status, check_all
 from npuenv.checks.python import CHECKS
 from npuenv.facts.asker import not_asked
-from npuenv.facts.base import Evidence, absent, known, unknown
+from npuenv.facts.base import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.installs import Install, Installs
 from npuenv.facts.python.elf import MissingLibrary, MissingSymbols, MissingVersion
 from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
@@ -22,6 +22,8 @@ from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npuenv.facts.collect import Facts
 
 SITE = "/opt/env/lib/python3.11/site-packages"
@@ -57,7 +59,9 @@ def python(**state: object) -> Change:
     """The interpreter did not run; `state` gives what is known of its folder."""
 
     def change(facts: Facts) -> Facts:
-        found = {name: absent(WHY) if value is None else known(value, WHY) for name, value in state.items()}
+        found: dict[str, Fact[Any]] = {
+            name: absent(WHY) if value is None else known(value, WHY) for name, value in state.items()
+        }
         group = dataclasses.replace(facts.python, interpreter=absent(WHY), **found)
         return dataclasses.replace(facts, python=group)
 
@@ -454,7 +458,7 @@ def test_one_fault_moves_one_check() -> None:
 def test_a_module_that_hung_is_unknown_and_one_that_was_not_tried_is_skipped() -> None:
     def change(line: str) -> Change:
         rest = {name: value for name, value in (HEALTHY.python.imports.value or {}).items() if name != "ray"}
-        fact = known(rest, Evidence("/opt/env/bin/python -c 'import ray'", line))
+        fact: Fact[Mapping[str, Import]] = known(rest, Evidence("/opt/env/bin/python -c 'import ray'", line))
         return lambda facts: dataclasses.replace(facts, python=dataclasses.replace(facts.python, imports=fact))
 
     assert find(change("timed out")(HEALTHY), "python.ray-imports").status is Status.UNKNOWN
@@ -489,7 +493,7 @@ def test_level_0_judges_no_package_and_says_so() -> None:
     ],
 )
 def test_a_python_that_does_not_start_fails_and_one_that_hangs_is_unknown(line: str, status: Status) -> None:
-    fact = unknown(Evidence("/opt/env/bin/python (inventory)", line))
+    fact: Fact[Any] = unknown(Evidence("/opt/env/bin/python (inventory)", line))
     group = dataclasses.replace(HEALTHY.python, interpreter=fact, broken=absent(WHY))
     finding = find(dataclasses.replace(HEALTHY, python=group), "python.found")
     assert finding.status is status
@@ -497,7 +501,7 @@ def test_a_python_that_does_not_start_fails_and_one_that_hangs_is_unknown(line: 
 
 
 def test_an_interpreter_that_crashes_is_unknown_everywhere_and_stops_nothing() -> None:
-    lost_all = {field.name: unknown(WHY) for field in dataclasses.fields(HEALTHY.python)}
+    lost_all: dict[str, Fact[Any]] = {field.name: unknown(WHY) for field in dataclasses.fields(HEALTHY.python)}
     facts = dataclasses.replace(HEALTHY, python=dataclasses.replace(HEALTHY.python, **lost_all))
     found = {item.check: item for item in check_all(facts, level=2)}
     assert found["python.found"].status is Status.UNKNOWN

@@ -12,13 +12,14 @@ from changes import HEALTHY, WHY
 
 from npuenv.checks import Status, check_all
 from npuenv.checks.python import CHECKS
-from npuenv.facts.base import absent, known
+from npuenv.facts.base import Fact, absent, known
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
 from npuenv.messages import say
 from npuenv.resolve.derived import all_recipes
 
 if TYPE_CHECKING:
+    from npuenv.facts.cann.toolkit import Cann
     from npuenv.facts.collect import Facts
 
 FOLDER = Path(__file__).parents[2] / "lockfiles"
@@ -59,7 +60,7 @@ def facts(lock: Lock) -> Facts:
     python = dataclasses.replace(
         HEALTHY.python.interpreter.value, distributions=installed(lock), version=f"3.{minor.group(1)}.4"
     )
-    toolkit = absent(WHY)
+    toolkit: Fact[Cann] = absent(WHY)
     if recipe.cann and HEALTHY.cann.toolkit.value is not None:
         toolkit = known(dataclasses.replace(HEALTHY.cann.toolkit.value, version=recipe.cann), WHY)
     chip, device = ("310P3", "_310P") if recipe.hardware == ("310p",) else ("910B2", "A2")

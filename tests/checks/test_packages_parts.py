@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from changes import HEALTHY, Change, both, find, packages, part, put
 
 from npuenv.checks import Status, check_all
-from npuenv.facts.base import Evidence, absent, unknown
+from npuenv.facts.base import Evidence, Fact, absent, unknown
 from npuenv.facts.python.interpreter import Import
 from npuenv.messages import LANGUAGES, say
 
@@ -83,8 +84,8 @@ def test_one_change_gives_the_expected_finding_with_a_cure(
 
 
 def test_what_rests_on_a_torch_that_hangs_is_not_said_again() -> None:
-    hung = unknown(Evidence("/opt/env/bin/python -c 'import torch'", "timed out"))
-    untried = absent(Evidence("/opt/env/bin/python -c 'import torch'", "nothing that rests on it was tried"))
+    hung: Fact[Any] = unknown(Evidence("/opt/env/bin/python -c 'import torch'", "timed out"))
+    untried: Fact[Any] = absent(Evidence("/opt/env/bin/python -c 'import torch'", "nothing that rests on it was tried"))
     group = dataclasses.replace(HEALTHY.python, import_torch=hung, import_torch_npu=untried, imports=untried)
     found = {item.check: item for item in check_all(dataclasses.replace(HEALTHY, python=group), level=1)}
     assert found["python.torch-imports"].status is Status.UNKNOWN
@@ -117,3 +118,14 @@ def test_without_cards_the_python_is_measured_by_torch_and_not_by_torch_npu() ->
     )
     assert old.status is Status.FAIL and "torch_npu" not in say(old.says)
     assert new.status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("framework", "status"), [("verl", Status.UNKNOWN), ("roll", Status.OK), ("vllm-ascend", Status.OK)]
+)
+def test_a_framework_that_is_named_and_not_installed_is_not_called_ready(framework: str, status: Status) -> None:
+    parts = dict.fromkeys(("ray", "tensordict", "transformers", "datasets", "hydra_core", "codetiming"), "1.0")
+    finding = find(packages(verl=None, **parts)(HEALTHY), "python.framework-parts", framework=framework)
+    assert finding.status is status
+    if framework != "vllm-ascend":
+        assert f"{framework} itself is not" in say(finding.says)

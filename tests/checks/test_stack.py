@@ -13,6 +13,7 @@ from npuenv.checks.stack import CHECKS
 from npuenv.facts.base import Evidence, Fact, known, unknown
 from npuenv.facts.cann.toolkit import Cann
 from npuenv.facts.collect import Facts, collect
+from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.python.interpreter import Python
 from npuenv.matrix import load_matrix
 from npuenv.messages import say
@@ -48,7 +49,7 @@ def judged(named: Stack | None, *, has_cann: Fact[Cann], has_python: Fact[Python
     facts: Facts = replace(
         blank,
         environment=known(variables, SEEN),
-        npu=replace(blank.npu, driver=known(None, SEEN)),
+        npu=replace(blank.npu, driver=known(VersionInfo("25.2.0", "/driver/version.info", ""), SEEN)),
         cann=replace(blank.cann, toolkit=has_cann),
         python=replace(blank.python, interpreter=has_python),
     )

@@ -34,7 +34,7 @@ FAILURES = [
     ("plog_tls_inconsistent_EI0016", "hccl-tls-mismatch", True),
 ]
 # What a whole report says of its machine.
-REPORTS = {
+REPORTS: dict[str, dict[str, str | None]] = {
     "vllm_ascend_A3_cann8.3.RC1": {
         "torch": "2.7.1", "torch-npu": "2.7.1", "cann": "8.3.RC1", "driver": "25.3.rc1", "generation": "a3",
         "arch": "aarch64", "python": "3.11", "glibc": "2.39", "gcc": "13.3.0",
@@ -70,7 +70,7 @@ def test_a_report_of_an_environment_is_read_and_blames_nothing(name: str) -> Non
     found = diagnosed(TEXTS / "collect_env" / f"{name}.txt")
     assert (found.verdict is Verdict.CAUSE, found.causes) == (False, ())
     facts = found.facts
-    values = {key: seen.value for key, seen in facts.packages.items()}
+    values: dict[str, str | None] = {key: seen.value for key, seen in facts.packages.items()}
     for key in ("cann", "driver", "generation", "arch", "python", "glibc", "gcc"):
         seen = getattr(facts, key)
         values[key] = seen.value if seen else None

@@ -120,3 +120,69 @@ def test_a_rank_that_comes_after_another_gave_up_is_late() -> None:
     assert [(name, line.number) for name, line in late_ranks(late)] == [("late-rank", 3)]
     again = Text(lines_of("\n".join((came.format("00", 0), gave_up, came.format("03", 0)))))
     assert list(late_ranks(again)) == []
+
+
+STEP = "step:2 - actor/pg_loss:0.1 - actor/grad_norm:0.3"
+ANSWERED = 'INFO:     192.0.2.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'
+PAIRS = "torch==2.7.1\ntorch-npu==2.7.1\nvllm==0.11.0\nvllm-ascend==0.11.0rc1\nCANN 8.3.RC1"
+DEATHS = [
+    "Killed",
+    "run.sh: line 41: 3977 Killed  python3 -m verl.trainer.main_ppo",
+    "[1]+  已杀死               python3 train.py",
+    "command terminated with exit code 137",
+    "Reason: OOMKilled",
+    "(raylet) 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed",
+    "failed (exitcode: -9) local_rank: 0 (pid: 1) of binary: python",
+    "[rank3]:[E1122 10:00:00.1 ProcessGroupHCCL.cpp:500] Watchdog caught collective operation timeout",
+    "Bus error",
+    "Terminated",
+    "段错误 (核心已转储)",
+    "Worker exit type: SYSTEM_ERROR Worker exit detail: x",
+    "ERROR something failed",
+    "2026-11-22 10:00:00,123 - trainer - ERROR - something failed",
+    'INFO:     192.0.2.1:1 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
+    "跑到这里就一直没有输出",
+    "step:3 - actor/pg_loss:nan - actor/grad_norm:nan",
+    "step:3 - actor/pg_loss:np.float64(nan) - actor/grad_norm:0.2",
+    "{'loss': nan, 'grad_norm': 0.2, 'learning_rate': 1e-05}",
+]
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("before", [STEP, ANSWERED, PAIRS], ids=["steps", "requests", "versions that pair up"])
+def test_a_run_that_died_is_no_success(before: str, death: str, diagnosed: Callable[[str], Diagnosis]) -> None:
+    assert diagnosed(f"{before}\n{death}").verdict is not Verdict.NOT_ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO Killed 0 stale workers",
+        "INFO:     Shutting down",
+        "INFO: exit code 0",
+        "What does ERROR in the log mean?",
+        "WARNING x failed",
+        "step:3 - actor/pg_loss:0.1 - actor/grad_norm:inf",
+        "step:3 - actor/pg_loss:0.1 - critic/vf_explained_var:nan",
+    ],
+)
+def test_a_run_that_ended_well_stays_a_success(line: str, diagnosed: Callable[[str], Diagnosis]) -> None:
+    assert diagnosed(f"{STEP}\n{line}").verdict is Verdict.NOT_ENVIRONMENT
+
+
+def test_a_run_that_went_on_after_a_death_is_a_success(diagnosed: Callable[[str], Diagnosis]) -> None:
+    assert diagnosed(f"Killed\n{STEP}").verdict is Verdict.NOT_ENVIRONMENT
+
+
+def test_a_run_that_was_killed_may_have_lacked_memory(diagnosed: Callable[[str], Diagnosis]) -> None:
+    found = diagnosed(f"{STEP}\nKilled")
+    assert found.verdict is Verdict.CANNOT_TELL
+    assert [cause.id for cause in found.causes] == ["host-out-of-memory"]
+
+
+@pytest.mark.parametrize(
+    "line", ["Reason: OOMKilled", "2 Workers (tasks / actors) killed due to memory pressure (OOM)"]
+)
+def test_a_known_cause_below_the_last_success_is_the_cause(line: str, diagnosed: Callable[[str], Diagnosis]) -> None:
+    found = diagnosed(f"{STEP}\n{line}")
+    assert (found.verdict, found.causes[0].id) == (Verdict.CAUSE, "host-out-of-memory")

@@ -255,6 +255,7 @@ def test_a_combination_without_a_published_base_image_is_refused(sample: SimpleN
         rendered(sample, image=None)
     assert caught.value.message.key == "render.no-base-image"
     assert caught.value.message.args["os"] == "ubuntu22.04"
+    assert caught.value.hint == Message("render.no-base-image-hint", {"stack": "sample-1.0"})  # not the same command
 
 
 def test_an_unknown_system_is_refused(sample: SimpleNamespace) -> None:

@@ -27,7 +27,7 @@ def test_every_id_of_the_trainer_has_a_sentence() -> None:
     assert known_to_the_trainer() == set(IDS)
 
 
-ARGUMENTS = {
+ARGUMENTS: dict[str, dict[str, object]] = {
     "memory-full": {"used": 95, "device": "npu:0", "settings": "micro_batch_rows, max_new_tokens"},
     "micro-batch": {"used": 45, "device": "npu:0", "now": 2, "value": 4},
     "memory-fraction": {"used": 45, "device": "npu:0", "now": 0.4, "value": 0.5},

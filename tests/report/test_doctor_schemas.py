@@ -64,6 +64,7 @@ def test_a_document_that_differs_from_the_schema_is_found_out(blank: Facts, foun
         "automatic": True,
         "needs_root": False,
     }
+    change: dict[str, Any]
     for change in (
         {"exit": 2},
         {"summary": {}},

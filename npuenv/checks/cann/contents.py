@@ -103,7 +103,9 @@ def _for_any_chip(context: Context, cure: Fix) -> Verdict:
         return fail("cann.kernels-none-at-all", *fact.evidence, fix=cure, folder=fact.value.folder)
     if not (npu.smi_trouble.is_known or npu.smi.state is State.UNKNOWN):
         return skip("cann.kernels-skip")
-    return unsure("cann.kernels-no-chip", *npu.smi_trouble.evidence, chips=fact.value.chips if fact.value else ("?",))
+    if fact.value is None:
+        return unsure("cann.kernels-unread", *npu.smi_trouble.evidence)
+    return unsure("cann.kernels-no-chip", *npu.smi_trouble.evidence, chips=fact.value.chips)
 
 
 def _by_package(context: Context, row: Hardware, cure: Fix) -> Verdict:

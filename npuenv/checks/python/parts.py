@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
 from npuenv.checks.python.installed import install_here, is_for_npu, lines, pip, published_as, version_of
 
 _NPU = ("torch", "torch-npu", "numpy")
@@ -13,6 +13,7 @@ _PARTS = {
     "vllm-ascend": (*_NPU, "transformers", "vllm", "vllm-ascend"),
     "cpu": ("torch", "numpy"),
 }
+_NAMED_AFTER = ("verl", "roll")  # frameworks whose parts do not hold the distribution of the framework itself
 # One of these shows that the environment was made for it; else nothing was put into this Python yet.
 _SIGNS = {
     "verl": ("verl", "torch-npu"),
@@ -52,11 +53,18 @@ def _parts(context: Context) -> Verdict:
         return skip("python.parts-none", framework=framework)
     missing = missing_parts(context)
     if not missing:
-        return ok("python.parts-ok", framework=framework)
+        return _complete(context, framework)
     told = lines(context, *missing)
     return fail(
         "python.parts-fail", *told, fix=_install(context, framework, missing), framework=framework, packages=missing
     )
+
+
+def _complete(context: Context, framework: str) -> Verdict:
+    if framework not in _NAMED_AFTER or version_of(context, framework) is not None:
+        return ok("python.parts-ok", framework=framework)
+    # ROLL is started from its source tree, where no list of packages shows it: its absence is no open question.
+    return (ok if framework == "roll" else unsure)("python.parts-without", framework=framework)
 
 
 def _install(context: Context, framework: str, missing: tuple[str, ...]) -> Fix:

@@ -312,7 +312,7 @@ def _release_unknown(launch: Launch) -> Iterator[Problem]:
             severity="note",
             framework=launch.framework,
             known=known_releases(launch.framework),
-            source=_TABLE,
+            source=f"npuenv/matrix/keys/{launch.framework}.toml",
         )
 
 
