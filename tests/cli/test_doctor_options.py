@@ -12,7 +12,7 @@ import sys
 import time
 import venv
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
@@ -256,7 +256,8 @@ def test_a_terminal_gets_a_coloured_tree_of_its_width() -> None:
 
 @pytest.mark.parametrize("words", [("--no-color",), ()])
 def test_no_color_is_obeyed_on_a_terminal(words: tuple[str, ...]) -> None:
-    shown, _ = in_terminal(*REPLAY, *words, **({} if words else {"NO_COLOR": "1"}))
+    env: dict[str, Any] = {} if words else {"NO_COLOR": "1"}
+    shown, _ = in_terminal(*REPLAY, *words, **env)
     assert "\x1b" not in shown and "✘ FAIL" in shown
 
 

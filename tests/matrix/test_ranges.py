@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -20,7 +21,7 @@ POOL = [f"{release}{tail}{dev}" for release in RELEASES for tail in TAILS for de
 NAMED = [f"{release}{tail}" for release in RELEASES for tail in ("", "a1", "rc1", ".post1", ".dev1", "rc1.post1")]
 
 
-def specifiers() -> st.SearchStrategy[str]:
+def specifiers() -> Any:
     version = st.sampled_from(NAMED)
     plain = st.builds(
         lambda operator, each: operator + each, st.sampled_from(["==", "!=", "<=", ">=", "<", ">"]), version

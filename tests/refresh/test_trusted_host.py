@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,8 +31,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/away":
+            address: Any = self.server.server_address
             self.send_response(302)
-            self.send_header("Location", f"https://localhost:{self.server.server_address[1]}/")
+            self.send_header("Location", f"https://localhost:{address[1]}/")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
