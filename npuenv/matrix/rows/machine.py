@@ -34,7 +34,6 @@ class Cann(Row):
     driver_until: str = ""  # the newest series its notes name; a newer driver is a remark, not a conflict
     driver_named: tuple[str, ...] = ()  # drivers its notes name as the match
     numpy: str = ""  # what this era asks of numpy; "": nothing
-    ops_package: str = ""
 
 
 @dataclass(frozen=True, slots=True)
