@@ -21,6 +21,7 @@ import json, pathlib, sys
 sys.path.insert(0, {here!r})
 import torch
 torch.set_num_threads(1)
+from trainer import launch
 from trainer.distributed import join, leave
 from trainer.device import backend
 here = pathlib.Path({folder!r})
@@ -31,6 +32,7 @@ _END = """
 (here / f"found-{world.rank}.json").write_text(json.dumps(found))
 world.wait()
 leave(world)
+launch.leave(0)
 """
 LIMIT_S = 240
 
