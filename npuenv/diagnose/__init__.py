@@ -1,8 +1,8 @@
 """A pasted report -> what is wrong, the line that shows it, and what would tell more. Start from `diagnose`.
 
-Facts are read first (`packages`, `machine`, `session`), then signs are worked out of them (`agree`, `circumstances`,
-`outcome`), then the known problems of the matrix are held against texts and signs (`match`) and ranked (`rank`).
-No rule here decides on an error code alone.
+Errors that were mended further down are set aside (`reruns`). Facts are read first (`packages`, `machine`, `session`),
+then signs are worked out of them (`agree`, `circumstances`, `outcome`), then the known problems of the matrix are held
+against texts and signs (`match`) and ranked (`rank`). No rule here decides on an error code alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from npuenv.diagnose.match import Ground, match
 from npuenv.diagnose.mentions import unmentioned
 from npuenv.diagnose.outcome import outcome, recovery
 from npuenv.diagnose.packages import read_packages
-from npuenv.diagnose.rank import observations, rank, separated, verdict
+from npuenv.diagnose.rank import LEAST, SURE, observations, rank, separated, verdict
+from npuenv.diagnose.reruns import mended
 from npuenv.diagnose.search import Text
 from npuenv.diagnose.session import read_codes, read_docker, read_environ
 from npuenv.diagnose.types import Cause, Diagnosis, Facts, Observation, Seen, Verdict
@@ -29,7 +30,7 @@ from npuenv.matrix import Matrix, load_matrix
 from npuenv.matrix.problems import Problems, load_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.diagnose.recovery import Recovery
     from npuenv.host.report import Line, Paste
@@ -47,25 +48,48 @@ def diagnose(paste: Paste, matrix: Matrix | None = None, problems: Problems | No
     """What a report shows. Raises nothing for any text."""
     matrix, problems = matrix or load_matrix(), problems or load_problems()
     lines = unmentioned(bare(paste.lines))
-    text = Text(lines)
+    history = mended(lines)
+    text = Text(tuple(line for at, line in enumerate(lines) if at not in history))
     facts = read_facts(Text(tuple(map(_plain, lines))), matrix)
+    facts = _with_codes_of(text, facts) if history else facts
     recovered = recovery(text)
-    signs = signs_of(facts, text, matrix, problems, recovered)
+    signs = dict(signs_of(facts, text, matrix, problems, recovered))
+    if history:
+        signs.pop("all-agrees", None)  # it says that nothing failed
     matches = match(problems.rows, Ground(text, signs, facts.codes, recovered.lines))
     causes, other = rank(matches)
     said = verdict(causes, other)
     if said is Verdict.NOT_ENVIRONMENT:
-        causes = ()
+        causes, history = (), frozenset()
     cured = tuple(replace(cause, commands=cure(cause.id, facts, matrix)) for cause in causes)
+    past = Text(tuple(line for at, line in enumerate(lines) if at in history))
     return Diagnosis(
         verdict=said,
-        causes=separated(cured, problems),
+        causes=(*separated(cured, problems), *_past(past, facts, causes, matrix, problems)),
         observations=(*_own(paste), *observations(matches)),
         because=Observation(other.id, other.line) if other and said is Verdict.NOT_ENVIRONMENT else None,
         missing=_missing(facts, signs, said, causes) if paste.own is None else _missing_in_own(signs, said),
         facts=facts,
         exit_code=_EXIT[said],
     )
+
+
+def _with_codes_of(text: Text, facts: Facts) -> Facts:
+    """The facts with the error codes of a part of the report."""
+    return replace(facts, codes=read_codes(Text(tuple(map(_plain, text.lines)))))
+
+
+def _past(past: Text, facts: Facts, causes: Sequence[Cause], matrix: Matrix, problems: Problems) -> Iterator[Cause]:
+    """What mended errors had come from, as the weakest candidates: who looks for them finds them."""
+    if not past.lines:
+        return
+    facts = _with_codes_of(past, facts)
+    signs = signs_of(facts, past, matrix, problems)
+    known = {cause.id for cause in causes}
+    found, _ = rank(match(problems.rows, Ground(past, signs, facts.codes)))
+    for cause in found[:1]:
+        if cause.confidence >= SURE and cause.id not in known:
+            yield replace(cause, confidence=LEAST, commands=cure(cause.id, facts, matrix))
 
 
 def _own(paste: Paste) -> tuple[Observation, ...]:

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.diagnose.frames import frames
-from npuenv.diagnose.recovery import Recovery, runs_of, went_on
+from npuenv.diagnose.recovery import Recovery, names_trouble, runs_of, went_on
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
@@ -185,6 +185,19 @@ def _explained(text: Text, bad: Sequence[Line]) -> Iterator[tuple[str, Line]]:
     done = next(text.all("Successfully installed"), None)
     if done is not None and not any(line.number > done.number for line in bad):
         yield "installed", done
+
+
+def is_failure(line: Line) -> bool:
+    """Whether a line that was not typed says that something failed or was killed."""
+    is_said = line.level not in ("warning", "info") and _ENDED.search(line.text[:400]) is not None
+    return is_said or any(True for _ in _failures((line,)))
+
+
+def is_trouble(line: Line) -> bool:
+    """The same of a line that only looks like it: in doubt it does."""
+    if is_failure(line) or _breaks_off(line, has_levels=True):
+        return True
+    return line.level == "error" or (line.level not in ("warning", "info") and names_trouble(line))
 
 
 def _number(line: Line) -> int:

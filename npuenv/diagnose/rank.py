@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npuenv.matrix.problems import Problems
 
 SURE = 0.5  # from here on a candidate is called the cause
-_SHOWN = 0.25  # below this a candidate is not worth a line
+LEAST = 0.25  # below this a candidate is not worth a line
 _MAX_CAUSES = 5
 _ALMOST_SURE = 0.8
 _PER_MORE = 0.02  # what each further row for the same cause adds
@@ -35,7 +35,7 @@ def rank(matches: Sequence[Match]) -> tuple[tuple[Cause, ...], Cause | None]:
     other = [cause for (kind, _), cause in found.items() if kind == "not-environment"]
     causes = [_less_if_echo(cause, groups["cause", cause.id], causes) for cause in causes]
     causes.sort(key=lambda cause: (-round(cause.confidence, 2), cause.line.number, cause.id))
-    shown = tuple(cause for cause in causes if cause.confidence >= _SHOWN)[:_MAX_CAUSES]
+    shown = tuple(cause for cause in causes if cause.confidence >= LEAST)[:_MAX_CAUSES]
     return shown, max(other, key=lambda cause: cause.confidence, default=None)
 
 

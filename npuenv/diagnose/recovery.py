@@ -89,7 +89,7 @@ def went_on(lines: Sequence[Line], failures: Sequence[Line]) -> Recovery:
     last = None
     broken = max((line.number for line in failures), default=0)
     for run in _runs(lines):
-        progress = [at for at, line in enumerate(run) if _is_progress(line)]
+        progress = [at for at, line in enumerate(run) if is_progress(line)]
         if not progress:
             continue
         done = {at for at in range(progress[-1]) if _is_over(run, at, progress, broken)}
@@ -111,23 +111,35 @@ def runs_of(lines: Sequence[Line]) -> dict[int, str]:
 def _runs(lines: Sequence[Line]) -> Iterator[list[Line]]:
     held: list[Line] = []
     for line in lines:
-        is_other = _BREAK.match(line.text) or (_BRINGS_IN.match(line.text) and not (held and held[-1].text.strip()))
-        if is_other or typed_command(line.text) is not None:
+        if is_break(line, held[-1] if held else None) or typed_command(line.text) is not None:
             yield held
             held = []
         held.append(line)
     yield held
 
 
-def _is_progress(line: Line) -> bool:
+def is_break(line: Line, before: Line | None) -> bool:
+    """Whether a fence, a heading, the name of a node or a sentence brings in another log."""
+    if _BREAK.match(line.text):
+        return True
+    return _BRINGS_IN.match(line.text) is not None and not (before is not None and before.text.strip())
+
+
+def is_progress(line: Line) -> bool:
+    """Whether a line shows work that is being done."""
     text = line.text[:300]
     return _PROGRESS.search(text) is not None and _NO_PROGRESS.search(text) is None
+
+
+def names_trouble(line: Line) -> bool:
+    """Whether a line has a word in it that errors have."""
+    return _TROUBLE.search(line.text[:600]) is not None
 
 
 def _is_over(run: Sequence[Line], at: int, progress: Sequence[int], broken: int) -> bool:
     """Whether the line is an error that was dealt with before progress, or that progress simply went past."""
     line = run[at]
-    if not _TROUBLE.search(line.text[:600]):
+    if not names_trouble(line):
         return False
     after = [each for each in progress if each > at and stands_before(line, run[each])]
     if not after:

@@ -173,9 +173,9 @@ LONG = {
 
 @pytest.mark.parametrize("kind", LONG)
 def test_ten_megabytes_take_seconds_at_most(kind: str) -> None:
-    """About a second is usual; the limit leaves room for a busy machine."""
-    start = time.perf_counter()
+    """Of the processor: what else the machine does is no matter. A fifth of one is usual."""
+    start = time.process_time()
     paste = read_paste(LONG[kind], Redactor().text)
     diagnose(paste)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert len(paste.lines) < 12_000
