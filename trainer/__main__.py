@@ -241,6 +241,7 @@ def _lead(argv: Sequence[str], ranks: int, out: Path) -> int:
 def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
     """Runs with open records, the last of which says how it ended."""
     continued = None
+    interrupt.hold()  # until `_run` has begun: once they are open they say of a signal that it came
     try:
         if launch.rank() != 0:
             records: Records = NoRecords()
@@ -275,7 +276,7 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
 
 def _run(run: Running) -> None:
     config, progress = run.order.config, run.progress
-    with progress.part("import"):
+    with run.interrupt.put_off(), progress.part("import"):
         import torch
 
         from trainer import distributed
@@ -294,7 +295,7 @@ def _run(run: Running) -> None:
 
 def _train(run: Running, device: torch.device, world: World) -> None:
     """Learning from rewards."""
-    with run.progress.part("import"):
+    with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.algorithms.conventions import CONVENTIONS
         from trainer.assembly import assemble
         from trainer.faults import arithmetic
@@ -338,7 +339,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
 
 def _tune(run: Running, device: torch.device, world: World) -> None:
     """Supervised fine-tuning."""
-    with run.progress.part("import"):
+    with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.supervised import sft
     tuning = sft.assemble(run.order.config, device, world)
     parameters = [each for _, each in tuning.imitator.model.named_parameters()]

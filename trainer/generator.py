@@ -19,6 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trainer.engines.serving import Order, Server, start
+from trainer.interrupt import SIGNALS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,8 +46,9 @@ def serve(order: Order) -> Server:
 
 def main() -> int:
     """Serves until the input ends; 1 when the engine cannot be made, which the first answer then says."""
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # held back so far by whoever started this
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()

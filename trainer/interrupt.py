@@ -1,4 +1,7 @@
-"""Ctrl-C and the like: a run is left between two steps, with a checkpoint; at the second signal it is left at once."""
+"""Ctrl-C and the like: a run is left between two steps, with a checkpoint; at the second signal it is left at once.
+
+An import is not left in its middle either: where Python calls back while it cleans up, the exception would be lost.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Left(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class Interrupt:
-    """What to do with a signal: outside `held` it raises KeyboardInterrupt; within, the first one is remembered."""
+    """What to do with a signal: it raises KeyboardInterrupt, but the first one is remembered while signals are held."""
 
     name: str | None = None  # of the remembered signal
     _is_held: bool = False
@@ -47,6 +50,19 @@ class Interrupt:
             self.name, self._at = signal.Signals(number).name, now
         elif self.name is None or now - self._at >= _SAME_S:
             raise KeyboardInterrupt(signal.Signals(number).name)
+
+    def hold(self) -> None:
+        """From here on a first signal waits for the end of the next `put_off`."""
+        self._is_held = True
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Within it a first signal waits for its end, and raises KeyboardInterrupt there."""
+        self.hold()
+        yield
+        self._is_held = False
+        if self.name is not None:
+            raise KeyboardInterrupt(self.name)
 
     @contextmanager
     def held(self) -> Iterator[None]:

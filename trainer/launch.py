@@ -121,11 +121,12 @@ def end_with_launcher() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process; a rank without the interpreter's own end.
+    """Ends this process; a rank, and one that has used Ray, without the interpreter's own end.
 
-    The threads of gloo outlive their process group where shards use it, and may need Python while it is taken down.
+    The threads of gloo outlive their process group where shards use it, and those of Ray its connection; they, and
+    ours that wait for Ray, may need Python while it is taken down.
     """
-    if is_rank() and not is_placed():
+    if (is_rank() and not is_placed()) or "ray" in sys.modules:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

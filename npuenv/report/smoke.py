@@ -93,8 +93,13 @@ _LONG_S = 2.0
 
 
 def _running(record: Record, total: int | None) -> Message:
-    args = {name: f"{_number(record.get(key)):.3f}" for name, key in _SHOWN.items()}
+    args = {name: _running_number(record.get(key)) for name, key in _SHOWN.items()}
     return Message("smoke.running", {"step": record.get("step"), "steps": total or "…", **args})
+
+
+def _running_number(value: object) -> str:
+    """With three decimals; a dash where the run does not measure it, as the divergence without a reference policy."""
+    return "-" if value is None else f"{_number(value):.3f}"
 
 
 _SHOWN = {"reward": "critic/score/mean", "loss": "actor/loss", "kl": "actor/kl_loss"}

@@ -23,7 +23,8 @@ SCHEMA = "npuenv.metrics/1"
 LOGPROB_TOLERANCE = 1e-3
 # With 8 bits in products or weights, or another engine: the largest over a run, and the mean of a step.
 _ROUNDED_TOLERANCE = (4.0, 0.05)
-_WATCHED = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/entropy", "critic/score/mean")
+_KL = "actor/kl_loss"
+_WATCHED = ("actor/loss", "actor/pg_loss", _KL, "actor/entropy", "critic/score/mean")
 # Estimators whose baseline comes from the other answers to the same prompt.
 _BY_GROUP = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
 
@@ -151,7 +152,7 @@ def _how(died: Record) -> Message | str:
 
 def _generation(run: Reading) -> Finding:
     check, stage = "training.generation-ends", run.stage("generation")
-    if stage is None:
+    if stage is None or _is_open(stage):
         return _not_measured(check, "generation")
     args = {"answers": stage.get("answers"), "ended": stage.get("ended"), "groups": stage.get("groups")}
     if stage.get("cause") is not None:
@@ -167,7 +168,7 @@ def _generation(run: Reading) -> Finding:
 
 def _reward(run: Reading) -> Finding:
     check, stage = "training.reward", run.stage("reward")
-    if stage is None:
+    if stage is None or _is_open(stage):
         return _not_measured(check, "reward")
     if stage.get("cause") is not None:
         return _broken(check, stage)
@@ -210,7 +211,7 @@ def _wrong_reward(run: Reading, stage: Record) -> str | None:
 
 def _update(run: Reading) -> Finding:
     check, stage = "training.weights-move", run.stage("update")
-    if stage is None:
+    if stage is None or _is_open(stage):
         return _not_measured(check, "update")
     if stage.get("cause") is not None:
         return _broken(check, stage)
@@ -246,8 +247,12 @@ def _losses_finite(run: Reading) -> Finding:
     check = "training.losses-finite"
     if not run.steps:
         return finding(check, Status.UNKNOWN, "no-steps")
+    # Without a reference policy there is no divergence to measure; records of older runs have a 0 there.
+    may_lack = {_KL} if run.setting("kl_coef") == 0 else set()
     for step in run.steps:
         for name in _WATCHED:
+            if name not in step and name in may_lack:
+                continue
             if not math.isfinite(number(step, name)):
                 args = {"name": name, "value": str(step.get(name)), "step": step.get("step")}
                 return finding(check, Status.FAIL, "not-finite", args, evidence=step)
@@ -334,6 +339,8 @@ def _ranks(run: Reading) -> Finding:
     ranks = run.setting("ranks")
     if stage is None:
         return finding(check, Status.SKIP, "one-rank") if ranks in (None, 1) else _not_measured(check, "ranks-agree")
+    if stage.get("steps") == 0:
+        return _not_measured(check, "ranks-agree")
     if stage.get("passed") is True:
         return finding(check, Status.OK, "ranks-agree", {"ranks": ranks}, evidence=stage)
     args = {"ranks": str(stage.get("ranks")), "step": stage.get("first_step")}
@@ -343,13 +350,18 @@ def _ranks(run: Reading) -> Finding:
 def _measured(run: Reading, name: str, check: str) -> Finding:
     """A yes or no that the trainer measured itself; its record is the evidence."""
     stage = run.stage(name)
-    if stage is None:
+    if stage is None or _is_open(stage):
         return _not_measured(check, name)
     if stage.get("cause") is not None:
         return _broken(check, stage)
     if stage.get("passed") is True:
         return finding(check, Status.OK, name, evidence=stage)
     return finding(check, Status.FAIL, f"{name}-failed", evidence=stage)
+
+
+def _is_open(stage: Record) -> bool:
+    """Whether the trainer says that it could not tell: no step was taken, or there was no room to look."""
+    return stage.get("passed") is None and stage.get("cause") is None
 
 
 def _not_measured(check: str, name: str) -> Finding:

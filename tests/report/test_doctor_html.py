@@ -140,7 +140,7 @@ def _browse(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedPro
     quiet = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
     argv = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *quiet, "--disable-sync"]
     argv += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", f"--log-net-log={tmp_path / 'net'}"]
-    return subprocess.run([*argv, *options, page.as_uri()], capture_output=True, text=True, timeout=90, check=True)
+    return subprocess.run([*argv, *options, page.as_uri()], capture_output=True, text=True, timeout=300, check=True)
 
 
 def _asked_by_page(tmp_path: Path) -> set[str]:

@@ -111,6 +111,10 @@ def test_a_step_is_drawn_from_verls_names() -> None:
     step = {"kind": "step", "step": 1, "critic/score/mean": 0.25, "actor/loss": -0.5, "actor/kl_loss": 0.125}
     shown = drawn([{"kind": "header", "settings": {"steps": 1}}, step])
     assert shown.strip() == "step 1/1  reward 0.250  loss -0.500  KL 0.125"
+    del step["actor/kl_loss"]
+    assert drawn([{"kind": "header", "settings": {"steps": 1}}, step]).strip().endswith("loss -0.500  KL -")
+    step["actor/loss"] = "nan"
+    assert "loss nan  KL -" in drawn([{"kind": "header", "settings": {"steps": 1}}, step])
 
 
 def test_the_document_holds_the_stages(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -152,9 +153,10 @@ def test_a_run_that_waits_for_cards_is_ended_and_the_demand_named(
 
 
 def test_a_demand_that_is_met_later_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    after = f"time.sleep(0.5)\nfor line in {list(GOOD)!r}:\n    print(line, flush=True)\n    time.sleep(0.8)\n"
+    # Met well within the limit, and at work for longer than that.
+    after = f"time.sleep(0.5)\nfor line in {list(GOOD)!r}:\n    print(line, flush=True)\n    time.sleep(1.6)\n"
     target = make_target(tmp_path / "target", "verl", (PENDING,), after=after)
-    document, _ = smoke(capsys, target, "verl", "pending_limit_s=1")
+    document, _ = smoke(capsys, target, "verl", "pending_limit_s=4")
     assert document["verdict"] == "pass"
 
 
@@ -162,36 +164,53 @@ def test_a_silent_run_is_ended_with_everything_it_started(tmp_path: Path, capsys
     # A daemon in a group of its own whose parent is gone, as Ray's are after a crash of the driver.
     after = """
     import subprocess
-    place = str(here / "pid")
-    code = f"import os, time; os.setpgid(0, 0); open({place!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    place = here / "pid"
+    code = f"import os, time; os.setpgid(0, 0); open({str(place)!r}, 'w').write(str(os.getpid())); time.sleep(900)"
     subprocess.run(["sh", "-c", '"$0" -c "$1" & :', sys.executable, code])
-    time.sleep(300)
+    while not (place.is_file() and place.read_text()):
+        print(LAST, flush=True)
+        time.sleep(0.1)
+    print(LAST, flush=True)
+    time.sleep(900)
     """
+    after = f"LAST = {verl_step(1)!r}\n{textwrap.dedent(after)}"
     target = make_target(tmp_path / "target", "verl", (BEFORE, verl_step(1)), after=after)
-    document, _ = smoke(capsys, target, "verl", "silence_limit_s=2")
+    document, _ = smoke(capsys, target, "verl", "silence_limit_s=10")
     assert (document["exit"], document["cause"]) == (1, "backend-silent")
-    assert "wrote nothing for 2 s" in document["says"] and "step:1" in document["says"]
-    daemon = int((target / "pid").read_text())
-    assert not psutil.pid_exists(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE
+    assert "wrote nothing for 10 s" in document["says"] and "step:1" in document["says"]
+    assert is_gone(int((target / "pid").read_text()))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process is no more, or a zombie, within a time."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def test_an_interrupt_ends_the_run_and_leaves_the_daemons_of_others(tmp_path: Path) -> None:
     target = make_target(
-        tmp_path / "target", "verl", (BEFORE,), after="(here / 'pid').write_text(str(os.getpid()))\ntime.sleep(300)"
+        tmp_path / "target", "verl", (BEFORE,), after="(here / 'pid').write_text(str(os.getpid()))\ntime.sleep(900)"
     )
     words = ["smoke-train", "--backend", "verl", "--target", str(target), "-o", str(target / "out"), "--quiet"]
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
     command = subprocess.Popen(
         [sys.executable, "-m", "npuenv", *words], env={**os.environ}, stdout=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not ((target / "pid").exists() and (target / "pid").read_text()) and time.monotonic() < deadline:
             time.sleep(0.1)
         trains = int((target / "pid").read_text())
         command.send_signal(signal.SIGINT)
-        assert command.wait(30) == 130
-        assert not psutil.pid_exists(trains)
+        assert command.wait(240) == 130
+        assert is_gone(trains)
         assert other.poll() is None
     finally:
         for each in (command, other):

@@ -98,6 +98,16 @@ def test_one_fault_changes_one_finding_and_is_the_cause(records: list[Record], c
         assert say(named.says, lang) and say(named.fix.says, lang)
 
 
+def test_a_run_without_a_reference_policy_has_no_divergence_and_is_fine() -> None:
+    name = "actor/kl_loss"
+    lacking = [{key: value for key, value in each.items() if key != name} for each in good_run()]
+    missed = {"training.losses-finite": (FAIL, "not-finite")}
+    assert not_fine(reset(lacking, kl_coef=0.0)) == {}
+    assert not_fine(reset(changed("step", **{name: 0.0}), kl_coef=0.0)) == {}  # as runs once wrote it
+    assert not_fine(reset(changed("step", **{name: "nan"}), kl_coef=0.0)) == missed
+    assert not_fine(reset(lacking, kl_coef=0.001)) == not_fine(lacking) == missed
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_without_a_record_is_unknown_and_not_fine(name: str) -> None:
     found = not_fine(without("stage", name=name))
@@ -145,9 +155,34 @@ def test_the_moment_of_the_missing_validation_is_named(when: tuple[str, ...], wo
 
 
 @pytest.mark.parametrize("name", ["mask", "sampler-weights", "checkpoint"])
-@pytest.mark.parametrize("passed", [False, None, 1, "yes"])
+@pytest.mark.parametrize("passed", [False, 1, "yes"])
 def test_a_measurement_passes_only_when_it_says_true(name: str, passed: object) -> None:
     assert [status for status, _ in not_fine(restaged(name, passed=passed)).values()] == [FAIL]
+
+
+@pytest.mark.parametrize("name", ["mask", "sampler-weights", "checkpoint"])
+def test_a_measurement_that_could_not_be_made_is_unknown(name: str) -> None:
+    assert list(not_fine(restaged(name, passed=None, reason="no room")).values()) == [(UNKNOWN, "not-measured")]
+
+
+def test_a_run_that_went_on_after_its_last_step_has_measured_nothing() -> None:
+    """No answers, no rewards, no steps: nothing of that is a failure."""
+    none: Record = {"passed": None, "reason": "no step was taken"}
+    nothing: dict[str, Record] = {
+        "generation": {**none, "end_token": 18, "answers": 0, "ended": 0, "groups": 0, "groups_of_one_text": 0},
+        "reward": {**none, "answers": 0, "lowest": None, "highest": None, "groups_with_signal": 0, "lost": 0},
+        "update": {**none, "steps": 0, "lr_highest": None, "not_finite": 0, "moved": 0.0},
+        "mask": none, "sampler-weights": none, "checkpoint": {"passed": None, "reason": None},
+        "ranks-agree": {"passed": False, "steps": 0, "ranks": [], "first_step": None},
+    }  # fmt: skip
+    stages = [{"kind": "stage", "name": name, **said} for name, said in nothing.items()]
+    kept = [each for each in good_run() if each.get("name") not in nothing]
+    found = not_fine(reset([*kept, *stages], ranks=2))
+    assert set(found.values()) == {(UNKNOWN, "not-measured")}
+    assert set(found) == {
+        GENERATION, REWARD, UPDATE, "training.mask-exact", "training.weights-published", "training.ranks-agree",
+        "training.checkpoint-exact",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["import", "device", "decoder"])

@@ -137,7 +137,7 @@ def test_a_file_that_may_not_grow_is_named_as_a_checkpoint_that_cannot_be_writte
         preexec_fn=limit,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -92,7 +92,7 @@ class Meeting:
     """
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=30)
+        self.barrier = threading.Barrier(size, timeout=240)
         self.computes = threading.Lock()
         self.given: list[Any] = [None] * size
 

@@ -30,7 +30,7 @@ def child(program: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with child("import time; time.sleep(60)") as process:
+    with child("import time; time.sleep(600)") as process:
         yield process
         process.kill()
 
@@ -40,7 +40,7 @@ def test_an_exit_code_can_be_asked_for_again_and_again(code: int) -> None:
     with child(f"import os; os._exit({code})") as process:
         lock = process._waitpid_lock  # type: ignore[attr-defined]
         process._waitpid_lock = Untouchable()  # type: ignore[attr-defined]
-        assert [wait(process, 30), exit_code(process), wait(process, 0)] == [code] * 3
+        assert [wait(process, 120), exit_code(process), wait(process, 0)] == [code] * 3
         process._waitpid_lock = lock  # type: ignore[attr-defined]
         assert process.wait() == code
         assert exit_code(process) == code
@@ -48,7 +48,7 @@ def test_an_exit_code_can_be_asked_for_again_and_again(code: int) -> None:
 
 def test_a_signal_is_a_negative_code(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.send_signal(signal.SIGKILL)
-    assert wait(sleeper, 30) == -signal.SIGKILL
+    assert wait(sleeper, 120) == -signal.SIGKILL
 
 
 def test_one_that_runs_has_no_code_yet(sleeper: subprocess.Popen[bytes]) -> None:

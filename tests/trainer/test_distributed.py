@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # A rank's part of a check that needs two processes: gradients of two ranks against those of one.
 SCRIPT = """
-import os, sys, torch
+import torch
+from trainer import launch
 from trainer.distributed import join, leave
 world = join("gloo")
 weight = torch.nn.Parameter(torch.zeros(3))
@@ -37,6 +38,7 @@ assert world.gather({"rank": world.rank}) == [{"rank": 0}, {"rank": 1}]
 assert world.share([0, 1, 2, 3, 4, 5]) == [world.rank, world.rank + 2, world.rank + 4]
 world.wait()
 leave(world)
+launch.leave(0)
 """
 
 
@@ -90,7 +92,7 @@ def test_two_ranks_add_gradients_and_values(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=120)[1] for process in ranks]
+    said = [process.communicate(timeout=240)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], said
 
 
@@ -108,7 +110,7 @@ def test_two_ranks_give_the_update_of_one_when_they_see_its_rows(tmp_path: Path)
         ]  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-m", "trainer", "--out", str(out), *words],
-            cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=120, check=False,
+            cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         steps = [record for record in read(out) if record["kind"] == "step"]
@@ -145,7 +147,7 @@ def test_a_killed_rank_is_named_and_the_others_do_not_hang(tmp_path: Path) -> No
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "--out", str(out), "ranks=2", "steps=50", "fault=rank-dies", "device=cpu"],
-        cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     found = only(read(out), kind="ranks")
@@ -156,7 +158,7 @@ def test_a_rank_with_other_weights_is_found_in_the_step_where_it_differs(tmp_pat
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "--out", str(out), "ranks=2", "steps=6", "fault=rank-differs", "device=cpu"],
-        cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, env=of_a_child(), capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = only(read(out), kind="stage", name="ranks-agree")

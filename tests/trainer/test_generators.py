@@ -43,7 +43,7 @@ def of_children(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, of_a_child()[name])
 
 
-def wait_for(condition: Any, limit_s: float = 120.0) -> None:
+def wait_for(condition: Any, limit_s: float = 240.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
@@ -61,7 +61,7 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
 def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
     """Each moment is random within a step, generation, publishing and learning alike; the victim is too."""
-    order = Order.of(AHEAD, choose(AHEAD), seed=0)
+    order, others = Order.of(AHEAD, choose(AHEAD), seed=0), children_of(os.getpid())
     crew = pool(order, (0, 1))
     live = assemble(AHEAD, CPU, seed=0, engine=remote.over(crew, order, seed=0))
     chance, step, killed = random.Random(5), 0, 0
@@ -82,7 +82,7 @@ def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
     finally:
         live.close()
     assert all(each.endswith("was killed by SIGKILL") for each in crew.losses)
-    assert children_of(os.getpid()) == []
+    assert {*children_of(os.getpid())} <= {*others}
     whole = assemble(AHEAD, CPU, seed=0, engine=Crew(AHEAD).engine(2, seed=0))
     for number in range(1, step + 1):
         advance(whole, number, Progress())
@@ -118,7 +118,8 @@ def computed(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def steps_in(out: Path) -> int:
-    return sum(each["kind"] == "step" for each in read(out)) if (out / FILE).exists() else 0
+    """So far; the last line may not be written to its end."""
+    return (out / FILE).read_text(encoding="utf-8").count('"kind": "step"') if (out / FILE).exists() else 0
 
 
 @pytest.mark.slow

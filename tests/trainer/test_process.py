@@ -17,16 +17,18 @@ from trainer_cases import only, read
 
 from trainer import __main__ as entry
 from trainer.config import Config
-from trainer.interrupt import SIGNALS
+from trainer.interrupt import Interrupt
 from trainer.metrics.records import FILE, SCHEMA
-from trainer.saving import manifest
+from trainer.saving import manifest, resume
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent.parent
 # -P is new in 3.11; before that the empty folder does its work.
 ISOLATED = ["-P"] if sys.version_info >= (3, 11) else []
+# A process that imports torch takes 2 s to begin, and a minute on a slow and busy machine.
+LIMIT_S = 240.0
 
 
 @pytest.fixture
@@ -36,15 +38,6 @@ def scene(tmp_path: Path) -> Path:
     (tmp_path / "work").mkdir()
     (tmp_path / "path" / "trainer").symlink_to(ROOT / "trainer", target_is_directory=True)
     return tmp_path
-
-
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """A run in this process takes over its signals."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def environment(scene: Path) -> dict[str, str]:
@@ -67,7 +60,10 @@ def start(scene: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
     return process.returncode, out, err
 
 
@@ -104,7 +100,7 @@ def test_the_compiler_and_its_algebra_are_never_imported(scene: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "--out", str(scene / "out"), "steps=2", "device=cpu"],
-        capture_output=True, text=True, timeout=60, env=environment(scene), cwd=scene / "work", check=False,
+        capture_output=True, text=True, timeout=LIMIT_S, env=environment(scene), cwd=scene / "work", check=False,
     )  # fmt: skip
     assert (done.stdout.strip(), done.stderr) == ("0", "")
 
@@ -113,9 +109,7 @@ def test_the_compiler_and_its_algebra_are_never_imported(scene: Path) -> None:
 def test_an_interrupted_run_says_so_and_leaves_with_130(scene: Path, number: signal.Signals) -> None:
     out = scene / "out"
     process = start(scene, "--out", str(out), "steps=100000", "device=cpu")
-    deadline = time.monotonic() + 50
-    while time.monotonic() < deadline and not _has_steps(out):
-        time.sleep(0.05)
+    wait_for(lambda: _has_steps(out))
     process.send_signal(number)
     assert finish(process) == (130, "", "")
     end = read(out)[-1]
@@ -133,25 +127,28 @@ def test_at_the_second_signal_it_leaves_at_once_and_the_earlier_checkpoint_stays
     (scene / "work" / "slow.py").write_text(
         "import time\nasked = []\n"
         "def reward(*_, **__):\n    asked.append(1)\n    if len(asked) > 8:\n"
-        f"        open({str(scene / 'hangs')!r}, 'w').close()\n        time.sleep(60)\n    return 1.0\n"
+        f"        open({str(scene / 'hangs')!r}, 'w').close()\n        time.sleep(900)\n    return 1.0\n"
     )
     out, words = scene / "out", ["steps=9", "device=cpu", "prompts_per_step=2", "rollouts_per_prompt=2", "save_every=1"]
-    process = start(scene, "--out", str(out), *words, "reward_function=slow.py:reward")
-    deadline = time.monotonic() + 50
-    while time.monotonic() < deadline and not (scene / "hangs").exists():
-        time.sleep(0.05)
+    process = start(scene, "--out", str(out), *words, "reward_function=slow.py:reward", "reward_timeout_s=900")
+    wait_for((scene / "hangs").exists)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.8)
+    time.sleep(2.0)  # two that are heard within half a second count as one
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    code, printed, _ = finish(process)
+    code, printed, _ = finish(process)  # long before the reward comes back
     assert (code, printed) == (130, "")
-    assert time.monotonic() - began < 20
     assert read(out)[-1]["status"] == "interrupted"
     saved = manifest.read(out / "checkpoint")
     assert saved is not None
     assert saved.step == 2
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
 
 
 def _has_steps(out: Path) -> bool:
@@ -170,6 +167,65 @@ def test_an_interrupt_while_torch_is_imported_is_an_end_too(scene: Path) -> None
     assert only(read(out), kind="end")["status"] == "interrupted"
 
 
+INTERRUPTED_IN_A_CALLBACK = """
+import os, signal, sys
+
+class Cleaned:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            Cleaned()
+
+sys.meta_path.insert(0, Finder)
+from trainer.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_interrupt_that_an_import_would_lose_ends_the_run_all_the_same(scene: Path) -> None:
+    """What is raised where Python cleans up reaches nobody: it is printed, and the program goes on."""
+    out = scene / "out"
+    argv = [sys.executable, "-c", INTERRUPTED_IN_A_CALLBACK, "--out", str(out), "device=cpu", "steps=1"]
+    done = subprocess.run(
+        argv, env=environment(scene), cwd=scene / "work", capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    (end,) = read(out)
+    assert (end["kind"], end["status"], end["reason"]) == ("end", "interrupted", "SIGINT")
+
+
+def test_an_interrupt_between_the_opening_of_the_records_and_the_run_stands_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "set_aside", lambda out: signal.raise_signal(signal.SIGTERM))
+    assert entry.main(["--out", str(tmp_path / "out"), "device=cpu", "steps=1"]) == 130
+    (end,) = read(tmp_path / "out")
+    assert (end["status"], end["reason"]) == ("interrupted", "SIGTERM")
+
+
+def test_a_signal_that_was_put_off_is_heard_in_the_end_and_a_second_one_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupt, heard = Interrupt(), []
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interrupt.put_off():
+        interrupt.hear(signal.SIGTERM)
+        heard.append(interrupt.name)
+    assert heard == ["SIGTERM"]
+    interrupt = Interrupt()
+    with interrupt.put_off():
+        heard.append("nothing")
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+        interrupt.hear(signal.SIGINT)
+    later = time.monotonic() + 60
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"), interrupt.put_off():
+        interrupt.hear(signal.SIGTERM)
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        interrupt.hear(signal.SIGINT)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -179,17 +235,17 @@ def test_an_interrupt_while_torch_is_imported_is_an_end_too(scene: Path) -> None
     ],
 )
 def test_a_bad_setting_is_refused_before_torch_is_imported(scene: Path, words: list[str], says: str) -> None:
-    began = time.monotonic()
+    (scene / "path" / "torch.py").write_text("raise AssertionError('torch was imported')\n")
     code, printed, said = finish(start(scene, "--out", str(scene / "out"), *words))
     assert (code, printed) == (2, "")
     assert said.startswith("trainer: ")
     assert says in said
     assert said.count("\n") == 1
     assert not (scene / "out").exists()
-    assert time.monotonic() - began < 10
 
 
 def test_help_lists_every_setting_with_its_limits_and_imports_no_torch(scene: Path) -> None:
+    (scene / "path" / "torch.py").write_text("raise AssertionError('torch was imported')\n")
     code, printed, said = finish(start(scene, "--help"))
     assert (code, said) == (0, "")
     assert "python -m trainer compare A B" in printed
@@ -198,7 +254,6 @@ def test_help_lists_every_setting_with_its_limits_and_imports_no_torch(scene: Pa
     assert all(f"\n  {name}=" in printed for name in Config().flat())
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_run_on_verls_words_says_in_its_header_what_became_of_each(scene: Path) -> None:
     out = scene / "out"
     words = ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.nnodes=1"]
@@ -217,7 +272,6 @@ def test_a_run_on_verls_words_says_in_its_header_what_became_of_each(scene: Path
     assert header["settings"]["lr"] == 1e-6
 
 
-@pytest.mark.usefixtures("signals")
 def test_fine_tuning_is_a_run_too(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, file = scene / "out", scene / "work" / "train.jsonl"
     messages = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
@@ -234,7 +288,6 @@ def test_fine_tuning_is_a_run_too(scene: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("trainer: sft needs train_files=")
 
 
-@pytest.mark.usefixtures("signals")
 def test_of_epochs_and_steps_the_fewer_end_a_run_which_does_not_go_on_behind_its_end(
     scene: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,7 +307,6 @@ def test_without_a_folder_it_says_that_one_is_needed(scene: Path) -> None:
     assert (code, said) == (2, "trainer: the following arguments are required: --out\n")
 
 
-@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
     ("words", "option", "says"),
     [

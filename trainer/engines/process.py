@@ -7,6 +7,7 @@ stopped reads nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -23,6 +24,7 @@ from trainer.config import BadSetting
 from trainer.engines.elsewhere import GeneratorLost
 from trainer.engines.remote import Pool
 from trainer.engines.shared import Arena
+from trainer.interrupt import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -215,9 +217,11 @@ def _start(arena: Arena, log: Path | None, environ: Mapping[str, str]) -> subpro
     safe = ["-P"] if getattr(sys.flags, "safe_path", False) else []
     argv = [sys.executable, *safe, "-m", "trainer.generator"]
     pipe = subprocess.PIPE
-    if log is None:
-        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=environ, pass_fds=(arena.fd,))
-    with log.open("ab") as file:
+    with contextlib.ExitStack() as stack:
+        file = None if log is None else stack.enter_context(log.open("ab"))
+        # It begins with this thread's mask: a Ctrl-C waits until it says itself that it ignores them.
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=file, env=environ, pass_fds=(arena.fd,))
 
 

@@ -1,6 +1,7 @@
 """Measurements of the machinery, collected over a run: answers, rewards, mask, update, weights, log-probabilities.
 
-Each gives back `passed` together with what was counted; nothing is assumed where nothing was measured.
+Each gives back `passed` together with what was counted. Where nothing was measured, as in a run that goes on after its
+last step, `passed` is None, and so is every number that would have to be made up; counts are 0.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 LOGPROB_LIMIT = 1e-3
 # Numbers of each tensor that are kept to see whether it moved.
 _SAMPLED = 4096
+NOTHING = "no step was taken: nothing was measured"
+
+
+def _verdict(count: int, is_right: bool) -> dict[str, Any]:
+    """Whether it passed; without anything measured nobody knows, and the reason says so."""
+    return {"passed": is_right} if count else {"passed": None, "reason": NOTHING}
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
@@ -79,7 +86,7 @@ class MaskCheck:
 
     def result(self) -> dict[str, Any]:
         return {
-            "passed": self.batches > 0 and self.wrong_rows == 0,
+            **_verdict(self.batches, self.wrong_rows == 0),
             "batches": self.batches,
             "generated_tokens": self.generated_tokens,
             "masked_tokens": self.masked_tokens,
@@ -108,7 +115,7 @@ class WeightsCheck:
 
     def result(self) -> dict[str, Any]:
         return {
-            "passed": self.publishes > 0 and self.unequal == 0,
+            **_verdict(self.publishes, self.unequal == 0),
             "publishes": self.publishes,
             "tensors": self.tensors,
             "unequal": self.unequal,
@@ -136,11 +143,11 @@ class LogprobsCheck:
 
     def result(self) -> dict[str, Any]:
         return {
-            "passed": self.steps > 0 and self.largest <= self.limit and self.mean <= self.mean_limit,
+            **_verdict(self.steps, self.largest <= self.limit and self.mean <= self.mean_limit),
             "steps": self.steps,
-            "largest": self.largest,
-            "mean": self.mean,
-            "kl": self.kl,
+            "largest": self.largest if self.steps else None,
+            "mean": self.mean if self.steps else None,
+            "kl": self.kl if self.steps else None,
             "limit": self.limit,
             "mean_limit": self.mean_limit,
         }
@@ -175,7 +182,7 @@ class GenerationCheck:
 
     def result(self) -> dict[str, Any]:
         return {
-            "passed": self.answers > 0 and self.end_token is not None and self.ended > 0 and self.empty < self.answers,
+            **_verdict(self.answers, self.end_token is not None and self.ended > 0 and self.empty < self.answers),
             "end_token": self.end_token,
             "answers": self.answers,
             "ended": self.ended,
@@ -231,12 +238,13 @@ class RewardCheck:
 
     def result(self) -> dict[str, Any]:
         is_right = self.not_finite == 0 and self.lost == 0 and not self.is_reordered
+        has_finite = self.answers > self.not_finite
         return {
-            "passed": self.answers > 0 and is_right and self.highest > self.lowest and self.groups_with_signal > 0,
+            **_verdict(self.answers, is_right and self.highest > self.lowest and self.groups_with_signal > 0),
             "answers": self.answers,
             "not_finite": self.not_finite,
-            "lowest": self.lowest,
-            "highest": self.highest,
+            "lowest": self.lowest if has_finite else None,
+            "highest": self.highest if has_finite else None,
             "first_spread": self.first_spread,
             "groups": self.groups,
             "groups_with_signal": self.groups_with_signal,
@@ -278,12 +286,13 @@ class UpdateCheck:
         way = math.sqrt(sum(float((new - old).square().sum()) for new, old in pairs))
         size = math.sqrt(sum(float(old.square().sum()) for _, old in pairs))
         moved = way / size if size else way
+        has_finite = self.steps > self.not_finite
         return {
-            "passed": self.steps > 0 and self.not_finite == 0 and self.lr_highest > 0 and 0 < moved < math.inf,
+            **_verdict(self.steps, self.not_finite == 0 and self.lr_highest > 0 and 0 < moved < math.inf),
             "steps": self.steps,
-            "lr_highest": self.lr_highest,
-            "grad_norm_highest": self.grad_norm_highest,
-            "grad_norm_lowest": self.grad_norm_lowest,
+            "lr_highest": self.lr_highest if self.steps else None,
+            "grad_norm_highest": self.grad_norm_highest if has_finite else None,
+            "grad_norm_lowest": self.grad_norm_lowest if has_finite else None,
             "not_finite": self.not_finite,
             "moved": moved,
             "tensors": len(pairs),

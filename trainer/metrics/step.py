@@ -1,7 +1,8 @@
 """The numbers of a step, under the names that verl's users look for and with verl's meaning of each.
 
-A number that a run does not measure has no name in its records: no critic, no `critic/values`. Means, maxima and minima
-are over the tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1,
+A number that a run does not measure has no name in its records: no critic, no `critic/values`; no reference policy, no
+`actor/kl_loss` (as verl has it, but for 0.7.1, whose FSDP actor says 0 there). Means, maxima and minima are over the
+tokens that the model said or over the answers, as verl has them. Source: verl 0.7.1,
 trainer/ppo (metric_utils.py, ray_trainer.py, core_algos.py, rollout_corr_helper.py), workers/actor/dp_actor.py,
 utils/seqlen_balancing.py, utils/debug/metrics.py. Start from `describe_step` and `over_ranks`.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.value import explained_variance
 from trainer.metrics.progress import peak_rss_mib
 from trainer.types import Stop
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.advantages import Advantages
     from trainer.config import Config
-    from trainer.learner import Known, Update
+    from trainer.learner import Known
     from trainer.metrics.progress import Progress
     from trainer.turn import Turn
     from trainer.types import Batch, Group, Prompt, Rollout
@@ -51,19 +53,37 @@ _PER_ANSWER_TOKEN = ("gen",)
 _PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
-def of_update(update: Update, kl_coef: float, config: Config) -> dict[str, float]:
-    """The learner's numbers; `kl_coef` is what the divergence from the reference weighed in this step."""
-    found = {name: getattr(update, field) for field, name in NAMES.items()}
-    algorithm = config.algorithm
+def of_update(turn: Turn, config: Config) -> dict[str, float]:
+    """The learner's numbers; the coefficient is what the divergence from the reference weighed in this step."""
+    update, algorithm = turn.update, config.algorithm
+    absent = _unmeasured(turn.known, config)
+    found = {name: getattr(update, field) for field, name in NAMES.items() if field not in absent}
     if algorithm.kl_coef > 0:
         name = "actor/kl_coef" if algorithm.kl_in == "loss" else "actor/reward_kl_penalty_coeff"
-        found[name] = kl_coef
+        found[name] = turn.judged.kl_coef
     if algorithm.estimator == "gae":
         found["critic/vf_loss"] = update.value_loss
     if update.weights is not None:
         found |= {f"rollout_corr/rollout_is_{name}": each for name, each in asdict(update.weights).items()}
         found |= {"rollout_corr/kl": update.sampler_kl_direct, "rollout_corr/k3_kl": update.sampler_kl}
     return found
+
+
+def _unmeasured(known: Known, config: Config) -> set[str]:
+    """Fields of an update that stand at 0 because the run has nothing that they would be measured with."""
+    algorithm = config.algorithm
+    absent: set[str] = set()
+    if known.reference_BT is None:
+        absent.add("kl")
+    if algorithm.loss == "plain":
+        absent.add("clip_fraction")
+    # As in `policy_loss`; verl says 0 for its losses without a second bound.
+    has_second = algorithm.loss == "clip" or (
+        algorithm.loss == "gspo" and CONVENTIONS[algorithm.convention].dual_clip != "constant"
+    )
+    if not (has_second and algorithm.dual_clip):
+        absent.add("clip_fraction_lower")
+    return absent
 
 
 def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
@@ -84,7 +104,8 @@ def of_rewards(scores_PG: Tensor, rewards_B: Tensor) -> dict[str, float]:
 def of_advantages(batch: Batch, known: Known, judged: Advantages) -> dict[str, float]:
     """Advantages and returns of the tokens that the model said; values where there is a critic.
 
-    Estimators without returns of their own have the advantages as theirs, as in verl.
+    Estimators without returns of their own have the advantages as theirs, as in verl. Where the returns do not vary
+    there is nothing that a critic could explain.
     """
     mask_BT = batch.mask_BT
     returns_BT = judged.advantages_BT if judged.returns_BT is None else judged.returns_BT
@@ -94,7 +115,8 @@ def of_advantages(batch: Batch, known: Known, judged: Advantages) -> dict[str, f
     }
     if known.values_BT is not None:
         found |= _spread("critic/values", known.values_BT[mask_BT])
-        found["critic/vf_explained_var"] = float(explained_variance(known.values_BT, returns_BT, mask_BT))
+        if bool(mask_BT.any()) and found["critic/returns/max"] > found["critic/returns/min"]:
+            found["critic/vf_explained_var"] = float(explained_variance(known.values_BT, returns_BT, mask_BT))
     return found
 
 
@@ -228,7 +250,7 @@ def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress
         **of_generators(turn, parts, seconds),
         **of_rewards(turn.rewards_PG, turn.judged.rewards_B),
         **of_advantages(turn.batch, turn.known, turn.judged),
-        **of_update(turn.update, turn.judged.kl_coef, config),
+        **of_update(turn, config),
         **of_probabilities(turn.batch, turn.known),
         **lengths,
         "groups_drawn": turn.num_drawn,

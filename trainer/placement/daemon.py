@@ -157,7 +157,7 @@ def _children() -> list[int]:
     """The processes whose parent this one is."""
     found = []
     for path in glob.glob("/proc/self/task/*/children"):
-        with open(path, encoding="ascii") as file:
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:  # a thread that has ended meanwhile
             found += [int(each) for each in file.read().split()]
     return found
 

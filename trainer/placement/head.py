@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trainer.placement.cluster import Cluster
 
 _LOOK_S = 1.0
+_KNOCK_S = 1.0
 # So long the head may be silent: less than the minute after which Ray ends this process.
 _SILENT_S = 20.0
 # And so long when nothing listens there any more.
@@ -100,7 +101,7 @@ class Head:
     def _trouble(self, silent_s: float) -> str | None:
         if silent_s < _REFUSED_S:
             return None
-        trouble = answers(self._cluster.address, _LOOK_S)
+        trouble = answers(self._cluster.address, _KNOCK_S)
         return f"it has been silent for {silent_s:.0f} s" if trouble is None and silent_s >= _SILENT_S else trouble
 
     def _tell(self, lost: str) -> None:

@@ -31,14 +31,15 @@ class Occupant:
         self._made: Any = None
         self._place: dict[str, Any] | None = None
         self._failure: Exception | None = None  # of settling, or of making it
+        self._kept: socket.socket | None = None  # keeps the port that the ranks may meet at
 
     def settle(self, root: str, package: bytes | None, address: str, cards: Mapping[str, Any]) -> Any:
         """Makes the trainer importable, from `root` or from a zipped copy of it, and sees to the cards.
 
         `cards` says which of the node's visible cards are this process's: `variable`, the name of the list of visible
         ones, `local`, positions in it, `held`, those of the whole run, and `resource`, Ray's name for them. Gives back
-        what is known of the place: `pid`, `interface` with the node's address, a free `port`, `ids` of the cards and
-        those `held`, and those `given` by Ray. Called again it gives the same.
+        what is known of the place: `pid`, `interface` with the node's address, a `port` that is kept for this process,
+        `ids` of the cards and those `held`, and those `given` by Ray. Called again it gives the same.
         """
         if self._place is None:
             try:
@@ -50,7 +51,9 @@ class Occupant:
 
     def _settled(self, root: str, package: bytes | None, address: str, cards: Mapping[str, Any]) -> dict[str, Any]:
         sys.path.insert(0, root if package is None else _unpack(package))
-        found: dict[str, Any] = {"pid": os.getpid(), "port": _free_port(), "interface": _interface_of(address)}
+        self._kept = _kept_port()
+        port = self._kept.getsockname()[1]
+        found: dict[str, Any] = {"pid": os.getpid(), "port": port, "interface": _interface_of(address)}
         if cards:
             found["ids"] = _names(os.environ.get(cards["variable"], ""), cards["local"])
             found["held"] = _names(os.environ.get(cards["variable"], ""), cards["held"])
@@ -178,10 +181,14 @@ def _names(visible: str, local: Sequence[int]) -> list[str]:
     return [listed[each] if each < len(listed) else "missing" for each in local]
 
 
-def _free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("", 0))
-        return int(asked.getsockname()[1])
+def _kept_port() -> socket.socket:
+    """A port that the system gives to nobody else while this is open, and that torch's store, which reuses addresses,
+    can listen at: until it does, torch is imported.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))
+    return kept
 
 
 def _given(resource: str) -> Sequence[str]:

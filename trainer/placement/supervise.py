@@ -60,8 +60,8 @@ _NOT_OWN = (
     "ObjectStoreFullError",
 )
 _PEER_GONE = ("gloo/transport", "Connection closed by peer", "HCCL function error", "call hccl api failed")
-# The port at which the ranks meet was free when it was chosen: no other loss is behind that, and the next attempt has
-# another one.
+# Somebody else listens at the port at which the ranks meet, which was kept for them: no other loss is behind that, and
+# the next attempt has another one.
 _PORT_TAKEN = "EADDRINUSE"
 
 

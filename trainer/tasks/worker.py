@@ -9,6 +9,7 @@ Start from `Worker`.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import select
 import signal
@@ -31,6 +32,9 @@ _START = (
     "main(sys.argv[2], sys.argv[3], int(sys.argv[4]))"
 )
 _START_S = 120.0  # a file may import much
+_ASK_S = 0.1  # between two questions where a process is
+_PLACE_S = 5.0  # until it has said so: on a busy machine it may have to wait before it can
+_MOST_STACK = 1 << 20
 
 
 class Broken(RuntimeError):
@@ -109,13 +113,16 @@ class Worker:
     def _place(self) -> str:
         """Where the process is now: it is asked by a signal, which is heard in C code too."""
         assert self._process is not None and self._stacks is not None
-        self._process.send_signal(signal.SIGUSR1)
-        time.sleep(0.1)
-        self._stacks.seek(0)
-        for line in self._stacks.read().decode(errors="replace").splitlines():
-            if f'"{self._file}"' in line:  # `  File "/path/reward.py", line 3 in count`, innermost first
-                number, _, function = line.rpartition(", line ")[2].partition(" in ")
-                return f" at {self._file.name}:{number} in {function}"
+        deadline_s = time.monotonic() + _PLACE_S
+        while time.monotonic() < deadline_s and exit_code(self._process) is None:
+            self._process.send_signal(signal.SIGUSR1)  # again, too: it may have been on its way to the function
+            time.sleep(_ASK_S)
+            # From a place, since the other process writes at the common one; the last line is still being written.
+            *lines, _ = os.pread(self._stacks.fileno(), _MOST_STACK, 0).decode(errors="replace").split("\n")
+            for line in lines:
+                if f'"{self._file}"' in line:  # `  File "/path/reward.py", line 3 in count`, innermost first
+                    number, _, function = line.rpartition(", line ")[2].partition(" in ")
+                    return f" at {self._file.name}:{number} in {function}"
         return ""
 
     def _dead(self) -> str:

@@ -160,7 +160,7 @@ class Exchange:
     """Two threads in the place of two ranks: each gets the sum of what both bring."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(2, timeout=30)
+        self._barrier = threading.Barrier(2, timeout=240)
         self._brought: dict[int, torch.Tensor] = {}
 
     def add(self, own: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ class Meeting:
     """The collectives of ranks that are threads."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(RANKS, timeout=60.0)
+        self._barrier = threading.Barrier(RANKS, timeout=240.0)
         self._said: dict[int, Any] = {}
 
     def wait(self) -> None:
@@ -78,7 +78,7 @@ def together(engines: list[Remote], work: Callable[[Remote, World], T]) -> list[
     """What each rank's thread gives."""
     world = cast("World", Meeting())
     with ThreadPoolExecutor(len(engines)) as threads:
-        return [each.result(120.0) for each in [threads.submit(work, engine, world) for engine in engines]]
+        return [each.result(480.0) for each in [threads.submit(work, engine, world) for engine in engines]]
 
 
 def publish(seed: int) -> Callable[[Remote, World], None]:

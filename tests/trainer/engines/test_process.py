@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
 
-# Starting a process that imports torch takes 2 s, and 30 on a busy machine.
-LIMIT_S = 120.0
+# Starting a process that imports torch takes 2 s, and a minute on a slow and busy machine.
+LIMIT_S = 240.0
 SEEDED = Sampling(4, 3, 1.0, seeds=new_seeds(len(PROMPTS), torch.Generator().manual_seed(1)))
 
 
@@ -50,13 +51,13 @@ def started(log: Path | None = None, config: Config = FLAT) -> ProcessGenerator:
 
 @pytest.fixture(scope="module")
 def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGenerator]:
-    """One for all tests that leave it as it is."""
+    """One for all tests that do not ask which weights it has."""
     made = started(tmp_path_factory.mktemp("child") / "log", changed(FLAT, reference_place="generators"))
     yield made
     made.end()
 
 
-def is_gone(pid: int, limit_s: float = 30.0) -> bool:
+def is_gone(pid: int, limit_s: float = 120.0) -> bool:
     """Whether a process of another's is no more, or a zombie, within a time."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -70,8 +71,16 @@ def is_gone(pid: int, limit_s: float = 30.0) -> bool:
     return False
 
 
-def test_a_child_draws_what_an_engine_here_draws_with_weights_sent_either_way(child: ProcessGenerator) -> None:
-    local = Crew().start(0).server
+@pytest.fixture
+def fresh() -> Iterator[ProcessGenerator]:
+    """One with the weights that it starts with."""
+    made = started()
+    yield made
+    made.end()
+
+
+def test_a_child_draws_what_an_engine_here_draws_with_weights_sent_either_way(fresh: ProcessGenerator) -> None:
+    local, child = Crew().start(0).server, fresh
     answer = child.generate(PROMPTS, SEEDED)
     found, wanted = answer.result(LIMIT_S), local.generate(PROMPTS, SEEDED)
     assert (found.groups, found.version) == (wanted.groups, -1)
@@ -112,10 +121,24 @@ def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(
         assert all(torch.equal(one, other) for one, other in zip(found.logprobs, wanted.logprobs, strict=True))
 
 
-def test_a_child_leaves_an_interrupt_to_the_process_that_started_it(child: ProcessGenerator) -> None:
-    for name in (signal.SIGINT, signal.SIGTERM):
-        os.kill(child.pid, name)
-    assert child.generate(PROMPTS[:1], replace(SEEDED, seeds=(1,))).result(LIMIT_S).groups
+@pytest.mark.parametrize("is_up", [False, True])
+def test_a_child_leaves_an_interrupt_to_the_process_that_started_it(is_up: bool) -> None:
+    """One that is not up yet, too: it cannot ignore anything before Python runs in it."""
+    made = started()
+    asked = replace(SEEDED, seeds=(1,))
+    try:
+        if is_up:
+            made.generate(PROMPTS[:1], asked).result(LIMIT_S)
+        for name in (signal.SIGINT, signal.SIGTERM):
+            os.kill(made.pid, name)
+        assert made.generate(PROMPTS[:1], asked).result(LIMIT_S).groups
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
+        if (status := Path(f"/proc/{made.pid}/status")).exists():
+            blocked = re.search(r"^SigBlk:\s*(\w+)$", status.read_text(), re.MULTILINE)
+            assert blocked is not None
+            assert not int(blocked[1], 16) & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)
+    finally:
+        made.end()
 
 
 def test_no_wait_is_longer_than_its_bound_and_a_late_answer_still_comes(child: ProcessGenerator) -> None:
@@ -126,7 +149,7 @@ def test_no_wait_is_longer_than_its_bound_and_a_late_answer_still_comes(child: P
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=r"generator 0 has not answered within 0\.2 s"):
             answer.result(0.2)
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 60.0
     finally:
         os.kill(child.pid, signal.SIGCONT)
     assert len(answer.result(LIMIT_S).groups) == 2000
@@ -176,7 +199,7 @@ from test_process import order, SEEDED
 from trainer.engines.process import pool
 made = pool(order(), (0, 1))
 for slot in made.slots:
-    slot.generator.generate(PROMPTS, SEEDED).result(120)
+    slot.generator.generate(PROMPTS, SEEDED).result(240)
 for slot in made.slots:
     slot.generator.generate(PROMPTS * 5000, SEEDED.__class__(8, 200, 1.0, True))
 print(*(slot.generator.pid for slot in made.slots), flush=True)

@@ -12,6 +12,7 @@ from trainer_cases import END, PAD, group, rollout
 
 from trainer.algorithms.packing import pack
 from trainer.metrics.checks import (
+    NOTHING,
     GenerationCheck,
     LogprobsCheck,
     MaskCheck,
@@ -38,9 +39,23 @@ Check = MaskCheck | WeightsCheck | LogprobsCheck | GenerationCheck | RewardCheck
     [MaskCheck(), WeightsCheck(), LogprobsCheck(), GenerationCheck(END), RewardCheck()],
     ids=lambda c: type(c).__name__,
 )
-def test_what_was_never_measured_has_not_passed(check: Check) -> None:
-    assert check.result()["passed"] is False
-    assert UpdateCheck.begin({}).result({})["passed"] is False
+def test_what_was_never_measured_is_not_known_and_has_no_numbers(check: Check) -> None:
+    for found in (check.result(), UpdateCheck.begin({}).result({})):
+        assert (found["passed"], found["reason"]) == (None, NOTHING)
+        numbers = {name for name, each in found.items() if isinstance(each, float)}
+        assert numbers <= {"limit", "mean_limit", "moved"}  # the weights have not moved: that was looked at
+
+
+def test_steps_whose_numbers_are_none_have_no_highest_and_lowest() -> None:
+    update, reward = UpdateCheck.begin({}), RewardCheck()
+    update.add(1e-3, math.nan)
+    reward.add(torch.full((2, 2), math.nan), BATCH)
+    told = update.result({})
+    assert (told["passed"], told["not_finite"], told["grad_norm_highest"], told["grad_norm_lowest"]) == (
+        False, 1, None, None,
+    )  # fmt: skip
+    told = reward.result()
+    assert (told["passed"], told["not_finite"], told["lowest"], told["highest"]) == (False, 4, None, None)
 
 
 def test_an_exact_mask_passes_with_its_counts() -> None:

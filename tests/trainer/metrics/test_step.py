@@ -191,6 +191,37 @@ def test_a_number_that_nobody_measures_has_no_name() -> None:
     assert {"critic/values/mean", "critic/vf_explained_var", "critic/vf_loss"} <= set(with_critic)
 
 
+UNMEASURED = {"actor/kl_loss", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"}
+
+
+@pytest.mark.parametrize(
+    ("change", "absent"),
+    [
+        ({}, set()),
+        ({"kl_coef": 0.0}, {"actor/kl_loss"}),
+        ({"kl_in": "reward"}, set()),
+        ({"dual_clip": 0.0}, {"actor/pg_clipfrac_lower"}),
+        ({"loss": "gspo"}, {"actor/pg_clipfrac_lower"}),
+        ({"loss": "gspo", "convention": "roll"}, set()),
+        ({"loss": "cispo"}, {"actor/pg_clipfrac_lower"}),
+        ({"loss": "plain"}, {"actor/pg_clipfrac", "actor/pg_clipfrac_lower"}),
+    ],
+)
+def test_a_zero_is_a_measurement(change: dict[str, Any], absent: set[str]) -> None:
+    """No reference policy, no bound: not 0, but nothing."""
+    found = described(changed(TINY, **change))
+    assert UNMEASURED - set(found) == absent
+    assert {"actor/loss", "actor/pg_loss", "actor/entropy", "actor/ppo_kl"} <= set(found)
+
+
+def test_a_critic_explains_nothing_where_the_returns_do_not_vary() -> None:
+    batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
+    ones_BT = batch.mask_BT.float()
+    found = step.of_advantages(batch, Known(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
+    assert found["critic/values/mean"] == 0.5
+    assert "critic/vf_explained_var" not in found
+
+
 def test_utilisation_is_of_each_phase_over_its_time_and_of_the_step_over_all_of_it() -> None:
     found = described(changed(TINY, mini_batches=2), with_meter=True)
     phases = {"gen": "gen", "actor_infer": "old_log_prob", "actor": "update_actor"}

@@ -110,6 +110,28 @@ def test_two_nodes_of_eight_split_learn_on_one_and_generate_on_the_other() -> No
     assert [bundle["NPU"] for bundle in found.bundles()] == [8, 8]
 
 
+@pytest.mark.parametrize(
+    ("words", "engines"),
+    [([], [(4,), (5,), (6,), (7,)]), (["engine=vllm", "tensor_parallel=4"], [(4, 5, 6, 7)])],
+)
+def test_two_nodes_of_eight_can_each_learn_and_generate_on_a_half(
+    words: list[str], engines: list[tuple[int, ...]]
+) -> None:
+    """ROLL's second layout of two servers: both spans lie on both nodes, which count their own cards from 0."""
+    train = "train_cards=list(range(0,4)) + list(range(8,12))"
+    infer = "infer_cards=list(range(4,8)) + list(range(12,16))"
+    wanted = layout(train, infer, "nodes=2", *words)
+    assert wanted.describe().startswith("split: learns on 0-3,8-11, generates on 4-7,12-15 (")
+    found = seat(wanted, cluster(8, 8), kind="NPU")
+    both = ("10.0.0.1", "10.0.0.2")
+    ranks: list[tuple[str, tuple[int, ...]]] = [(address, (card,)) for address in both for card in range(4)]
+    generators = [(address, cards) for address in both for cards in engines]
+    expected = {f"rank {number}": place for number, place in enumerate(ranks)}
+    expected |= {f"generator {number}": place for number, place in enumerate(generators)}
+    assert where(found) == expected
+    assert [bundle["NPU"] for bundle in found.bundles()] == [8, 8]
+
+
 def test_two_nodes_of_eight_colocated_hold_a_rank_a_card() -> None:
     found = seat(layout("train_cards=list(range(0,16))", "infer_cards=0-15"), cluster(8, 8), kind=None)
     assert where(found)["rank 11"] == ("10.0.0.2", (3,)) and found.resource == "NPU"

@@ -37,7 +37,7 @@ def test_the_package_that_travels_is_the_whole_trainer_and_can_be_imported(tmp_p
     words = [str(tmp_path), str(ROOT / "trainer/placement/occupant.py"), str(tmp_path / "sent")]
     environ = {**of_a_child(), "TMPDIR": str(tmp_path), "PYTHONPATH": ""}
     said = subprocess.run(
-        [sys.executable, "-c", program, *words], env=environ, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program, *words], env=environ, capture_output=True, text=True, check=True, timeout=240
     )
     found = Path(said.stdout.strip())
     assert found.is_relative_to(tmp_path)
@@ -162,6 +162,6 @@ def test_a_run_without_cards_imports_neither_ray_nor_what_places_it() -> None:
         "print([each for each in sys.modules if each.split('.')[0] == 'ray' or each.startswith('trainer.placement')])"
     )
     said = subprocess.run(
-        [sys.executable, "-c", program], env=of_a_child(), capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program], env=of_a_child(), capture_output=True, text=True, check=True, timeout=240
     )
     assert said.stdout.strip() == "[]"

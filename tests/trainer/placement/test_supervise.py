@@ -7,9 +7,10 @@ import signal
 import socket
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import torch
 
 from trainer import __main__ as entry
 from trainer.config import Config, read
@@ -195,12 +196,27 @@ def test_a_process_settles_once_and_says_later_why_it_could_not(tmp_path: Path, 
     first = made.settle(str(tmp_path), None, "127.0.0.1", cards)
     assert (first["ids"], first["held"]) == (["5"], ["4", "5"])
     assert made.settle(str(tmp_path), None, "127.0.0.1", cards) is first  # of another rank that shares it
+    assert made._kept is not None
+    made._kept.close()
     broken = Occupant()
     with pytest.raises(Exception, match="zip"):
         broken.settle(str(tmp_path), b"no archive", "127.0.0.1", {})
     for ask in (lambda: broken.prepare("trainer.generator:serve"), lambda: broken.call("generate")):
         with pytest.raises(Exception, match="zip"):
             ask()
+
+
+def test_the_port_at_which_ranks_meet_is_nobody_elses_until_they_do(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    made, distributed = Occupant(), cast("Any", torch.distributed)
+    port = made.settle(str(tmp_path), None, "127.0.0.1", {})["port"]
+    assert made._kept is not None
+    with made._kept, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        met = distributed.TCPStore("127.0.0.1", port, 1, is_master=True)
+        met.set("rank", "0")
+        assert met.get("rank") == b"0"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
 
 SPLIT = ("train_cards=0-1", "infer_cards=2-3")
+# What is told without that wait takes 15 s, and longer on a busy machine.
+LONG_WAIT, WELL_BEFORE_S = "cluster_limit_s=300", 150.0
 
 
 # Beside what a run is told by itself: weights that are put into Ray's store fill it, and its disk counts as full.
@@ -48,15 +50,16 @@ def test_generators_in_ray_draw_what_plain_processes_do_though_one_is_killed(
     place: tuple[Home, str], tmp_path: Path
 ) -> None:
     at, address = place
-    with trial(at, tmp_path / "a", f"ray={address}", "train_cards=0", "infer_cards=1-2", "steps=40") as placed:
+    # Far more steps than pass until the kill is done, also where a step takes milliseconds.
+    with trial(at, tmp_path / "a", f"ray={address}", "train_cards=0", "infer_cards=1-2", "steps=120") as placed:
         placed.until_step(5)
         generators = [pid for pid in occupants(at) if pid != placed.pid(0)]
         assert len(generators) == 2
         os.kill(generators[0], signal.SIGKILL)
         assert placed.end() == (0, "")
-    code, said, plain = ran(at, tmp_path / "b", "generators=2", "steps=40")
+    code, said, plain = ran(at, tmp_path / "b", "generators=2", "steps=120")
     assert (code, said) == (0, "")
-    assert rewards(placed) == rewards(plain) and len(rewards(plain)) == 40
+    assert rewards(placed) == rewards(plain) and len(rewards(plain)) == 120
     assert len(placed.records("header")) == 1  # without a restart
     assert sum(each["generators/lost"] for each in placed.records("step")) == 1
     told = placed.records("header")[0]["placement"]
@@ -136,11 +139,12 @@ def test_a_ray_that_others_have_taken_is_explained_within_seconds_and_waited_for
     place: tuple[Home, str], tmp_path: Path
 ) -> None:
     at, address = place
-    with held(at, address) as give_back, trial(at, tmp_path, f"ray={address}", *SPLIT, "steps=2") as run:
+    words = (f"ray={address}", *SPLIT, "steps=2", LONG_WAIT)
+    with held(at, address) as give_back, trial(at, tmp_path, *words) as run:
         began = time.monotonic()
         assert run.process.stderr is not None
         first = run.process.stderr.readline()
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < WELL_BEFORE_S
         assert re.search(
             r"waits: 4 CPU on \S+ is not free in Ray: \S+: 2 CPU free; held by job \w+ \(.*\): 2 actors", first
         )
@@ -171,13 +175,13 @@ def held(at: Home, address: str) -> Iterator[Callable[[], object]]:
 def test_what_no_node_has_is_told_within_seconds(place: tuple[Home, str], tmp_path: Path) -> None:
     at, address = place
     began = time.monotonic()
-    code, said, _ = ran(at, tmp_path, f"ray={address}", "train_cards=0-31", "prompts_per_step=64")
+    code, said, _ = ran(at, tmp_path, f"ray={address}", "train_cards=0-31", "prompts_per_step=64", LONG_WAIT)
     assert code == 2
     assert "has 8 CPU in Ray and the 32 processes there need 32, one each" in said
-    code, said, _ = ran(at, tmp_path, f"ray={address}", "train_cards=0", "device=npu")
+    code, said, _ = ran(at, tmp_path, f"ray={address}", "train_cards=0", "device=npu", LONG_WAIT)
     assert code == 2
     assert re.search(r"no node of the Ray cluster has registered NPU: \S+: 8 CPU", said)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < WELL_BEFORE_S
 
 
 def test_where_nobody_listens_is_told_at_once(place: tuple[Home, str], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from trainer_cases import CPU, ROOT, TINY, changed, of_a_child, only, read
 from trainer import __main__ as entry
 from trainer.assembly import Parts, assemble
 from trainer.config import BadSetting, Config
-from trainer.interrupt import SIGNALS, Interrupt, Left
+from trainer.interrupt import Interrupt, Left
 from trainer.loop import train
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE, Records
@@ -23,7 +22,6 @@ from trainer.saving import manifest, resume
 from trainer.saving.checkpoint import difference, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from trainer.distributed import World
@@ -115,20 +113,10 @@ def test_every_step_is_a_place_to_go_on_from(tmp_path: Path) -> None:
         assert told(out) == told(tmp_path / "whole"), stop
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """A run in this process takes over its signals."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 TINY_WORDS = ["layers=1", "hidden=16", "intermediate=24", "prompts_per_step=2", "rollouts_per_prompt=2"]
 WORDS = [*TINY_WORDS, "device=cpu", "steps=4", "save_every=1", "mini_batches=1"]
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_killed_process_goes_on_behind_its_last_checkpoint_and_drops_what_it_wrote_later(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert entry.main(["--out", str(whole), *WORDS]) == 0
@@ -147,7 +135,6 @@ def test_a_killed_process_goes_on_behind_its_last_checkpoint_and_drops_what_it_w
     assert only(read(out), kind="end")["status"] == "completed"
 
 
-@pytest.mark.usefixtures("signals")
 def test_settings_that_must_stay_are_refused_by_name_and_nothing_is_touched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +160,6 @@ def test_without_a_checkpoint_true_is_an_error_and_auto_a_start(tmp_path: Path) 
     assert resume.find(tmp_path, Config()) is None
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_damaged_checkpoint_is_named_and_nothing_else_is_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +181,6 @@ def test_a_damaged_checkpoint_is_named_and_nothing_else_is_taken(
     assert "is no manifest of a checkpoint" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_new_run_in_an_old_folder_cannot_be_taken_for_the_old_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert entry.main(["--out", str(out), *WORDS]) == 0
@@ -236,7 +221,7 @@ def test_two_ranks_go_on_with_the_same_bits(tmp_path: Path) -> None:
 
     def start(name: str, *more: str) -> None:
         command = [sys.executable, "-m", "trainer", "--out", str(tmp_path / name), *words, *more]
-        subprocess.run(command, check=True, timeout=120, cwd=ROOT, env=of_a_child())
+        subprocess.run(command, check=True, timeout=240, cwd=ROOT, env=of_a_child())
 
     start("whole", "lr_schedule=constant")
     start("parts", "lr_schedule=constant", "steps=2")

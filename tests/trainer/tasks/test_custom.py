@@ -92,7 +92,7 @@ def test_a_function_that_breaks_is_named_with_its_innermost_line(tmp_path: Path,
     [
         ("while True:\n        pass", "in score"),
         ("return sum(itertools.repeat(1))", "mine.py:4 in score"),
-        ("return time.sleep(60)", "mine.py:4 in score"),
+        ("return time.sleep(600)", "mine.py:4 in score"),
     ],
     ids=["Python", "C", "sleep"],
 )
@@ -102,12 +102,26 @@ def test_a_function_that_hangs_is_stopped_and_named(tmp_path: Path, body: str, l
     with pytest.raises(RewardBroken, match=r"did not answer within 0\.3 s at mine\.py:") as caught:
         paid(tmp_path, source, "5", "reward_timeout_s=0.3")
     assert line in str(caught.value)
-    assert time.monotonic() - started_s < 20
+    assert time.monotonic() - started_s < 300
+
+
+def test_a_process_that_cannot_say_at_once_where_it_hangs_is_asked_again(tmp_path: Path) -> None:
+    """On a busy machine it may not have had its turn: here it hears nothing for the first half second."""
+    source = (
+        "import signal, time\n"
+        "def score(**named):\n"
+        "    heard = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "    time.sleep(0.8)\n"
+        "    signal.pthread_sigmask(signal.SIG_SETMASK, heard)\n"
+        "    time.sleep(600)\n"
+    )
+    with pytest.raises(RewardBroken, match=r"did not answer within 0\.3 s at mine\.py:[56] in score"):
+        paid(tmp_path, source, "5", "reward_timeout_s=0.3")
 
 
 def test_after_a_hang_the_next_call_works(tmp_path: Path) -> None:
-    source = "import time\ndef score(prompt, answer):\n    return time.sleep(60) if answer == 'slow' else 1.0"
-    reward = reward_of(tmp_path, source, "reward_timeout_s=0.3")
+    source = "import time\ndef score(prompt, answer):\n    return time.sleep(600) if answer == 'slow' else 1.0"
+    reward = reward_of(tmp_path, source, "reward_timeout_s=3")
     with pytest.raises(RewardBroken, match="did not answer"):
         reward(ASKED, said("slow"))
     assert reward(ASKED, said("fast")) == 1.0

@@ -87,8 +87,8 @@ thread.join()
     [
         "while True: pass",
         "sum(iter(int, 1))",
-        "import os, time\nos.close(1)\ntime.sleep(60)",
-        "import threading, time\nfor _ in range(10**5): threading.Thread(target=time.sleep, args=(60,)).start()",
+        "import os, time\nos.close(1)\ntime.sleep(600)",
+        "import threading, time\nfor _ in range(10**5): threading.Thread(target=time.sleep, args=(600,)).start()",
     ],
     ids=["loop", "loop in C", "closed output", "threads"],
 )
@@ -96,7 +96,7 @@ def test_what_does_not_end_is_ended(source: str) -> None:
     started_s = time.monotonic()
     ended = program(source, "", Bounds(time_s=1.0))
     assert (ended.end, ended.code) == (End.TIME, -9)
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 120
 
 
 def test_endless_output_is_cut_off() -> None:
