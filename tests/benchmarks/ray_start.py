@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -77,10 +78,13 @@ def main() -> None:
         print(f"left out: {why}")
         return
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {options.hosts} hosts")
+    # The Python that the environment was made from need not be that of this program, and may lie in a hidden folder.
+    asked = [str(ray / "bin" / "python"), "-c", "import sys; print(sys.base_prefix)"]
+    base = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
     ours, bare = [], []
     with (
         tempfile.TemporaryDirectory() as folder,
-        machines(Path(folder), options.hosts, devices=DEVICES, sshd=True, keep=[ray]) as hosts,
+        machines(Path(folder), options.hosts, devices=DEVICES, sshd=True, keep=[ray, base]) as hosts,
     ):
         for _ in range(options.repeat):
             bare.append(by_hand(hosts, ray))

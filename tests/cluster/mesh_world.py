@@ -55,6 +55,9 @@ if how == "cold":  # the first packet of all is lost
     how = "ok" if os.path.exists(met) else "lossy"
     open(met, "w").close()
 print("device " + card + " PING " + target)
+hold, log = world + "/hold", world + "/log"
+while os.path.exists(hold) and os.path.exists(log) and open(log).read().count("\\n") >= int(open(hold).read()):
+    time.sleep(0.02)
 time.sleep(faults["seconds"].get(how, 0))
 ok, lossy, weak = ["0.181", "0.055", "0.048"], ["out", "0.097", "0.066"], ["out", "out", "0.066"]
 rows = {"ok": ok, "lossy": lossy, "weak": weak, "silent": []}.get(how, ["out"] * 3)
@@ -64,8 +67,8 @@ count = sum(row != "out" for row in rows)
 if rows:
     print("3 packets transmitted, %%d received, %%.2f%%%% packet loss" %% (count, 100 * (3 - count) / 3))
 line = json.dumps([node, own, target, began, time.time(), twice])
-with open(world + "/log", "a") as log:
-    log.write(line + "\\n")
+with open(log, "a") as file:
+    file.write(line + "\\n")
 if not twice:
     os.remove(mark)
 if how == "failed":
@@ -127,6 +130,14 @@ class World:
             "seconds": self.seconds,
         }
         (self.folder / "faults.json").write_text(json.dumps(faults), encoding="utf-8")
+
+    def hold_after(self, count: int) -> None:
+        """When this many pings were made none comes to an end any more, until `let_go`."""
+        (self.folder / "hold").write_text(str(count), encoding="utf-8")
+
+    def let_go(self) -> None:
+        """Lets all pings come to an end again."""
+        (self.folder / "hold").unlink()
 
     def kill_card(self, name: str) -> None:
         """Nothing gets through to a card or from it."""

@@ -1,12 +1,17 @@
-"""Inventories over the scripted ssh client: `Nodes` holds one, with the captures of a uniform cluster."""
+"""Inventories over the scripted ssh client: `Nodes` holds one, with the captures of a uniform cluster.
+
+`Impatient` lets a test of those that hang take no time.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import time
 from typing import TYPE_CHECKING
 
+import psutil
 from scripted_ssh import install
 from simulated import SimulatedHost
 from uniform import description, name_of
@@ -15,7 +20,7 @@ from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     import pytest
@@ -60,5 +65,25 @@ class Nodes:
 
     def calls(self) -> list[tuple[str, int, list[str]]]:
         """(name, process, options) of every call so far."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        return [(row[0], row[1], row[2]) for row in map(json.loads, lines)]
+        text = self.log.read_text() if self.log.exists() else ""
+        # The last line may be one that is being written.
+        return [(row[0], row[1], row[2]) for row in map(json.loads, text[: text.rfind("\n") + 1].splitlines())]
+
+
+class Impatient:
+    """A clock that leaps ahead once nobody is waited for but those who hang: a limit that leaves all others time
+    enough, on however slow a machine, is over then.
+    """
+
+    def __init__(self, nodes: Nodes, hung: Collection[str]) -> None:
+        self._nodes, self._others, self._leapt_s = nodes, set(nodes.names) - set(hung), 0.0
+
+    def monotonic(self) -> float:
+        if not self._leapt_s and self._is_over():
+            self._leapt_s = 3600.0
+        return time.monotonic() + self._leapt_s
+
+    def _is_over(self) -> bool:
+        """Whether all others were asked, and have been waited for; one that has only ended is still to be heard."""
+        pids = {name: pid for name, pid, _ in self._nodes.calls()}
+        return self._others <= pids.keys() and not any(psutil.pid_exists(pids[name]) for name in self._others)

@@ -8,11 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
-from waiting import PATIENCE_S, until
+from own_signals import as_from_a_terminal
+from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.bundle import zipapp
 from npuenv.cluster.collect import Collected, collect
@@ -68,7 +69,7 @@ class Here:
 
     def is_clean(self) -> bool:
         """Whether neither a file nor a doctor is left."""
-        return not list(self.temporary.iterdir()) and not any(map(psutil.pid_exists, self.processes()))
+        return not list(self.temporary.iterdir()) and all(map(is_gone, self.processes()))
 
 
 @pytest.fixture
@@ -90,9 +91,14 @@ def test_a_capture_comes_back_and_nothing_stays(here: Here) -> None:
 
 @pytest.mark.parametrize("program", [HANGS, STUBBORN], ids=["orderly", "stubborn"])
 def test_a_doctor_that_takes_too_long_is_ended_there_with_all_it_started(here: Here, program: str) -> None:
-    got = here.ask(program, limit_s=8)
-    assert got.trouble is Trouble.TIMED_OUT and got.host is None
-    assert got.seconds < 8 + PATIENCE_S
+    for limit_s in (8.0, PATIENCE_S):  # more where this machine is too busy to start all of it in time
+        here.seen.unlink(missing_ok=True)
+        got = here.ask(program, limit_s=limit_s)
+        assert got.trouble is Trouble.TIMED_OUT and got.host is None
+        assert got.seconds < limit_s + PATIENCE_S
+        assert until(here.is_clean)
+        if len(here.processes()) == 4:
+            break
     assert re.fullmatch(r"sh -c sleep 600 & .*; wait \(\d+ s\)", got.line), "what was under way is named"
     assert len(here.processes()) == 4 and until(here.is_clean)
 
@@ -120,7 +126,7 @@ def test_the_node_stops_when_nobody_waits_any_more(here: Here) -> None:
     assert next(answers).node.name == "quick"
     assert until(lambda: bool(here.processes()))
     answers.close()
-    assert not [pid for pid in here.processes() if not until(lambda pid=pid: not psutil.pid_exists(pid))]  # type: ignore[misc]
+    assert all(until(partial(is_gone, pid)) for pid in here.processes())
 
 
 def test_ctrl_c_here_leaves_no_tool_behind_there(here: Here, tmp_path: Path) -> None:
@@ -137,8 +143,7 @@ def test_ctrl_c_here_leaves_no_tool_behind_there(here: Here, tmp_path: Path) -> 
         env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # As from a terminal, also where the tests were started in the background.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=as_from_a_terminal,
     )
     try:
         assert until(lambda: bool(here.processes()))

@@ -7,20 +7,22 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import jsonschema
-import psutil
 import pytest
-from scripted import Nodes
+from own_signals import as_from_a_terminal
+from scripted import Impatient, Nodes
+from waiting import PATIENCE_S, is_gone, until
 
 import npuenv.report
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
+from npuenv.cluster import fanout
 from npuenv.cluster.types import Node, Trouble
 from npuenv.cluster.verdict import Judged, Verdict
 from npuenv.messages import Message, say
@@ -88,7 +90,8 @@ def test_sixty_four_nodes_with_every_trouble_planted_name_each(
 ) -> None:
     kinds = {f"node{3 * at + 2:02}": kind for at, kind in enumerate(SILENT)}
     nodes = Nodes(tmp_path, monkeypatch, 64, kinds, machine="cpu-debian")
-    code, document = ask(nodes, capsys, "--for", "cpu", "--limit", "12")
+    monkeypatch.setattr(fanout, "time", Impatient(nodes, [name for name in kinds if kinds[name] == "hangs"]))
+    code, document = ask(nodes, capsys, "--for", "cpu", "--limit", "90")
     jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert troubles(document) == {name: SILENT[kind][0] for name, kind in kinds.items()}
     assert {name: document["nodes"][name]["exit"] for name in kinds} == {
@@ -338,14 +341,12 @@ def test_ctrl_c_leaves_no_client_behind_and_what_came_stays(tmp_path: Path, monk
     nodes = Nodes(tmp_path, monkeypatch, 6, dict.fromkeys(["node02", "node04"], "hangs"))
     saved = tmp_path / "saved"
     argv = [sys.executable, "-m", "npuenv", "doctor", "--hosts", str(nodes.inventory), "--save", str(saved)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True)
-    deadline = time.monotonic() + 60
-    while len(list(saved.glob("node0*.json"))) < 4 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, cwd=ROOT, text=True, preexec_fn=as_from_a_terminal)
+    has_come = until(lambda: len(list(saved.glob("node0*.json"))) == 4 and len(nodes.calls()) == 6)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, ""), err
-    assert len(nodes.calls()) == 6
-    assert not [pid for _, pid, _ in nodes.calls() if psutil.pid_exists(pid)]
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out, has_come) == (130, "", True), err
+    assert all(until(partial(is_gone, pid)) for _, pid, _ in nodes.calls())
     listed = json.loads((saved / "nodes.json").read_text())["nodes"]
     assert [node["name"] for node in listed] == ["node01", "node03", "node05", "node06"]

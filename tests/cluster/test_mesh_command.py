@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 from mesh_world import World
+from own_signals import as_from_a_terminal, interruptible
+from waiting import PATIENCE_S, until
 
 from npuenv.cli import main
 from npuenv.cli.cluster_mesh import Wish
@@ -246,14 +248,10 @@ def test_more_than_64_devices_are_sampled_and_the_full_mesh_wants_a_yes(
 
 def start(world: World, *words: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "npuenv", "cluster", "mesh", "--hosts", str(world.hosts), "--lang", "en", *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
-
-
-def wait_for_pings(world: World, count: int) -> None:
-    ends = time.monotonic() + 60
-    while len(world.made()) < count:
-        assert time.monotonic() < ends, "no pings"
-        time.sleep(0.02)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        argv, stdout=pipe, stderr=pipe, text=True, env={**os.environ}, preexec_fn=as_from_a_terminal
+    )
 
 
 def processes_of(world: World) -> list[int]:
@@ -276,15 +274,18 @@ def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
 ) -> None:
     world = make_world(2, 2, 2)
     world.kill_card("node03:1")
+    world.hold_after(15)
 
     def interrupt() -> None:
-        wait_for_pings(world, 15)
-        os.kill(os.getpid(), signal.SIGINT)
+        if until(lambda: len(world.made()) >= 15):
+            time.sleep(1.0)  # those are heard of
+            os.kill(os.getpid(), signal.SIGINT)
 
     impatient = threading.Thread(target=interrupt)
-    impatient.start()
-    assert mesh(world) == 130
-    impatient.join()
+    with interruptible():
+        impatient.start()
+        assert mesh(world) == 130  # the run cannot be over before: no ping gets through any more
+        impatient.join()
     err = capsys.readouterr().err
     command = re.search(r"go on with: npuenv (cluster mesh .*)", err)
     assert command, err
@@ -294,6 +295,7 @@ def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
     done = {(kept.devices[s].ip, kept.devices[t].ip) for s, t in kept.pairs(Outcome.OK, Outcome.FAILED)}
     assert 10 <= len(done) < 30
     settle(world)
+    world.let_go()
     (world.folder / "log").rename(world.folder / "log.first")
     code = main([*again, "--lang", "en", "--json"])
     out, err = capsys.readouterr()
@@ -310,10 +312,7 @@ def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
 
 def settle(world: World) -> None:
     """Waits until nothing works for this cluster any more; what was broken off left its mark."""
-    ends = time.monotonic() + 60
-    while processes_of(world):
-        assert time.monotonic() < ends, processes_of(world)
-        time.sleep(0.05)
+    assert until(lambda: not processes_of(world)), processes_of(world)
     for mark in world.folder.glob("running.*"):
         mark.unlink()
 
@@ -325,12 +324,9 @@ def test_a_run_that_is_ended_leaves_no_process_on_the_nodes(make_world: Any, num
     world.seconds["ok"] = 300.0
     world.plant()
     running = start(world)
-    ends = time.monotonic() + 60
-    while not list(world.folder.glob("running.*")):
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+    assert until(lambda: bool(list(world.folder.glob("running.*"))))
     running.send_signal(number)
-    running.communicate(timeout=60)
+    running.communicate(timeout=PATIENCE_S)
     assert running.returncode == (-9 if number is signal.SIGKILL else 130)
     settle(world)
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from namespaces import Machine, Machines, listens, machines, why_not
-from waiting import until
+from own_signals import as_from_a_terminal
+from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.cluster import ray, ray_state
 from npuenv.cluster.probing.asking import Way
@@ -66,7 +67,7 @@ def listener(host: Machine, port: int) -> Iterator[None]:
     listens(host, port)
     yield
     host.run("pkill", "-f", "create_server")
-    process.wait(30)
+    process.wait(PATIENCE_S)
 
 
 def run_plan(
@@ -93,7 +94,7 @@ def test_only_what_was_started_is_ended(tmp_path: Path) -> None:
         cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), (up,), "here")
         heard = ray.take_down(cluster, local.way)["here"]
         assert heard.told is not None and heard.told["left"] == 0 and heard.told["ended"] >= 1
-        assert until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        assert until(lambda: is_gone(pid))
         assert stranger.poll() is None
         again = ray.take_down(cluster, local.way)["here"]
         assert again.told is not None and (again.told["ended"], again.told["left"]) == (0, 0)
@@ -106,7 +107,8 @@ def test_a_start_that_nobody_has_heard_the_end_of_is_found_by_its_word(tmp_path:
     if why_not_local():
         pytest.skip(why_not_local())
     local, begun = Local(tmp_path), list[ray_state.Started]()
-    folder = fake_ray(tmp_path, f"sleep 613 & echo $! > {tmp_path}/pid; exit 0")
+    text = f"sleep 613 & echo $! > {tmp_path}/pid; until [ $(cat /proc/$!/comm) = sleep ]; do :; done; exit 0"
+    folder = fake_ray(tmp_path, text)
     stranger = subprocess.Popen(["sleep", "613"], env={**os.environ, "NPUENV_RAY_START": "another"})
     try:
         assert isinstance(run_plan(local, folder, begun=begun), ray_state.Started)
@@ -116,7 +118,7 @@ def test_a_start_that_nobody_has_heard_the_end_of_is_found_by_its_word(tmp_path:
         assert heard.told is not None and heard.told["running"] == ["sleep"]
         heard = ray.take_down(cluster, local.way)["here"]
         assert heard.told is not None and (heard.told["ended"], heard.told["left"]) == (1, 0)
-        assert until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        assert until(lambda: is_gone(pid))
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -144,17 +146,17 @@ def test_a_status_ends_in_time_whatever_it_leaves_behind(tmp_path: Path, text: s
     folder = fake_ray(tmp_path, f"sleep 612 & echo $! > {tmp_path}/pid; {text}")
     cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), (replace(started("here"), node=local.node),), "here")
     began = time.monotonic()
-    heard = ray.ask_ray(cluster, 3.0, local.way)
+    heard = ray.ask_ray(cluster, 6.0 if is_timed_out else 60.0, local.way)
     child = int((tmp_path / "pid").read_text())
     try:
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < PATIENCE_S
         assert heard.told is not None
         table = heard.told["table"]
         assert (table["timed_out"], table["code"]) == ((True, None) if is_timed_out else (False, 0))
         assert table["out"] == ("" if is_timed_out else "table\n")
         assert heard.told["nodes"]["out"] == "", "of a script of another kind nobody knows the interpreter"
         if is_timed_out:
-            assert until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+            assert until(lambda: is_gone(child))
     finally:
         if not is_timed_out:
             psutil.Process(child).kill()
@@ -177,16 +179,17 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing_running_and_says_w
         npuenv = [sys.executable, "-m", "npuenv", "cluster"]
         log = tmp_path / "log"
         with log.open("wb") as sink:
-            command = hosts.operator.start(*npuenv, "up", "--ray", str(folder), *where, log=sink)
+            up = [*npuenv, "up", "--ray", str(folder), *where]
+            command = hosts.operator.start(*up, log=sink, preexec_fn=as_from_a_terminal)
         assert until(lambda: any("sleep 614" in line for line in hosts[1].processes())), log.read_text()
         asking = hosts.operator.run("pgrep", "-f", "npuenv cluster").stdout.split()
         hosts.operator.run("kill", "-INT", *asking, check=False)
-        assert command.wait(60) == 130
+        assert command.wait(PATIENCE_S) == 130
         down = "npuenv cluster down " + " ".join(where[:4])
         assert "Ray runs on node1; node2 was about to start it and ends that by itself" in log.read_text()
         assert f"`{down}` ends all of it" in log.read_text()
         assert until(lambda: not [line for line in hosts[1].processes() if "sshd" not in line])
-        ran = hosts.operator.run(*npuenv, "down", *where)
+        ran = hosts.operator.run(*npuenv, "down", *where, timeout_s=300)
         assert "node1: down, processes ended: 1" in ran.stdout and "node2: down, processes ended: 0" in ran.stdout
         assert until(lambda: not [line for line in hosts[0].processes() if "sshd" not in line and "python" not in line])
 
@@ -195,15 +198,14 @@ def test_a_worker_that_does_not_reach_the_head_says_why_within_its_limit(tmp_pat
     if why_not_local():
         pytest.skip(why_not_local())
     local = Local(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    head = Node("head", "127.0.0.1")
-    plan = ray.Plan(
-        (head, local.node), ray=str(fake_ray(tmp_path, "exit 0")), port=port, limit_s=5, address=own_address()
-    )
-    (result,) = ray.raise_up(plan, [replace(HERE, node=local.node, cards=1)], local.way, lambda _: None)
+    folder, head = str(fake_ray(tmp_path, "exit 0")), Node("head", "127.0.0.1")
+    with socket.socket() as held:  # nobody listens there, and nobody else can begin to
+        held.bind((own_address(), 0))
+        port = held.getsockname()[1]
+        plan = ray.Plan((head, local.node), ray=folder, port=port, limit_s=12, address=own_address())
+        (result,) = ray.raise_up(plan, [replace(HERE, node=local.node, cards=1)], local.way, lambda _: None)
     assert isinstance(result, ray.Failed)
-    assert f"nobody listens at {own_address()}, port {port}, after 2 s" in result.said
+    assert f"nobody listens at {own_address()}, port {port}, after 6 s" in result.said
 
 
 @pytest.mark.parametrize("named", ["env", "env/bin/ray", ""])
@@ -264,10 +266,13 @@ def test_a_start_that_hangs_or_fails_is_named_and_leaves_nothing(tmp_path: Path)
         pytest.skip(why_not_local())
     local = Local(tmp_path)
     folder = fake_ray(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    result = run_plan(local, folder, limit_s=3)
-    assert isinstance(result, ray.Failed)
+    for limit_s in (3.0, PATIENCE_S):  # more where this machine is too busy to come to it in time
+        result = run_plan(local, folder, limit_s=limit_s)
+        assert isinstance(result, ray.Failed)
+        if (tmp_path / "pid").exists():
+            break
     pid = int((tmp_path / "pid").read_text())
-    assert until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert until(lambda: is_gone(pid))
     (folder / "bin" / "ray").write_text("#!/bin/sh\necho RuntimeError: Version mismatch >&2\nexit 1\n")
     failed = run_plan(local, folder)
     assert isinstance(failed, ray.Failed) and failed.said.endswith("RuntimeError: Version mismatch")
@@ -328,4 +333,4 @@ def test_a_real_ray_comes_up_is_explained_and_goes_down(real: tuple[Machines, Pa
     code, document = cluster("down")
     assert (code, [row["is_down"] for row in document["nodes"].values()]) == (0, [True, True])
     for host in hosts:
-        assert not [line for line in host.processes() if "sshd" not in line]
+        assert until(lambda host=host: not [line for line in host.processes() if "sshd" not in line])  # type: ignore[misc]

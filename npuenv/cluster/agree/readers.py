@@ -27,6 +27,7 @@ _STAND_IN = re.compile(
 UNLIMITED = -1
 _GIB = 1 << 20  # KiB
 _WORK = frozenset({"torch", "torch-npu", "vllm", "vllm-ascend", "sglang", "transformers", "verl", "roll"})
+_STORES = ("overlay2", "snapshots", "overlay")  # where docker, containerd and podman keep the layers of images
 _OF_PODS = re.compile(r"/kubelet/|/docker/|/containers/|/containerd/")  # volumes of what runs there, one's own
 
 
@@ -146,6 +147,35 @@ def _called(value: Value, line: str) -> Value:
 
 def container(facts: Facts) -> Told:
     return one(facts.machine.container, str, absent=":no-container")
+
+
+def image(facts: Facts) -> Told:
+    """What a container can read of its image: the stack that a rendered one names, and how many layers lie beneath.
+
+    Numbers of layers are compared where the same kind of store counts them: each adds layers of its own.
+    """
+    if not facts.machine.container.is_known:
+        return Told()
+    stack = (facts.environment.value or {}).get("NPUENV_STACK")
+    told = listed({"NPUENV_STACK": stack} if stack else {}, "environment", "{}={}")
+    topics = {store: f"lowerdir ({store})" for store in _STORES}
+    store, count = _layers(facts)
+    values = dict(told.values)
+    if store:
+        values[Place(topics.pop(store))] = Value(str(count), Evidence("/proc/self/mountinfo", f"/ {store}: {count}"))
+    return replace(told, values=values, hidden=told.hidden | {*topics.values()})
+
+
+def _layers(facts: Facts) -> tuple[str, int]:
+    """The kind of store that the root of a container lies in, and how many folders lie beneath it; "" for another."""
+    root = next((row for row in reversed(facts.machine.mounts.value or ()) if row.place == "/"), None)
+    if root is None or root.kind != "overlay":
+        return "", 0
+    own = next((option for option in root.options if option.startswith("upperdir=")), "")
+    # A list of many is cut off in no table, but newer systems give each folder an option of its own.
+    lists = [option.partition("=")[2] for option in root.options if option.startswith(("lowerdir=", "lowerdir+="))]
+    count = sum(len(names.split(":")) for names in lists if names)
+    return next((store for store in _STORES if f"/{store}/" in own and count), ""), count
 
 
 def system(facts: Facts) -> Told:

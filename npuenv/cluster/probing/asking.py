@@ -39,8 +39,8 @@ class Heard:
 
     node: Node
     told: Mapping[str, Any] | None
-    began: float  # by this machine's clock, seconds since 1970
-    ended: float
+    began: float  # by this machine's clock, seconds since 1970: not after the node began
+    ended: float  # not before the node ended
     why: str = ""
 
 
@@ -55,8 +55,11 @@ def run(
 ) -> Iterator[Heard]:
     """What each node says as it comes in, every node once. The program's input stays open until its node has ended."""
     code = text(program).encode()
+    # Reckoned back from the end it would be too late by as long as this machine was held up with other answers.
+    began: dict[str, float] = {}
 
     def stdin(node: Node) -> bytes:
+        began[node.name] = time.time()
         return b"%d\n" % len(code) + code + json.dumps(asked(node)).encode() + b"\n"
 
     answers = way.ask(
@@ -73,7 +76,8 @@ def run(
     for answer in answers:
         ended = time.time()
         told = _told(answer.out)
-        yield Heard(answer.node, told, ended - answer.seconds, ended, "" if told is not None else _why(answer))
+        at = began.get(answer.node.name, ended - answer.seconds)
+        yield Heard(answer.node, told, at, ended, "" if told is not None else _why(answer))
 
 
 def _told(out: bytes) -> Mapping[str, Any] | None:
