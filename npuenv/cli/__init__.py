@@ -9,6 +9,10 @@ from __future__ import annotations
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line and exits the process with its code; with `argv` given, returns the code instead."""
     try:
+        if argv is None:
+            from npuenv.front.interrupts import heed_interrupts
+
+            heed_interrupts()
         from npuenv.cli.app import run
     except KeyboardInterrupt:
         code = _interrupted_at_start()

@@ -11,12 +11,12 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from npuenv.errors import BadInput, ExitCode, NpuenvError, StepFailed
+from npuenv.front.interrupts import heed_interrupts
 from npuenv.front.ui import Interrupted, report_error
 from npuenv.messages import LANGUAGES, Message, language_from_environment, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
 
 def run_to_code(argv: list[str] | None, act: Callable[[list[str]], int]) -> int:
@@ -29,7 +29,7 @@ def run_to_code(argv: list[str] | None, act: Callable[[list[str]], int]) -> int:
     try:
         if argv is None:
             _prepare_streams()
-            _treat_as_interrupts(signal.SIGTERM, signal.SIGHUP)
+            heed_interrupts()
         code = _run(words, act)
         sys.stdout.flush()
         if argv is None:
@@ -77,20 +77,6 @@ def report_interrupt(argv: list[str] | None) -> int:
         return int(ExitCode.INTERRUPTED)
     _silence(sys.stdout)
     return int(ExitCode.INTERRUPTED)
-
-
-def _treat_as_interrupts(*numbers: signal.Signals) -> None:
-    """Lets these signals end the run as Ctrl-C does, so that no program it started is left behind.
-
-    A signal that is ignored already stays so: that is what nohup does.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    for number in numbers:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, interrupt)
 
 
 def _ignore_interrupts() -> None:

@@ -186,9 +186,12 @@ def _drain(process: subprocess.Popen[bytes], streams: dict[IO[bytes], bytearray]
                 ended_at = now
             if ended_at is not None and (not selector.get_map() or now > ended_at + _GRACE_S):
                 return True
-            if now >= deadline:
-                return ended_at is not None
-            _read_some(selector, streams, min(0.02 if not selector.get_map() else 0.1, deadline - now))
+            if ended_at is None and now >= deadline:
+                _read_some(selector, streams, 0.0)  # what lies there: it may be we who were stopped meanwhile
+                return False
+            # What has ended is read to its end also after the deadline.
+            until = deadline if ended_at is None else ended_at + _GRACE_S
+            _read_some(selector, streams, min(0.02 if not selector.get_map() else 0.1, max(0.0, until - now)))
 
 
 def _read_some(selector: selectors.BaseSelector, streams: dict[IO[bytes], bytearray], wait_s: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import venv
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
+from own_signals import interruptible
 
 import npuenv.report
 from npuenv.checks import Finding, Fix, Status
@@ -215,20 +215,14 @@ def test_quiet_tells_only_what_is_not_mended(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_an_interrupted_cure_says_how_it_is_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     mark = tmp_path / "mark"
     world = World()
     slow = ("sh", "-c", "touch mark; sleep 30")
-    world.add("machine.disk", lambda host: False, (sys.executable, "-c", "import time; time.sleep(30)"), undo=(slow,))
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            world.mend()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    # Said by the cure itself, so that it has begun, however busy this machine is.
+    program = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(600)"
+    world.add("machine.disk", lambda host: False, (sys.executable, "-c", program), undo=(slow,))
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        world.mend()
     undo = data() / "fixes" / "1" / "undo.sh"
     assert capsys.readouterr().err.endswith(f"to take it back: sh {undo}\n")
     assert "touch mark; sleep 30" in undo.read_text(encoding="utf-8") and not mark.exists()

@@ -81,6 +81,55 @@ def test_without_a_release_most_could_not_be_told(good: Path, capsys: pytest.Cap
     assert "release not known" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("release", "judged_as"), [("0.7.0", "0.6.1"), ("0.9.0", "0.8.0"), ("0.10.0", "0.9.1")])
+def test_a_release_that_launch_files_are_rendered_for_is_judged_as_the_one_before(
+    release: str, judged_as: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render-launch", "--for", f"verl=={release}", "--force", "-o", str(tmp_path)]) == 0
+    capsys.readouterr()
+    at = ("--hardware", "a2", "--card-memory", "64", "--lang", "en")
+    assert main(["preflight", str(tmp_path / "run.sh"), "--for", f"verl=={release}", *at]) == 0
+    said = capsys.readouterr().out
+    assert f"The keys of verl {release} are not recorded: it is judged as {judged_as}." in said
+    assert f"verl {release}, " in said and "errors: 0, warnings: 0" in said
+
+
+@pytest.mark.parametrize(("commit", "version"), [("8eb27cc2", "0.3.0"), ("5d1e3c3d", "0.2.0")])
+def test_a_commit_of_roll_is_judged_as_its_version(
+    commit: str, version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("pretrain: Qwen/X\n", encoding="utf-8")
+    main(["preflight", str(path), "--for", f"roll=={commit}", "--json", "--lang", "en"])
+    found = document(capsys)
+    assert found["release"] == version
+    assert f"The keys of roll {commit} are not recorded: it is judged as {version}." in [
+        each["says"] for each in found["problems"]
+    ]
+
+
+def test_a_stack_whose_release_nobody_knows_leaves_it_open(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", str(good), "--stack", "verl-qwen3.5-cann8.5.2", "--lang", "en"]) == 3
+    assert "Release of verl is not known" in capsys.readouterr().out
+
+
+def test_the_release_of_a_roll_stack_is_a_commit_that_counts_as_a_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render-launch", "--for", "roll", "-o", str(tmp_path)]) == 0
+    capsys.readouterr()
+    path = next(tmp_path.glob("*.yaml"))
+    assert main(["preflight", str(path), "--stack", "roll-cann9.1.0", "--json"]) == 0
+    assert document(capsys)["release"] == "0.3.0"
+
+
+def test_a_key_that_nobody_reads_is_told_where_it_stands(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good.write_text(GOOD.replace("    trainer.nnodes=1", "    +foo.bar=1 trainer.nnodes=1"), encoding="utf-8")
+    assert main(["preflight", str(good), *AT]) == 0
+    said = capsys.readouterr().out
+    assert f"{good}:22: note preflight.key-unknown\n    No configuration of verl 0.7.1 has the key foo.bar." in said
+
+
 def test_an_error_names_its_line_the_reason_and_the_corrected_line(
     bad: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv import versions
 from npuenv.cli import main
 from npuenv.matrix import load_matrix
+from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,10 +295,44 @@ def test_recipes_that_are_not_rendered_are_not_listed(capsys: pytest.CaptureFixt
     assert listed == {row.id for row in load_matrix().launch_recipes if not row.refused}
 
 
-def test_a_recipe_that_is_not_rendered_says_why_and_where_the_others_are(render: Any) -> None:
-    refused = next(row for row in load_matrix().launch_recipes if row.refused)
-    code, document = render("--for", "verl", "--recipe", refused.id)
-    assert (code, refused.id in document["error"]["message"], "--list" in document["error"]["hint"]) == (2, True, True)
+@pytest.mark.parametrize("release", ["0.5.0", "0.6.1", "0.7.1", "0.8.0", "0.9.1"])
+@pytest.mark.parametrize("row", load_matrix().launch_recipes, ids=lambda row: row.id)
+def test_every_verl_recipe_is_rendered_or_refused_with_its_reason(render: Any, row: Any, release: str) -> None:
+    code, document = render("--for", "verl", "--release", release, "--recipe", row.id)
+    names = {"recipe": row.id, "release": release, "script": row.script, "since": row.since, "until": row.until or "-"}
+    if row.refused:
+        assert (code, document["error"]["message"]) == (2, say(Message(row.refused, names)))
+        assert "--list" in document["error"]["hint"]
+    elif not versions.accepts(f">={row.since}", release):
+        assert (code, document["error"]["message"]) == (2, say(Message("launch.not-in-release", names)))
+    else:
+        assert (code, document["estimate"]["verdict"] in ("feasible", "tight")) == (0, True)
+        assert {"config.yaml", "run.sh"} <= set(document["written"])
+
+
+def test_supervised_training_has_no_card_that_generates(
+    render: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sft = ("--for", "verl==0.9.1", "--recipe", "sft-lora-qwen3-8b")
+    code, document = render(*sft, "--train-cards", "0-3")
+    assert (code, document["placement"]["train"], document["placement"]["infer"]) == (0, [0, 1, 2, 3], [])
+    text = (tmp_path / "out" / "run.sh").read_text(encoding="utf-8")
+    assert "--nproc_per_node=4" in text and "ASCEND_RT_VISIBLE_DEVICES" in text
+    code, document = render(*sft, "--infer-cards", "4-7")
+    assert (code, "--infer-cards" in document["error"]["message"]) == (2, True)
+    assert main(["render-launch", *sft, "-o", str(tmp_path / "told"), "--lang", "en"]) == 0
+    assert "0-7 train, - generate, - hold the reference" in capsys.readouterr().out
+
+
+def test_a_value_that_is_not_the_guides_is_said(render: Any) -> None:
+    _, document = render("--for", "roll==0.3.0", "--recipe", "rlvr-qwen2.5-7b-2x8")
+    assert [note for note in document["notes"] if "reference.infer_batch_size is 2 here" in note]
+
+
+def test_a_recipes_variables_reach_the_processes_of_a_ray_that_is_started_by_hand(render: Any, tmp_path: Path) -> None:
+    assert render("--for", "verl", "--recipe", "aqn-base", "--nodes", "2")[0] == 0
+    network = (tmp_path / "out" / "network.sh").read_text(encoding="utf-8")
+    assert 'export HCCL_BUFFSIZE="${HCCL_BUFFSIZE-512}"' in network
 
 
 def test_a_plan_that_puts_a_split_recipe_together_says_so(render: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from own_signals import as_from_a_terminal, interruptible
 from waiting import PATIENCE_S, is_gone, until
 
 import npuenv
@@ -36,7 +38,7 @@ if os.fork() == 0:
     os.write(outer, b"held" if has_seized else b"free")
     for number in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while has_seized and not os.path.exists(released) and time.monotonic() < deadline:
         time.sleep(0.02)
     os._exit(0)
@@ -71,8 +73,7 @@ def test_a_doctor_that_is_ended_leaves_no_tool_behind(tmp_path: Path, number: si
         env=environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # As from a terminal, also where the tests were started in the background.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=as_from_a_terminal,
     )
     try:
         assert until(lambda: len(numbers(seen)) >= 2 and has_settled(seen))
@@ -93,13 +94,11 @@ def test_an_interrupt_while_a_program_starts_does_not_lose_it(monkeypatch: pytes
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with interruptible(), pytest.raises(KeyboardInterrupt):
             LocalHost().run(["sleep", "600"])
         assert started[0].wait(PATIENCE_S) == -signal.SIGKILL
     finally:
-        signal.signal(signal.SIGINT, before)
         started[0].kill()
 
 
@@ -114,7 +113,7 @@ def test_a_program_that_killing_does_not_end_is_not_waited_for(tmp_path: Path, m
     )
     asking.start()
     try:
-        asking.join(20.0)
+        asking.join(PATIENCE_S)
         was_answered = not asking.is_alive()
     finally:
         released.touch()
@@ -144,6 +143,7 @@ def test_the_guard_ends_only_what_is_held_when_its_owner_dies(tmp_path: Path) ->
 
 
 def test_the_guard_goes_with_its_host_and_takes_no_descriptor_along() -> None:
+    gc.collect()  # what other tests have left would close its files meanwhile
     own = psutil.Process()
     before, opened = {child.pid for child in own.children()}, own.num_fds()
     host = LocalHost()
@@ -156,6 +156,7 @@ def test_the_guard_goes_with_its_host_and_takes_no_descriptor_along() -> None:
 
 def test_without_a_shell_programs_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "_SHELL", "/no/such/sh")
+    gc.collect()
     opened = psutil.Process().num_fds()
     host = LocalHost()
     assert [host.run(["sh", "-c", "echo ran"]).out for _ in range(2)] == ["ran\n", "ran\n"]

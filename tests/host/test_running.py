@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import threading
-import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
+from own_signals import interruptible
+from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.host.running import Running
 
@@ -21,47 +22,31 @@ if TYPE_CHECKING:
 # Starts a grandchild in a session of its own, says both numbers, and waits.
 DAEMON = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print(os.getpid(), child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
-def text_of(log: Path, timeout_s: float = 20.0) -> str:
+def text_of(log: Path) -> str:
     """What the program has written, once it has written a line."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if log.exists() and log.read_text().endswith("\n"):
-            return log.read_text()
-        time.sleep(0.02)
-    raise AssertionError("the program has written nothing")
-
-
-def is_gone(pid: int) -> bool:
-    """True when the process has ended (a zombie whose parent has not looked yet counts as ended)."""
-    for _ in range(100):
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.02)
-    return False
+    assert until(lambda: log.exists() and log.read_text().endswith("\n")), "the program has written nothing"
+    return log.read_text()
 
 
 def test_a_descendant_with_a_session_of_its_own_ends_too(tmp_path: Path) -> None:
     with Running([sys.executable, "-c", DAEMON], cwd=tmp_path, env={}, log=tmp_path / "log") as running:
         parent, child = map(int, text_of(tmp_path / "log").split())
         assert running.poll() is None
-    assert is_gone(parent)
-    assert is_gone(child)
+    assert until(partial(is_gone, parent))
+    assert until(partial(is_gone, child))
 
 
 def test_a_program_that_ignores_signals_is_ended_all_the_same(tmp_path: Path) -> None:
@@ -88,7 +73,7 @@ class LockWithInterrupt:
         self._lock = threading.Lock()
 
     def acquire(self, blocking: bool = True) -> bool:
-        is_taken = self._lock.acquire(blocking, timeout=20 if blocking else -1)
+        is_taken = self._lock.acquire(blocking, timeout=PATIENCE_S if blocking else -1)
         signal.raise_signal(signal.SIGINT)
         return is_taken
 
@@ -96,19 +81,19 @@ class LockWithInterrupt:
         self._lock.release()
 
     def __enter__(self) -> None:
-        assert self._lock.acquire(timeout=20), "left taken by an interrupt: this would wait for ever"
+        assert self._lock.acquire(timeout=PATIENCE_S), "left taken by an interrupt: this would wait for ever"
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 
-@pytest.mark.parametrize("ask", [lambda running: running.poll(), lambda running: running.wait(5)])
+@pytest.mark.parametrize("ask", [lambda running: running.poll(), lambda running: running.wait(PATIENCE_S)])
 def test_an_interrupt_while_the_exit_code_is_asked_for_leaves_nothing_locked(
     tmp_path: Path, ask: Callable[[Running], int | None]
 ) -> None:
-    running = Running(["sleep", "60"], cwd=tmp_path, env={}, log=tmp_path / "log")
+    running = Running(["sleep", "600"], cwd=tmp_path, env={}, log=tmp_path / "log")
     running._process._waitpid_lock = LockWithInterrupt()  # type: ignore[attr-defined]
-    with pytest.raises(KeyboardInterrupt):
+    with interruptible(), pytest.raises(KeyboardInterrupt):
         ask(running)
     running._process._waitpid_lock = running._process._waitpid_lock._lock  # type: ignore[attr-defined]
     assert running._process._waitpid_lock.acquire(timeout=5)  # type: ignore[attr-defined]
@@ -124,12 +109,12 @@ def refuse(group: int, number: int) -> None:
 
 def test_what_nobody_but_another_user_may_end_is_left_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "killpg", refuse)
-    with Running(["sleep", "60"], cwd=tmp_path, env={}, log=tmp_path / "log") as running:
-        running.interrupt(grace_s=60)  # nothing is waited for
+    with Running(["sleep", "600"], cwd=tmp_path, env={}, log=tmp_path / "log") as running:
+        running.interrupt(grace_s=600)  # nothing is waited for
         assert running.poll() is None
     assert running.poll() is None
     os.kill(running.pid, signal.SIGKILL)
-    assert running.wait(20) == -signal.SIGKILL
+    assert running.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 SUDO = """#!/bin/sh
@@ -157,5 +142,5 @@ def test_the_exit_code_and_the_output_are_kept(tmp_path: Path) -> None:
     with Running(
         [sys.executable, "-c", program], cwd=tmp_path, env={"A": "1"}, log=tmp_path / "log", unset=("B",)
     ) as running:
-        assert running.wait(20.0) == 3
+        assert running.wait(PATIENCE_S) == 3
     assert (tmp_path / "log").read_text() == "1 False\n"
