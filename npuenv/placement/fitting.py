@@ -62,7 +62,7 @@ def advice(job: Job, placement: Placement, estimate: Estimate) -> tuple[Message,
     if estimate.verdict == "unknown":
         return ()
     if estimate.verdict == "feasible":
-        return _room(job, estimate)
+        return _room(job, placement, estimate)
     changes = fit(job, placement)
     if not changes or (verdict := changes[-1].estimate.verdict) == "infeasible":
         return (_more_cards(job, placement, estimate),)
@@ -159,13 +159,59 @@ def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
     return Message(f"placement.advice-{name}", args)
 
 
-def _room(job: Job, estimate: Estimate) -> tuple[Message, ...]:
-    """Where less than 60 % is used: larger micro batches first, then the engine's share."""
+def _room(job: Job, placement: Placement, estimate: Estimate) -> tuple[Message, ...]:
+    """Where less than 60 % is used: larger micro batches first, then the engine's share; each only where the job
+    divides and still fits after it. Source: verl, the AQN guide's section on unused memory."""
     if not estimate.peak_gib or estimate.peak_gib >= LOW * estimate.memory_gib:
         return ()
+    steps: list[Message] = []
+    grown = _grow_tokens(job, placement) if job.sizes.micro_tokens else _grow_micro(job, placement)
+    if grown is not None and judge(grown[1], placement).verdict == "feasible":
+        steps.append(grown[0])
+        job = grown[1]
     raised = min(0.8, round(job.gpu_memory_utilization + 0.1, 2))
-    args = {"percent": f"{100 * estimate.peak_gib / estimate.memory_gib:.0f}", "micro": 2 * job.sizes.micro_batch}
-    return (Message("placement.advice-room", {**args, "utilization": f"{raised:g}"}),)
+    more = replace(job, gpu_memory_utilization=raised)
+    if 0 < job.gpu_memory_utilization < raised and judge(more, placement).verdict == "feasible":
+        steps.append(Message("placement.room-utilization", {"utilization": f"{raised:g}"}))
+    args = {"percent": f"{100 * estimate.peak_gib / estimate.memory_gib:.0f}", "steps": tuple(steps)}
+    return (Message("placement.advice-room", args),) if steps else ()
+
+
+def _grow_tokens(job: Job, placement: Placement) -> tuple[Message, Job] | None:
+    """Twice the tokens of a dynamic batch, as long as an update has more."""
+    now = job.sizes.micro_tokens or 0
+    longest = job.sizes.prompt_length + job.sizes.response_length
+    if now >= _per_card(job, placement) * longest / job.sequence_parallel:
+        return None
+    return Message("placement.room-tokens", {"tokens": 2 * now}), replace(
+        job, sizes=replace(job.sizes, micro_tokens=2 * now)
+    )
+
+
+def _grow_micro(job: Job, placement: Placement) -> tuple[Message, Job] | None:
+    """About twice the micro batch: a number that divides a card's sequences. Where a micro batch holds all of them,
+    the mini batch grows too; that makes fewer updates, so it is said."""
+    sizes = job.sizes
+    micro = _larger_divisor(_per_card(job, placement), sizes.micro_batch)
+    if micro is not None:
+        return Message("placement.room-micro", {"micro": micro}), replace(job, sizes=replace(sizes, micro_batch=micro))
+    mini = 2 * sizes.mini_batch
+    # ROLL has no mini batch: micro batch, accumulation and cards make the update.
+    if job.framework != "verl" or sizes.prompts % mini:
+        return None
+    grown = replace(job, sizes=replace(sizes, mini_batch=mini))
+    micro = _larger_divisor(_per_card(grown, placement), sizes.micro_batch)
+    if micro is None:
+        return None
+    new = replace(grown, sizes=replace(grown.sizes, micro_batch=micro))
+    return Message("placement.room-mini", {"mini": mini, "micro": micro}), new
+
+
+def _larger_divisor(whole: int, size: int) -> int | None:
+    """The largest divisor above `size` and not above its double, else the next one; None where there is none."""
+    larger = [n for n in range(size + 1, whole + 1) if whole % n == 0]
+    doubled = [n for n in larger if n <= 2 * size]
+    return doubled[-1] if doubled else larger[0] if larger else None
 
 
 def _halve_micro(job: Job, placement: Placement) -> Job | None:
@@ -178,12 +224,16 @@ def _halve_micro(job: Job, placement: Placement) -> Job | None:
 
 
 def _halve_tokens(job: Job, placement: Placement) -> Job | None:
-    """Half the tokens of a dynamic batch, but never less than one longest sequence."""
+    """Half the tokens of a dynamic batch, but never less than one longest sequence; those without gradients follow."""
     least = _least_tokens(job)
     now = job.sizes.micro_tokens
     if not now or now <= least:
         return None
-    return replace(job, sizes=replace(job.sizes, micro_tokens=max(least, now // 2)))
+    less = max(least, now // 2)
+    scoring, reference = (each and min(each, less) for each in (job.sizes.log_prob_tokens, job.sizes.reference_tokens))
+    return replace(
+        job, sizes=replace(job.sizes, micro_tokens=less, log_prob_tokens=scoring, reference_tokens=reference)
+    )
 
 
 def _halve_scoring(job: Job, placement: Placement) -> Job | None:
@@ -262,8 +312,11 @@ def _cut(job: Job, response: int, limit: int | None) -> Job:
     sizes = replace(job.sizes, response_length=response, max_model_len=limit)
     shorter = replace(job, sizes=sizes)
     tokens = sizes.micro_tokens and max(_least_tokens(shorter), sizes.micro_tokens // 2)
-    scoring = sizes.log_prob_tokens and max(_least_tokens(shorter), sizes.log_prob_tokens // 2)
-    return replace(shorter, sizes=replace(sizes, micro_tokens=tokens, log_prob_tokens=scoring))
+    scoring, reference = (
+        each and max(_least_tokens(shorter), each // 2) for each in (sizes.log_prob_tokens, sizes.reference_tokens)
+    )
+    budgets = replace(sizes, micro_tokens=tokens, log_prob_tokens=scoring, reference_tokens=reference)
+    return replace(shorter, sizes=budgets)
 
 
 def _least_tokens(job: Job) -> int:

@@ -50,7 +50,9 @@ def moments(job: Job, placement: Placement) -> tuple[Moment, ...]:
     """Every moment that can be the worst one, for one card of each role."""
     found = []
     if placement.train:
-        found += [_update(job, placement), _scoring(job, placement)]
+        found.append(_update(job, placement))
+    if placement.train and placement.infer:  # without answers there is nothing to score
+        found.append(_scoring(job, placement))
     if placement.reference and job.has_reference:
         found.append(_reference(job, placement))
     if placement.infer:
@@ -102,7 +104,8 @@ def _reference(job: Job, placement: Placement) -> Moment:
     """The reference model at work. ROLL's hf_infer keeps a whole bf16 copy on each card; the others are sharded."""
     cards = placement.reference
     micro = job.sizes.reference_micro_batch or job.sizes.log_prob_micro_batch
-    num = training.tokens(job, micro, job.sizes.log_prob_tokens or job.sizes.micro_tokens)
+    budget = job.sizes.reference_tokens or job.sizes.log_prob_tokens or job.sizes.micro_tokens
+    num = training.tokens(job, micro, budget)
     _, layer = training.activations(job, num)
     logits = training.scoring_logits(job, num, with_entropy=job.framework == "roll")
     whole = job.engine == "deepspeed-zero3" if job.replicates_reference is None else job.replicates_reference

@@ -160,7 +160,7 @@ def ranges(numbers: tuple[int, ...]) -> str:
 
 def _check(job: Job, placement: Placement) -> None:
     """Raises: BadInput where the placement is not one of the job's cards, or a size cannot be."""
-    _check_sizes(job)
+    _check_sizes(job, generates=bool(placement.infer))
     every = (*placement.train, *placement.infer, *placement.reference)
     strange = sorted({card for card in every if not 0 <= card < job.cards.count})
     if strange or not every:
@@ -168,8 +168,8 @@ def _check(job: Job, placement: Placement) -> None:
         raise BadInput(Message("placement.no-such-card", {"cards": what, "count": job.cards.count}))
 
 
-def _check_sizes(job: Job) -> None:
-    """Raises: BadInput for a size of nothing or less, or a share above 1."""
+def _check_sizes(job: Job, *, generates: bool = True) -> None:
+    """Raises: BadInput for a size of nothing or less, or a share above 1; without an engine its share may be 0."""
     sizes = job.sizes
     numbers = {
         "prompt_length": sizes.prompt_length,
@@ -187,6 +187,8 @@ def _check_sizes(job: Job) -> None:
         "memory_gib": job.cards.memory_gib,
         "gpu_memory_utilization": job.gpu_memory_utilization,
     }
+    if not generates and job.gpu_memory_utilization == 0:
+        del numbers["gpu_memory_utilization"]
     wrong = next((name for name, value in numbers.items() if value <= 0), None)
     if wrong is not None or job.gpu_memory_utilization > 1:
         name = wrong or "gpu_memory_utilization"

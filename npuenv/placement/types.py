@@ -13,6 +13,8 @@ Layout = Literal["colocated", "split"]
 Engine = Literal["fsdp", "fsdp2", "deepspeed-zero3", "megatron"]
 Verdict = Literal["feasible", "tight", "infeasible", "unknown"]
 
+HCCL_BUFFER_MIB = 200  # where HCCL_BUFFSIZE is not set
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -63,6 +65,7 @@ class Sizes:
     micro_tokens: int | None = None  # tokens per card and backward pass in dynamic batches; None: `micro_batch` counts
     log_prob_tokens: int | None = None  # the same without gradients
     reference_micro_batch: int | None = None  # sequences per card of the reference; None: as `log_prob_micro_batch`
+    reference_tokens: int | None = None  # tokens per card of the reference in dynamic batches; None: `log_prob_tokens`
     batched_tokens: int | None = None  # that the engine reads at once; None: 8192, or one longest sequence if longer
 
 
@@ -76,7 +79,7 @@ class Job:
     cards: Cards
     sizes: Sizes
     engine: Engine
-    gpu_memory_utilization: float  # share of a card that the generating engine takes
+    gpu_memory_utilization: float  # share of a card that the generating engine takes; 0 where nothing is generated
     tensor_parallel: int = 1  # of the generating engine
     offloads_parameters: bool = False
     offloads_optimizer: bool = False
@@ -96,7 +99,7 @@ class Job:
     chunks_entropy: bool = False  # entropy_from_logits_with_chunking
     engine_sleeps: bool = True  # the generating engine gives its memory back while others work
     replicates_reference: bool | None = None  # each of its cards has all of it (hf_infer); None: with DeepSpeed
-    hccl_buffer_mib: int = 200  # HCCL_BUFFSIZE; a communicator takes it twice
+    hccl_buffer_mib: int = HCCL_BUFFER_MIB  # HCCL_BUFFSIZE; a communicator takes it twice
 
 
 @dataclass(frozen=True, slots=True)

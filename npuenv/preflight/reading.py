@@ -22,6 +22,7 @@ from npuenv.preflight.calls import find_call, is_driver, is_launcher, script_of,
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
+from npuenv.preflight.releases import counted_as
 from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
 from npuenv.preflight.variables import of_job, of_ray_init
@@ -429,7 +430,8 @@ def _launch(
     if asked.framework not in (None, framework):
         args = {"found": framework, "asked": asked.framework}
         raise BadInput(Message("preflight.other-framework", args), Message("preflight.other-framework-hint", args))
-    release = asked.release or asked.machine.packages.get(framework)
+    name = asked.release or asked.machine.packages.get(framework)
+    release = counted_as(framework, name) if name else None
     defaults = asked.defaults_of(framework, release) if release else {}
     known = {name: str(each.value) for name, each in environ.items() if not each.is_open}
     return Launch(
@@ -441,4 +443,5 @@ def _launch(
         asked.machine,
         source,  # type: ignore[arg-type]  # one of the three by construction
         missing,
+        release_name=name if name and name != release else "",
     )

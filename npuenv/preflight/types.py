@@ -62,6 +62,7 @@ class Launch:
     missing_files: tuple[str, ...] = ()  # files of `defaults:` that were not found
     is_partial: bool = False  # words or a file could not be read that may set what `settings` lacks
     program: str = ""  # the module or the script that a command starts; "" for a YAML
+    release_name: str = ""  # what the release is called where `release` only counts as it, like a commit; "": nothing
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value in force: the written one, else the release's, else `default`; None where it is not known."""

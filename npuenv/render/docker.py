@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import npuenv
 from npuenv.errors import BadInput
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
 from npuenv.render import base, layers
 from npuenv.render.dockerfile import (
@@ -38,6 +39,7 @@ from npuenv.render.dockerfile import (
 )
 from npuenv.render.image_files import DOCTOR, IMAGE_FILES, image_files
 from npuenv.render.requirements import PackageList, package_lists
+from npuenv.render.upstream import corresponding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,13 +121,26 @@ def _refuse_unfit(stacks: Mapping[str, Stack], locks: Mapping[str, Lock]) -> Non
         raise BadInput(Message("render.not-an-image", args), Message("render.not-an-image-hint", args))
     place = {"hardware": platform.hardware, "os": platform.os, "arch": platform.arch}
     if first.image is None:
-        raise BadInput(Message("render.no-base-image", {**args, **place}), Message("render.no-base-image-hint", args))
+        raise _no_base(first, {**args, **place})
     if layers.package_tool(platform.os) is None:
         raise BadInput(Message("render.unknown-os", {"os": platform.os}), Message("render.unknown-os-hint", args))
     for stack in stacks.values():
         _refuse_other(first, stack)
     for arch, stack in stacks.items():
         _refuse_lock(arch, stack, locks.get(arch))
+
+
+def _no_base(stack: Stack, args: dict[str, object]) -> BadInput:
+    """Why there is no base image: nobody publishes one, or the published file puts this CANN over another one's."""
+    upstream, cann = corresponding(stack, load_matrix()), stack.pin("cann")
+    below = upstream.base.rpartition(":")[2].partition("-")[0] if upstream else ""
+    is_here = upstream is not None and upstream.os == stack.platform.os
+    if upstream is None or cann is None or not is_here or below.casefold() == cann.version.casefold():
+        return BadInput(
+            Message("render.no-base-image", args), Message("render.no-base-image-hint", {"stack": stack.name})
+        )
+    args |= {"cann": cann.version, "base": upstream.base, "below": below, "source": upstream.source}
+    return BadInput(Message("render.cann-over-base", args), Message("render.cann-over-base-hint", args))
 
 
 def _refuse_other(first: Stack, stack: Stack) -> None:
@@ -222,7 +237,11 @@ def _overrides(recipe: layers.Recipe) -> list[Instruction]:
 def _unpinned(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[str]:
     """What another build may find changed, beside the sources that follow a branch."""
     gaps = {missing.name for arch in recipe.stacks for missing in locks[arch].missing}
-    return [*([] if recipe.digest else ["base-image"]), *sorted(one_word(name, "lock") for name in gaps)]
+    return [
+        *([] if recipe.digest else ["base-image"]),
+        *layers.unpinned_tags(recipe.stack.git_sources),
+        *sorted(one_word(name, "lock") for name in gaps),
+    ]
 
 
 def _gaps(recipe: layers.Recipe, locks: Mapping[str, Lock]) -> list[Instruction]:
@@ -275,6 +294,7 @@ def _labels(recipe: layers.Recipe, locks: Mapping[str, Lock], version: str) -> l
         "npuenv.cann": cann.version if cann else "",
         "npuenv.verified-by": stack.verified_by,
         "npuenv.moving-sources": layers.moving_sources(stack.git_sources),
+        "npuenv.checked-commits": layers.commits(stack.git_sources),
         "npuenv.unpinned": ",".join(_unpinned(recipe, locks)),
         **{f"npuenv.lock.{arch}": locks[arch].hash for arch in recipe.stacks},
     }

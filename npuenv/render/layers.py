@@ -174,6 +174,9 @@ def _sources(recipe: Recipe, step: BuildStep) -> list[Instruction]:
             found.append(Comment(recipe.say(Message("render.moving", args))))
         if _is_short(source.ref):
             found.append(Comment(recipe.say(Message("render.short-commit", {"ref": source.ref}))))
+        if _is_tag(source):
+            tag = {"name": source.name, "ref": source.ref, "commit": source.commit}
+            found.append(Comment(recipe.say(Message("render.tag-commit" if source.commit else "render.tag", tag))))
         found.append(Run((*_fetch(source), *_build(recipe, source)), may_log_in=True))
     return found
 
@@ -181,17 +184,20 @@ def _sources(recipe: Recipe, step: BuildStep) -> list[Instruction]:
 def _fetch(source: GitSource) -> tuple[Command, ...]:
     """The repository at its ref, without its history, with its submodules.
 
-    A tag is set again by name: versions of packages are read from it while they are built. A shortened commit cannot
-    be asked for, so all is fetched there.
+    A tag is set again by name: versions of packages are read from it while they are built. Its one commit is all that
+    is there: asking for the known one by its beginning finds it, or another stands under the tag and the build ends.
+    A shortened commit cannot be asked for from afar, so all is fetched there.
     """
     folder, ref = source_folder(source), one_word(source.ref, source.name)
     git = ("git", "-C", folder)
     depth = ("--tags", "origin") if _is_short(ref) else ("--depth", "1", "origin", ref)
-    is_tag = not source.is_moving and not _COMMIT.fullmatch(ref)
+    is_tag = _is_tag(source)
+    known = f"{one_word(source.commit, source.name)}^{{commit}}" if is_tag and source.commit else ""
     return (
         Exec(("git", "init", "--quiet", folder)),
         Exec((*git, "remote", "add", "origin", Var(git_argument(source)))),
         Exec((*git, "fetch", *depth)),
+        *((Exec((*git, "rev-parse", "--verify", known)),) if known else ()),
         Exec((*git, "checkout", "--quiet", ref if _is_short(ref) else "FETCH_HEAD")),
         *((Exec((*git, "tag", "--force", ref)),) if is_tag else ()),
         Exec((*git, "submodule", "update", "--init", "--recursive")),
@@ -218,6 +224,21 @@ def _stub_libraries(stack: Stack, arch: str) -> Export:
     """Stand-ins for the driver's libraries, which an image does not hold, behind everything else on the search path."""
     path = f"{stack.cann_root}/{arch}-linux/devlib"
     return Export("LD_LIBRARY_PATH", Joined((Var("LD_LIBRARY_PATH"), f":{path}")))
+
+
+def _is_tag(source: GitSource) -> bool:
+    return not source.is_moving and not _COMMIT.fullmatch(source.ref)
+
+
+def unpinned_tags(sources: Sequence[GitSource]) -> tuple[str, ...]:
+    """The sources at a tag whose commit is not known, like `vllm@v0.13.0`: their owner can move it."""
+    found = (source for source in sources if _is_tag(source) and not source.commit)
+    return tuple(one_word(f"{source.name}@{source.ref}", source.name) for source in found)
+
+
+def commits(sources: Sequence[GitSource]) -> str:
+    """The sources whose tag was checked against its commit, like `vllm-ascend@6281c1207a`, joined by commas."""
+    return ",".join(f"{source.name}@{source.commit}" for source in sources if _is_tag(source) and source.commit)
 
 
 def _is_short(ref: str) -> bool:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import defaults_of, known_releases, names_of, nearest_release
+from npuenv.matrix.keys import defaults_of, known_releases, names_of, nearest_release, releases_beside
 from npuenv.messages import say
+from npuenv.preflight import releases
 from npuenv.preflight.fixing import fix
+from npuenv.preflight.releases import counted_as
 from npuenv.preflight.rules import RULES
 from npuenv.preflight.rules.base import value
 from npuenv.preflight.rules.cards import mapping_of
@@ -135,11 +137,86 @@ def test_a_default_that_points_to_another_key_is_followed() -> None:
         ("0.4.1", None),
         (None, None),
         ("mine", None),
+        ("40456706", None),  # a commit of digits alone
     ],
 )
 def test_a_release_between_two_known_ones_is_as_the_older(release: str | None, nearest: str | None) -> None:
     assert nearest_release("verl", release) == nearest
     assert bool(defaults_of("verl", release)) == (nearest is not None)
+
+
+@pytest.mark.parametrize(
+    ("release", "beside"),
+    [("0.7.1", ("0.7.1",)), ("0.7.0", ("0.6.1", "0.7.1")), ("0.10.0", ("0.9.1",)), ("0.4.1", ()), (None, ())],
+)
+def test_a_release_lies_between_two_known_ones(release: str | None, beside: tuple[str, ...]) -> None:
+    assert releases_beside("verl", release) == beside
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_far"),
+    [
+        ("0.3.0", "0.3.0", False),
+        ("v0.4.0", "0.4.0", False),
+        ("0.1.2", "0.2.0", False),
+        ("8eb27cc2", "0.3.0", False),
+        ("main @8eb27cc2", "0.3.0", False),
+        ("5d1e3c3d", "0.2.0", False),
+        ("88c80761928c9b1692751e0b7a650a39bfc240cd", "0.2.0", False),
+        ("0123456789", "0123456789", True),
+        ("9.9", "9.9", True),
+    ],
+)
+def test_a_commit_of_roll_counts_as_a_version(name: str, version: str, is_far: bool) -> None:
+    assert counted_as("roll", name) == version
+    assert releases.is_far("roll", name) == is_far
+
+
+@pytest.mark.parametrize(("name", "is_far"), [("0.9.0", False), ("0.4.1", True), ("1.0.0", True), ("4045d670", True)])
+def test_a_commit_of_verl_counts_as_none(name: str, is_far: bool) -> None:
+    assert (counted_as("verl", name), releases.is_far("verl", name)) == (name, is_far)
+
+
+def test_between_two_releases_what_either_has_is_no_fault() -> None:
+    about_names = ("preflight.key-moved", "preflight.key-unknown")
+    old, new = "ray_init.num_cpus", "ray_kwargs.ray_init.num_cpus"
+    only_later = "actor_rollout_ref.actor.calculate_entropy"  # from 0.7.1 on
+    for key, release, rules in (
+        (new, "0.6.0", set()),
+        (old, "0.6.0", {"preflight.key-moved"}),  # a row says: since 0.6.0
+        (only_later, "0.7.0", set()),
+        (only_later, "0.6.1", {"preflight.key-moved"}),
+        ("actor_rollout_ref.actor.entropy_checkpointing", "0.9.0", set()),  # it moved, and both names are read
+        ("actor_rollout_ref.actor.entropy_checkpointing", "0.10.0", set()),
+    ):
+        settings: dict[str, Any] = {key.replace(".", "__"): 1}
+        launch = launch_of(release=release, **settings)
+        found = {each.rule for rule in RULES for each in rule.judge(launch) if rule.id in about_names}
+        assert found == rules, (key, release)
+
+
+def own_keys(launch: Launch) -> list[str]:
+    """The keys that a note says to be read by no release."""
+    found = [each for rule in RULES if rule.id == "preflight.key-unknown" for each in rule.judge(launch)]
+    return [str(each.says.args["key"]) for each in found if each.says.key == "preflight_rules.key-own"]
+
+
+def added(key: str, text: str) -> Setting:
+    return Setting(key, text, text, Place("", 1), "+")
+
+
+def test_a_key_that_was_forced_in_and_that_nobody_lists_is_a_note() -> None:
+    nobodys = ["foo.bar", "actor_rollout_ref.model.attn_implementation"]
+    free = "actor_rollout_ref.model.override_config.attn_implementation"  # below a part for the user's own keys
+    settings = {key: added(key, "flash_attention_2") for key in (*nobodys, free)}
+    verls = ["reward.reward_kwargs.overlong_buffer_cfg.len", "actor_rollout_ref.actor.fsdp_config.mixed_precision.x"]
+    settings |= {key: added(key, "1") for key in verls}  # read, although no configuration lists them
+    settings["data.seed"] = Setting("data.seed", "x", "${actor_rollout_ref.actor.clip_ratio}", Place("", 1))
+    launch = replace(launch_of(), settings=settings)
+    assert own_keys(launch) == nobodys
+    assert not rules_of(launch) & {"preflight.key-unknown"}
+    settings["data.seed"] = Setting("data.seed", "x", "${foo.bar}", Place("", 1))
+    assert own_keys(launch) == nobodys[1:]
 
 
 def test_the_defaults_are_those_of_the_release() -> None:

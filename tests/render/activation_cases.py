@@ -168,7 +168,7 @@ class Session:
         start = {"PATH": STARTING_PATH, "HOME": str(self.folder), "LANG": "C.UTF-8", "TERM": "dumb", **(env or {})}
         ran = subprocess.run(
             [*self.shell.argv, str(script)],
-            env=start, cwd=self.folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60,
+            env=start, cwd=self.folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=240,
         )  # fmt: skip
         names = [path.name[5:-4] for path in self.folder.glob("seen-*.env")]
         return Told({name: self._seen(name) for name in names}, ran.stdout, ran.stderr)

@@ -31,6 +31,7 @@ _MOVED = re.compile(r"(?<=[ '=:,])/(?=(?:dev|usr/local|usr/bin|etc|lib|srv)/)")
 _STAND_IN = """\
 #!{python} -S
 import json, os, sys, time
+PATIENCE_S = 90
 name = os.path.basename(sys.argv[0])
 seen = dict(os.environ)
 for word in sys.argv[1:]:  # a file of users is gone when the script has ended
@@ -40,7 +41,8 @@ with open(os.environ["CALLS"], "a") as file:
     file.write(json.dumps([name, sys.argv[1:], seen]) + "\\n")
 words = sys.argv[1:]
 if "--relative=0" in words:  # the head's command outlives the start of its workers, as a training does
-    for _ in range(500):
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends:
         with open(os.environ["CALLS"]) as file:
             if "--relative=1" in file.read():
                 break
@@ -112,7 +114,7 @@ class Host:
         }
         interpreter = script.partition("\n")[0].removeprefix("#!")
         done = subprocess.run(
-            [interpreter, str(file), *words], env=environ, cwd=self.root, capture_output=True, text=True, timeout=60
+            [interpreter, str(file), *words], env=environ, cwd=self.root, capture_output=True, text=True, timeout=240
         )
         seen = [Call(*json.loads(line)) for line in calls.read_text().splitlines()] if calls.exists() else []
         return done.returncode, self.back(done.stderr), seen

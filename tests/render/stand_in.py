@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from npuenv.lock.file import Lock, LockedPackage
 from npuenv.plan.cann import cann_scripts, compiler_scripts
 
@@ -115,7 +117,9 @@ def _put_python(root: Path, done: set[Path]) -> None:
     for module in (library / "lib-dynload").glob("*.so"):
         _put(module, root, done)
     site = root / str(library).lstrip("/") / "site-packages"
-    bundled = next((library / "ensurepip" / "_bundled").glob("pip-*.whl"))
+    bundled = next((library / "ensurepip" / "_bundled").glob("pip-*.whl"), None)
+    if bundled is None:  # a distribution's own Python may keep it elsewhere, and its site-packages too
+        pytest.skip(f"the Python at {prefix} brings no pip along")
     with zipfile.ZipFile(bundled) as wheel:
         wheel.extractall(site)
     (root / "usr/bin").mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ def program(
         (folder / name).chmod(0o755)
     base = {"PATH": f"{folder}:{os.environ['PATH']}", "NPUENV_WAIT_S": "20"}
     done = subprocess.run(
-        ["sh", "-c", text, "it", *words], env=base | environ, timeout=60, capture_output=True, check=False
+        ["sh", "-c", text, "it", *words], env=base | environ, timeout=240, capture_output=True, check=False
     )
     (folder / "said").write_bytes(done.stderr)
     return done.returncode, (folder / "calls").read_text().splitlines()

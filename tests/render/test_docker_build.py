@@ -298,19 +298,44 @@ def test_real_git_gets_each_kind_of_ref_and_tags_can_be_described(sample: Simple
     found = []
     for number, (ref, is_moving) in enumerate((("v0.11.0", False), (commits[1][:8], False), ("main", True))):
         source = GitSource("vllm", f"file://{origin}", ref, is_moving, how="pythonpath")
-        root = tmp_path / str(number)
-        root.mkdir()
-        step = BuildStep("vllm", "git", ("vllm",), Message("cli.yes"))
-        stack = sample.stack(git_sources=(source,), order=(step, BuildStep("rest", "rest", (), Message("cli.yes"))))
-        recipe = Recipe({"aarch64": stack}, {"aarch64": ()}, {}, lambda message: message.key)
-        run = next(line for line in layer(recipe, step) if isinstance(line, Run))
-        shell = script(run).removeprefix(SECRET).replace("/opt/src", f"{root}/src")
-        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(root), "NPUENV_GIT_VLLM": source.repo}
-        done = subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, check=False)
+        done = fetched(sample, source, tmp_path / str(number))
         assert done.returncode == 0, done.stderr
-        found.append(plain_git(root / "src/vllm", "rev-parse", "HEAD"))
+        found.append(plain_git(tmp_path / str(number) / "src/vllm", "rev-parse", "HEAD"))
     assert found == commits
     assert plain_git(tmp_path / "0/src/vllm", "describe", "--tags", "--long") == f"v0.11.0-0-g{commits[0][:7]}"
+
+
+def fetched(sample: SimpleNamespace, source: GitSource, root: Path) -> subprocess.CompletedProcess[str]:
+    """The layer of a source, run with real git in a folder of its own."""
+    root.mkdir()
+    step = BuildStep("vllm", "git", ("vllm",), Message("cli.yes"))
+    stack = sample.stack(git_sources=(source,), order=(step, BuildStep("rest", "rest", (), Message("cli.yes"))))
+    recipe = Recipe({"aarch64": stack}, {"aarch64": ()}, {}, lambda message: message.key)
+    run = next(line for line in layer(recipe, step) if isinstance(line, Run))
+    shell = script(run).removeprefix(SECRET).replace("/opt/src", f"{root}/src")
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(root), "NPUENV_GIT_VLLM": source.repo}
+    return subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not here")
+@pytest.mark.parametrize("kind", ["--annotate", "--no-sign"])
+def test_a_tag_that_was_moved_ends_the_build_before_anything_is_built(
+    sample: SimpleNamespace, tmp_path: Path, kind: str
+) -> None:
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    plain_git(origin, "init", "--quiet", "--initial-branch", "main")
+    plain_git(origin, "commit", "--quiet", "--allow-empty", "--message", "0")
+    note = ("--message", "x") if kind == "--annotate" else ()
+    plain_git(origin, "tag", kind, *note, "v0.11.0")
+    commit = plain_git(origin, "rev-parse", "HEAD")[:10]
+    source = GitSource("vllm", f"file://{origin}", "v0.11.0", False, how="pythonpath", commit=commit)
+    assert fetched(sample, source, tmp_path / "before").returncode == 0
+    plain_git(origin, "commit", "--quiet", "--allow-empty", "--message", "1")
+    plain_git(origin, "tag", "--force", kind, *note, "v0.11.0")
+    done = fetched(sample, source, tmp_path / "after")
+    assert done.returncode != 0
+    assert not (tmp_path / "after/src/vllm/.git/refs/tags/v0.11.0").exists()
 
 
 def scripts_of(sample: SimpleNamespace, root: Path) -> Path:

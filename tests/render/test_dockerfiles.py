@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.cli import main
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
 from npuenv.render.docker import render_docker
 from npuenv.render.folder import write_folders
+from npuenv.render.image_files import DOCTOR
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 
@@ -50,6 +52,8 @@ CLASSES = [
     "vllm-ascend-0.23.0.a3.openeuler24.03",
 ]
 IMAGES = sorted(PUBLISHED + CLASSES)
+# The doctor's bytes change with every file of npuenv; what stands here in its place says so where it is run.
+STAND_IN = "raise SystemExit('This is a stand-in: `npuenv render-docker` puts the doctor here.')\n"
 _NAME = re.compile(r"(.+)\.(310p|a2|a3|950)\.((?:ubuntu|openeuler)[\d.]+)")
 
 
@@ -78,7 +82,9 @@ def rendered(image: str, lang: str = "en") -> Mapping[str, str]:
     stacks = {arch: stack_of(image, arch) for arch in ARCHS}
     first = stacks["x86_64"]
     indexes = {row.label: row for row in load_matrix().indexes}
-    return render_docker(stacks, locks_of(first.name, first.platform.python), indexes=indexes, lang=lang)
+    locks = locks_of(first.name, first.platform.python)
+    texts = render_docker(stacks, locks, indexes=indexes, lang=lang, has_doctor=True)
+    return {**texts, f"{image}/{DOCTOR}": STAND_IN}
 
 
 def instructions(image: str) -> list[str]:
@@ -105,6 +111,17 @@ def test_committed_images_are_what_the_stacks_render_to() -> None:
     found = {str(path.relative_to(GOLDENS)) for path in GOLDENS.rglob("*") if path.is_file()}
     assert sorted(found ^ wanted.keys()) == []
     assert [path for path, content in wanted.items() if (GOLDENS / path).read_bytes() != content.encode()] == []
+
+
+@pytest.mark.usefixtures("home")
+def test_the_command_writes_what_is_committed_and_the_real_doctor(tmp_path: Path) -> None:
+    image = "verl-0.7.1-cann8.5.0.a3.ubuntu22.04"
+    name, hardware, _ = parts(image)
+    assert main(["render-docker", name, "--hardware", hardware, "-o", str(tmp_path), "--lang", "en"]) == 0
+    written = {path.name: path.read_bytes() for path in (tmp_path / image).iterdir()}
+    committed = {path.name: path.read_bytes() for path in (GOLDENS / image).iterdir()}
+    assert written.pop(DOCTOR) != committed.pop(DOCTOR)
+    assert written == committed
 
 
 def hadolint() -> str | None:

@@ -92,11 +92,11 @@ class Nodes:
             "HOME": str(self.folder),
             "STAND": str(stand),
             "NPUENV_DEVICES": str(self.folder / "dev"),
-            "NPUENV_WAIT_S": "1",
+            "NPUENV_WAIT_S": "100",  # also bounds the stand-in for ray, which a busy machine starts late
         }
         return subprocess.run(
             [shell, str(self.folder / script), *words],
-            env=base | environ, capture_output=True, text=True, timeout=40, check=False, cwd="/",
+            env=base | environ, capture_output=True, text=True, timeout=240, check=False, cwd="/",
         )  # fmt: skip
 
     def _programs(self) -> dict[str, str]:
@@ -131,9 +131,11 @@ def listener() -> Iterator[str]:
 
 
 @pytest.fixture
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
+def closed_port() -> Iterator[str]:
+    """A port where nobody listens, and nobody else can meanwhile: it is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield str(taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
@@ -176,7 +178,7 @@ def test_a_head_that_never_comes_ends_the_wait(nodes: Nodes, closed_port: str, s
     nodes.write(port=int(closed_port))
     nodes.route = "127.0.0.1 dev eth1 src 10.0.0.2 uid 0"
     words = ("127.0.0.1",) if script == "ray_worker.sh" else ()
-    ran = nodes.run(script, *words, RANK="1", MASTER_ADDR="127.0.0.1")
+    ran = nodes.run(script, *words, RANK="1", MASTER_ADDR="127.0.0.1", NPUENV_WAIT_S="1")
     assert ran.returncode == 1
     assert f"nobody listens at 127.0.0.1, port {closed_port}, after 1 s" in ran.stderr
     assert nodes.started == []
@@ -203,7 +205,7 @@ def test_a_join_that_fails_is_said(nodes: Nodes, listener: str) -> None:
 def test_the_head_does_not_wait_for_ever(nodes: Nodes, status: str, said: str) -> None:
     nodes.write()
     nodes.status = status
-    ran = nodes.run("ray_auto.sh", "echo", "training", RANK="0", MASTER_ADDR=HEAD)
+    ran = nodes.run("ray_auto.sh", "echo", "training", RANK="0", MASTER_ADDR=HEAD, NPUENV_WAIT_S="1")
     assert ran.returncode == 1
     assert said in ran.stderr
     assert "training" not in ran.stdout
@@ -386,9 +388,9 @@ def test_every_script_is_clean_posix_shell_and_repeats(tmp_path: Path, framework
             (tmp_path / f"{count}-{name}").write_text(text, encoding="utf-8")
     scripts = sorted(str(path) for path in tmp_path.iterdir())
     for script in scripts:
-        assert subprocess.run(["sh", "-n", script], capture_output=True, timeout=20, check=False).stderr == b""
+        assert subprocess.run(["sh", "-n", script], capture_output=True, timeout=120, check=False).stderr == b""
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("there is no shellcheck on PATH; sh -n was content")
-    found = subprocess.run([shellcheck, "-s", "sh", *scripts], capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run([shellcheck, "-s", "sh", *scripts], capture_output=True, text=True, timeout=240, check=False)
     assert found.stdout == ""

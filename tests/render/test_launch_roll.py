@@ -125,6 +125,26 @@ def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
     assert "num_gpus_per_node" not in tree
 
 
+@pytest.mark.parametrize("name", [TWO_NODES, f"{TWO_NODES}-spread"])
+def test_a_value_that_is_not_the_guides_says_so_in_the_file(name: str) -> None:
+    why = "reference.infer_batch_size is 2 here, where the guide has 8"
+    new, old, own = (
+        render(name, "0.3.0"),
+        render(name, "5d1e3c3d"),
+        render(name, "0.3.0", "reference.infer_batch_size=1"),
+    )
+    text = " ".join(new[f"{name}.yaml"].replace("#", " ").split())
+    assert (why in text, content(new)["reference"]["infer_batch_size"]) == (True, 2)
+    assert content(old)["reference"]["infer_batch_size"] == 8
+    assert all("where the guide has" not in files[f"{name}.yaml"] for files in (old, own))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_rate_falls_as_in_the_guide(name: str) -> None:
+    """Sample 1 says cosine; samples 2 and 3 train as it does."""
+    assert content(render(name, "0.3.0"))["actor_train"]["training_args"]["lr_scheduler_type"] == "cosine"
+
+
 def test_what_roll_drops_is_not_taken_for_a_key() -> None:
     assert not is_read("actor_train.model_args.flash_attn")
     assert not is_read("actor_train.data_args.dataset_dir")
@@ -325,7 +345,7 @@ def run(tmp_path: Path, name: str, **environ: str) -> subprocess.CompletedProces
         (tmp_path / file).write_text(text, encoding="utf-8")
     whole = {"PATH": f"{tools}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(tmp_path), "ROLL_ROOT": str(tree), **environ}
     return subprocess.run(
-        ["sh", tmp_path / "run.sh"], env=whole, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=30
+        ["sh", tmp_path / "run.sh"], env=whole, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
 
 

@@ -2,6 +2,7 @@
 
 Needs a package registry for hydra-core: no torch and no ROLL. The stand-ins hold what the recipes take from ROLL's
 `examples/config`: the names and the shape of its fragments, and a starter that composes and prints.
+So this shows that the files compose, not that ROLL accepts them: its own starter, loader and fragments are not here.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ RELEASES = ("0.5.0", "0.7.1", "0.8.0", "0.9.1")
 NOT_THERE = {
     "grpo-qwen3-8b-sglang": {"0.5.0"},  # that release runs sglang on GPUs alone
     "one-step-off-qwen3-8b": {"0.5.0", "0.7.1"},  # these wheels lack its program
+    "ppo-qwen3-8b-1k-2k": {"0.5.0", "0.7.1"},  # its script came later
     "sft-lora-qwen3-8b": {"0.5.0"},  # its trainer came later
 }
 # One of each kind: composing costs 0.3 s, and the YAML of all the others is compared with the words offline.

@@ -25,7 +25,7 @@ from npuenv.render.combinations import combinations
 from npuenv.render.docker import folder_name, render_docker
 from npuenv.render.folder import write_folders
 from npuenv.render.image_files import DOCTOR
-from npuenv.render.layers import git_argument
+from npuenv.render.layers import git_argument, unpinned_tags
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Stack
 from tests.render.stand_in import has_driver_group, make_base, make_index, make_repository
@@ -142,11 +142,22 @@ def stack_of_kind(framework: str, hardware: str, system: str) -> Stack:
     pytest.skip(f"no {framework} stack for {hardware} on {system} stands on Python {PYTHON}")
 
 
+def with_repositories(stack: Stack, folder: Path) -> Stack:
+    """The stack with a repository for each source; a recorded commit gives way to that of the repository."""
+    sources = []
+    for source in stack.git_sources:
+        made = make_repository(folder, source)
+        head = ["git", "-C", str(made), "rev-parse", "HEAD"]
+        commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+        sources.append(replace(source, commit=commit[:10] if source.commit else ""))
+    return replace(stack, git_sources=tuple(sources))
+
+
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(kind))
 def built(buildah: Buildah, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """An image as rendered, with mirrors, a proxy and a password given to its build."""
-    stack = stack_of_kind(*request.param)
     place = tmp_path_factory.mktemp("image")
+    stack = with_repositories(stack_of_kind(*request.param), place / "repositories")
     lock = make_index(place, stack)
     (place / "netrc").write_text(LOGIN)
     make_base(place / "base" / "root", stack)
@@ -163,7 +174,6 @@ def built(buildah: Buildah, request: pytest.FixtureRequest, tmp_path_factory: py
     arguments = dict.fromkeys(("PIP_INDEX_URL", *(indexes[label].argument for label in used)), mirror)
     arguments["https_proxy"] = arguments["http_proxy"] = PROXY
     for source in stack.git_sources:
-        make_repository(place / "repositories", source)
         arguments[git_argument(source)] = f"file:///mirror/repositories/{source.name}"
     given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     name = f"localhost/{folder_name(stack).lower()}"
@@ -261,7 +271,7 @@ def test_labels_name_the_stack_the_base_and_what_is_not_pinned(built: Built) -> 
     labels = inspected(built)["Labels"]
     assert labels["npuenv.stack"] == built.stack.name
     assert labels["org.opencontainers.image.base.name"] == built.stack.image
-    assert labels["npuenv.unpinned"] == "base-image"
+    assert labels["npuenv.unpinned"] == ",".join(("base-image", *unpinned_tags(built.stack.git_sources)))
     assert labels[f"npuenv.lock.{built.stack.platform.arch}"] == built.lock.hash
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.messages import Message, say
 from npuenv.render.base import unpinned
 from npuenv.render.docker import MARK, render_docker
 from npuenv.resolve.types import BuildStep, GitSource, Override, Platform, Reason
@@ -21,6 +21,7 @@ ARCHS = ("x86_64", "aarch64")
 FOLDER = "sample-1.0.a2.ubuntu22.04"
 NETRC = "RUN --mount=type=secret,id=netrc,target=/root/.netrc \\"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
+TAGS = "vllm@v0.11.0,Megatron-LM@core_v0.12.1"  # the sources at a tag whose commit nobody recorded
 
 
 def rendered(sample: SimpleNamespace, **changes: Any) -> dict[str, str]:
@@ -140,7 +141,7 @@ def test_other_gaps_of_a_lock_are_said_too(sample: SimpleNamespace) -> None:
         "# not locked: roll 8eb27cc2 on x86_64 (requirements-unknown)",
         "# not locked: roll 8eb27cc2 on aarch64 (requirements-unknown)",
     ]
-    assert '\nLABEL npuenv.unpinned="base-image,roll"\n' in dockerfile
+    assert f'\nLABEL npuenv.unpinned="base-image,{TAGS},roll"\n' in dockerfile
 
 
 def test_a_moving_branch_is_a_comment_and_a_label(sample: SimpleNamespace) -> None:
@@ -148,6 +149,22 @@ def test_a_moving_branch_is_a_comment_and_a_label(sample: SimpleNamespace) -> No
     assert 'LABEL npuenv.moving-sources="verl@main"' in lines
     at = next(number for number, line in enumerate(lines) if line.startswith("# Source verl follows the branch main"))
     assert lines[at + 1 : at + 3] == [NETRC, "    git init --quiet /opt/src/verl \\"]
+
+
+def test_a_tag_whose_commit_is_known_is_checked_and_another_is_called_unpinned(sample: SimpleNamespace) -> None:
+    first, *rest = sample.stack().git_sources
+    known = dataclasses.replace(first, commit="0123456789")
+    for commit, tags, source in (("", TAGS, first), ("vllm@0123456789", "Megatron-LM@core_v0.12.1", known)):
+        lines = rendered(sample, git_sources=(source, *rest))["Dockerfile"].splitlines()
+        assert f'LABEL npuenv.unpinned="base-image,{tags}"' in lines
+        assert [line for line in lines if "checked-commits" in line] == (
+            [f'LABEL npuenv.checked-commits="{commit}"'] if commit else []
+        )
+        asked = [line for line in lines if "rev-parse" in line]
+        check = "    && git -C /opt/src/vllm rev-parse --verify '0123456789^{commit}' \\"
+        assert asked == ([check] if commit else [])
+        said = "build ends where that is not commit 0123456789" if commit else "whose commit is not recorded"
+        assert [line for line in lines if line.startswith("# Source vllm ") and said in line]
 
 
 def test_overrides_are_said_once_with_their_reason(sample: SimpleNamespace) -> None:
@@ -256,6 +273,20 @@ def test_a_combination_without_a_published_base_image_is_refused(sample: SimpleN
     assert caught.value.message.key == "render.no-base-image"
     assert caught.value.message.args["os"] == "ubuntu22.04"
     assert caught.value.hint == Message("render.no-base-image-hint", {"stack": "sample-1.0"})  # not the same command
+
+
+def test_a_published_image_that_puts_its_cann_over_another_ones_is_named(sample: SimpleNamespace) -> None:
+    with pytest.raises(BadInput) as caught:
+        rendered(sample, name="verl-qwen3.5-cann8.5.2", image=None)
+    said, hint = caught.value.message, caught.value.hint
+    assert said.key == "render.cann-over-base" and hint is not None
+    assert "cann:8.5.1-910b-ubuntu22.04-py3.11" in say(said) and ".run files" in say(said)
+    assert "--cann 8.5.1 " in say(hint)
+    with pytest.raises(BadInput) as caught:  # the published file is for another system, and its base has its CANN
+        rendered(
+            sample, name="verl-0.7.1-cann8.5.0", image=None, platform=Platform("x86_64", "3.11", "a2", "openeuler24.03")
+        )
+    assert caught.value.message.key == "render.no-base-image"
 
 
 def test_an_unknown_system_is_refused(sample: SimpleNamespace) -> None:
@@ -381,7 +412,7 @@ def test_a_base_image_without_digest_is_reported_in_head_label_and_message(sampl
     dockerfile = rendered(sample)["Dockerfile"]
     head = dockerfile.partition("\nFROM ")[0]
     assert "# The base image registry.example.org/cann:8.3.rc1-910b-ubuntu22.04-py3.11 is not pinned" in head
-    assert '\nLABEL npuenv.unpinned="base-image"\n' in dockerfile
+    assert f'\nLABEL npuenv.unpinned="base-image,{TAGS}"\n' in dockerfile
     assert "org.opencontainers.image.base.digest" not in dockerfile
     said = unpinned(sample.stack(), None)
     assert [(each.key, each.args["image"]) for each in said] == [("render.base-unpinned", sample.stack().image)]
@@ -394,7 +425,8 @@ def test_a_digest_pins_the_base_image_and_stands_in_a_label(sample: SimpleNamesp
     assert f'ARG NPUENV_BASE_IMAGE="registry.example.org/cann@{DIGEST}"' in lines
     assert f'LABEL org.opencontainers.image.base.digest="{DIGEST}"' in lines
     assert f'LABEL org.opencontainers.image.base.name="{sample.stack().image}"' in lines
-    assert [line for line in lines if "not pinned" in line or "npuenv.unpinned" in line] == []
+    assert [line for line in lines if "not pinned" in line] == []
+    assert [line for line in lines if "npuenv.unpinned" in line] == [f'LABEL npuenv.unpinned="{TAGS}"']
 
 
 def test_the_port_of_a_registry_is_no_tag(sample: SimpleNamespace) -> None:

@@ -28,7 +28,8 @@ def published(id: str, release: str = "0.7.1") -> tuple[Job, Placement, LaunchRe
     train = tuple(card for card in every if card % cards.per_node < trains)
     infer = tuple(card for card in every if card not in train) or every
     job = job_for(recipe, model=model, cards=cards, release=release)
-    return job, Placement(train, infer, infer), recipe, Paths(recipe.model, TRAIN, TEST)
+    placement = Placement(train, (), ()) if recipe.entry == "sft" else Placement(train, infer, infer)
+    return job, placement, recipe, Paths(recipe.model, TRAIN, TEST)
 
 
 def words_of(script: str) -> list[str]:

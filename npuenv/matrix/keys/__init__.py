@@ -32,10 +32,11 @@ def known_releases(framework: str) -> tuple[str, ...]:
 def nearest_release(framework: str, release: str | None) -> str | None:
     """The recorded release that speaks for another: itself, or the last before it.
 
-    None where nothing does: an unknown release, one older than all, or a version that nobody can read.
-    Example: verl 0.7.0 -> "0.6.1"; 0.10.0 -> "0.9.1"; 0.4.1 -> None
+    None where nothing does: an unknown release, one older than all, or a version that nobody can read. A commit may be
+    digits alone, so what has no dot is no version.
+    Example: verl 0.7.0 -> "0.6.1"; 0.10.0 -> "0.9.1"; 0.4.1 -> None; 40456706 -> None
     """
-    if not release:
+    if not release or "." not in release:
         return None
     try:
         wanted = versions.python_version(release)
@@ -43,6 +44,20 @@ def nearest_release(framework: str, release: str | None) -> str | None:
         return None
     older = [name for name in known_releases(framework) if versions.python_version(name) <= wanted]
     return older[-1] if older else None
+
+
+def releases_beside(framework: str, release: str | None) -> tuple[str, ...]:
+    """The recorded releases between which another lies: itself alone, or the last before it and the first behind it.
+
+    Empty where none speaks for it.
+    Example: verl 0.7.1 -> ("0.7.1",); 0.7.0 -> ("0.6.1", "0.7.1"); 0.10.0 -> ("0.9.1",)
+    """
+    name = nearest_release(framework, release)
+    if name is None or name == release:
+        return () if name is None else (name,)
+    known = known_releases(framework)
+    at = known.index(name)
+    return known[at : at + 2]
 
 
 @functools.cache

@@ -25,6 +25,7 @@ class LaunchRecipe(Row):
     until: str = ""  # first release that it is no longer rendered for
     # Dotted keys as the newest releases name them, values as Hydra reads them. Paths are not here.
     values: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)  # variables that the source sets and that HCCL reads
     base: str = ""  # id of the recipe whose values hold where this one says nothing
     entry: Literal["main", "one-step-off", "sft"] = "main"
     infer_cards_per_node: int = 0  # cards of a node that only generate; 0: all cards do both
@@ -42,3 +43,15 @@ class LaunchKey(Row):
     until: str = ""  # first release that refuses it; "": none
     is_open: bool = False  # verl's own configuration does not list it: on a command line Hydra must be told to add it
     note: str = ""  # key of the sentence that says what leaving it out means
+
+    def covers(self, key: str) -> bool:
+        """Whether the row is about a key, given as the recipes write it."""
+        return _covers(self.key, key)
+
+    def adds(self, key: str) -> bool:
+        """Whether verl's configuration does not list a key, given under any of its names, although verl reads it."""
+        return self.is_open and (_covers(self.key, key) or _covers(self.before, key))
+
+
+def _covers(pattern: str, key: str) -> bool:
+    return bool(pattern) and (key.startswith(pattern) if pattern.endswith(".") else key == pattern)

@@ -55,6 +55,7 @@ class VllmAscend(Row):
     version: str
     vllm: str
     released: str
+    commit: str = ""  # that its tag names, shortened; "": not recorded
     cann: str = ""
     torch_npu: str = ""
     in_policy_table: bool = False

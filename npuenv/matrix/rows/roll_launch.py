@@ -8,6 +8,8 @@ from typing import Literal
 
 from npuenv.matrix.rows.base import Row
 
+_FEWEST_DIGITS = 7  # of a shortened commit
+
 
 @dataclass(frozen=True, slots=True)
 class RollRelease(Row):
@@ -20,6 +22,15 @@ class RollRelease(Row):
     allows_colocated: bool  # training and generation on the same cards
     stack: str  # the published stack of this form, where none is asked for; a row of matrix/frameworks
     defaults: tuple[str, ...] = ()  # files of examples/config that its training strategy needs
+
+    def is_called(self, name: str) -> bool:
+        """Whether a name is one of the row's own, or the same commit written shorter or longer."""
+        return any(name == each or _is_commit(name, each) for each in self.names)
+
+
+def _is_commit(wanted: str, known: str) -> bool:
+    """Whether one is the beginning of the other, both long enough to be commits."""
+    return min(len(wanted), len(known)) >= _FEWEST_DIGITS and (wanted.startswith(known) or known.startswith(wanted))
 
 
 @dataclass(frozen=True, slots=True)

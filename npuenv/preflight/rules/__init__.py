@@ -6,12 +6,25 @@ and only `data` looks at files, where the launch is to run on this machine.
 
 from __future__ import annotations
 
-from npuenv.preflight.rules import batches, cards, data, environment, keys, lengths, memory, platform, safety, values
+from npuenv.preflight.rules import (
+    batches,
+    cards,
+    data,
+    environment,
+    keys,
+    lengths,
+    memory,
+    platform,
+    safety,
+    unjudged,
+    values,
+)
 from npuenv.preflight.rules.base import Rule
 
 __all__ = ["RULES", "Rule"]
 
 RULES: tuple[Rule, ...] = (
+    *unjudged.RULES,
     *keys.RULES,
     *platform.RULES,
     *cards.RULES,

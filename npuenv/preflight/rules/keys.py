@@ -7,7 +7,14 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import all_names, defaults_of, fields_of, known_releases, names_of, nearest_release
+from npuenv.matrix.keys import (
+    all_names,
+    defaults_of,
+    fields_of,
+    known_releases,
+    names_of,
+    releases_beside,
+)
 from npuenv.preflight.rules.base import Rule, is_at_least, nearest, problem
 from npuenv.preflight.types import Change
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "defaults_of", "known_releases"]
 
 _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
-_TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
+TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
 _DROPPED = "alibaba/ROLL roll/configs: dacite drops keys without a field"
 _ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?ml)?$")
 # The beginnings of keys that only the asynchronous trainers have, whose configurations are not in the table.
@@ -28,8 +35,6 @@ _OTHER_TRAINERS = ("rollout.", "async_training.")
 _TABLED = re.compile(r"verl\.trainer\.main_ppo\w*|(?!.*\b(?:recipe|experimental)/)(?:.*/)?main_ppo\w*\.py")
 # Below this everything goes to ray.init as it is; two keys of it are in the table.
 _RAY_INIT = re.compile(r"(?:ray_kwargs\.)?ray_init\.(?!num_cpus$|timeline_json_file$)")
-_MOST_NAMED = 8
-_ANYTHING = re.compile(r"(?:^data\.(?:train|val)_files|_name|_dir|_path)$")  # names and places: no rule is about them
 _NOISE = "trainer.noise_injection"
 _VERLS_OWN = re.compile(r"(?:ppo|sft|generation|evaluation)\w*(?:\.ya?ml)?")
 _FREE_PARTS = (
@@ -71,7 +76,7 @@ def _inside_free(key: str, release: str | None) -> bool:
 
 def _unknown(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
     """The settings of verl's own trainer that its release does not have; other programs bring keys of their own."""
-    return iter(()) if has_own_keys(launch) else _not_in_table(launch)
+    return iter(()) if has_own_keys(launch) else not_in_table(launch)
 
 
 def has_own_keys(launch: Launch) -> bool:
@@ -79,14 +84,24 @@ def has_own_keys(launch: Launch) -> bool:
     return bool(launch.program) and not _TABLED.fullmatch(launch.program)
 
 
-def _not_in_table(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
-    names = names_of("verl", launch.release)
+def not_in_table(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
+    """The settings that the release, or what it lies between, does not have, with the keys that it has."""
+    names = frozenset[str]().union(*(names_of("verl", name) for name in releases_beside("verl", launch.release)))
     for key, setting in launch.settings.items() if names else ():
         is_added = setting.mark or launch.source == "verl-yaml"
         if is_added and (_inside_free(key, launch.release) or _RAY_INIT.match(key)):
             continue  # a key of the user's own, below one that takes such keys
-        if not (_is_hydras(key) or key.startswith(_NOISE) or _is_known(key, names)):
+        is_known = _is_known(key, names) and not _has_moved(launch, key)
+        if not (_is_hydras(key) or key.startswith(_NOISE) or is_known):
             yield setting, names
+
+
+def _has_moved(launch: Launch, key: str) -> bool:
+    """Whether a release between two recorded ones has left the key behind: a row says so, the later one lacks it."""
+    row = None if launch.release in known_releases("verl") else _moved_row(launch, key)
+    if row is None or not is_at_least(launch, row.since):
+        return False
+    return not _is_known(key, names_of("verl", releases_beside("verl", launch.release)[-1]))
 
 
 @functools.cache
@@ -138,7 +153,7 @@ def _key_moved(launch: Launch) -> Iterator[Problem]:
                 key=setting.key,
                 new=renamed,
                 release=launch.release,
-                source=_TABLE,
+                source=TABLE,
             )
         elif is_gone or setting.key in all_names("verl"):
             change = Change(setting.key, None)
@@ -150,7 +165,7 @@ def _key_moved(launch: Launch) -> Iterator[Problem]:
                 changes=(change,),
                 key=setting.key,
                 release=launch.release,
-                source=_TABLE,
+                source=TABLE,
             )
 
 
@@ -167,7 +182,8 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
         near = None if _RAY_INIT.match(setting.key) else _near(setting.key, names)
         near = None if near and is_added and not _is_slip(setting.key, near) else near
         if near is None and is_added and (setting.mark or _is_own(launch, setting)):
-            continue  # a key of the user's own: somebody may read it
+            yield from _key_own(launch, setting)
+            continue
         is_taken = near in launch.settings  # two values for one key: only the user can decide
         # A value goes to no other place by a guess: what is right for one part can break another.
         is_meant = near is not None and not is_taken and _is_slip(setting.key, near)
@@ -203,6 +219,29 @@ def _is_own(launch: Launch, setting: Setting) -> bool:
     return any(pointer.search(each.text) for each in launch.settings.values())
 
 
+def _is_read(launch: Launch, key: str) -> bool:
+    """Whether another value points to the key, to what holds it, or to something in it."""
+    texts = (each.text for each in launch.settings.values())
+    named = (name for text in texts for name in re.findall(r"\$\{(?:[\w.]+:)?([A-Za-z_][\w.]*)", text))
+    return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in named)
+
+
+def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
+    """Says aloud that a key which was forced in may do nothing: code of the user's own may read it, verl's does not."""
+    is_verls = any(row.adds(setting.key) for row in load_matrix().launch_keys)
+    if not is_verls and not _is_read(launch, setting.key) and not launch.missing_files:
+        yield problem(
+            launch,
+            "key-unknown",
+            (setting.key,),
+            says="key-own",
+            severity="note",
+            key=setting.key,
+            release=launch.release,
+            source=TABLE,
+        )
+
+
 def _near(key: str, names: frozenset[str]) -> str | None:
     """The known key that was meant: nearly the same, or with the same last part elsewhere in the same branch."""
     close = nearest(key, names, 0.9)
@@ -220,53 +259,13 @@ def _is_slip(key: str, near: str) -> bool:
     return len(parts) == len(others) and all(nearest(one, (other,), 0.7) for one, other in zip(parts, others))
 
 
-def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
-    """Says aloud which keys were left to a program that may have them."""
-    keys = [setting.key for setting, _ in _not_in_table(launch) if setting.is_sure] if has_own_keys(launch) else []
-    if keys:
-        yield problem(
-            launch,
-            "key-unknown",
-            (),
-            says="keys-unjudged",
-            severity="note",
-            program=launch.program,
-            names=_named(keys),
-            source=_TABLE,
-        )
-
-
-def _undecided(launch: Launch) -> Iterator[Problem]:
-    """Says aloud what was not judged, because only the running script decides it."""
-    written = (*launch.settings.values(), *launch.environ.values())
-    undecided = [setting.key for setting in written if setting.is_shells or not setting.is_sure]
-    open_keys = [key for key in undecided if not _ANYTHING.search(key)]
-    for says, is_so in (("undecided", bool(open_keys)), ("undecided-keys", launch.is_partial)):
-        if is_so:
-            yield problem(
-                launch,
-                "undecided",
-                (),
-                says=says,
-                severity="note",
-                count=len(open_keys),
-                names=_named(open_keys),
-                source="the script itself, which is read and not run",
-            )
-
-
-def _named(keys: list[str]) -> tuple[str, ...]:
-    return (*keys[:_MOST_NAMED], *(["…"] if len(keys) > _MOST_NAMED else []))
-
-
 def _key_exists(launch: Launch) -> Iterator[Problem]:
-    defaults = defaults_of("verl", launch.release)
-    for setting in launch.settings.values():
-        old = defaults.get(setting.key)
+    tables = [defaults_of("verl", name) for name in releases_beside("verl", launch.release)]
+    for setting in launch.settings.values() if tables else ():
+        standing = [defaults.get(setting.key) for defaults in tables]
         if (
             setting.mark == "+"
-            and old is not None
-            and not isinstance(old, (dict, list))
+            and not any(old is None or isinstance(old, (dict, list)) for old in standing)
             and not isinstance(setting.value, (dict, list))
         ):
             yield problem(
@@ -299,20 +298,7 @@ def _mandatory(launch: Launch) -> Iterator[Problem]:
     is_unset = key not in launch.settings and not launch.is_open(key)
     if is_unset and defaults_of("verl", launch.release).get(key) == "???":
         yield problem(
-            launch, "key-mandatory", (), changes=(Change(key, "vllm"),), key=key, release=launch.release, source=_TABLE
-        )
-
-
-def _release_unknown(launch: Launch) -> Iterator[Problem]:
-    if nearest_release(launch.framework, launch.release) is None:
-        yield problem(
-            launch,
-            "release",
-            (),
-            severity="note",
-            framework=launch.framework,
-            known=known_releases(launch.framework),
-            source=f"npuenv/matrix/keys/{launch.framework}.toml",
+            launch, "key-mandatory", (), changes=(Change(key, "vllm"),), key=key, release=launch.release, source=TABLE
         )
 
 
@@ -410,14 +396,11 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
 
 
 RULES = (
-    Rule("preflight.release", ("verl", "roll"), _release_unknown),
     Rule("preflight.key-moved", ("verl",), _key_moved),
     Rule("preflight.key-unknown", ("verl",), _key_unknown),
-    Rule("preflight.key-unknown", ("verl",), _keys_unjudged),
     Rule("preflight.key-exists", ("verl",), _key_exists),
     Rule("preflight.key-mandatory", ("verl",), _mandatory),
     Rule("preflight.noise-injection", ("verl",), _noise),
     Rule("preflight.key-dropped", ("roll",), _roll_dropped),
     Rule("preflight.defaults-missing", ("roll", "verl"), _defaults_missing),
-    Rule("preflight.undecided", ("verl", "roll"), _undecided),
 )

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from npuenv.errors import BadInput
 from npuenv.preflight.rules.base import (
     Rule,
+    as_number,
     generates_apart,
+    is_off,
     is_true,
     number,
     problem,
@@ -27,7 +29,7 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.placement.types import Engine, Job, Placement
+    from npuenv.placement.types import Engine, Job, Placement, Sizes
     from npuenv.preflight.types import Launch, Problem
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -35,8 +37,10 @@ _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout",
 _WEIGHS = re.compile(
     r"offload|batch_size|bsz|length|max_(?:model|token)_len|parallel_size|lora_rank|gradient_checkpointing|fsdp_size"
     r"|use_kl|adv_estimator|remove_padding|free_cache|gpu_memory|\.strategy(?:_name)?$|rollout\.n$|device_mapping"
-    r"|n_gpus_per_node|nnodes|num_return_sequences"
+    r"|n_gpus_per_node|nnodes|num_return_sequences|entropy_coeff|chunk|batched_tokens"
 )
+_CHUNKS = "entropy_from_logits_with_chunking"
+_MOST_BUFFER_MIB = 65536  # above it a number is taken for bytes
 _ROLL_SHARDS = "actor_train.strategy_args.strategy_config.fsdp_size"
 _ENGINES: dict[str, Engine] = {"fsdp": "fsdp", "fsdp2": "fsdp2"}
 _ROLL_ENGINES: dict[str, Engine] = {"deepspeed_train": "deepspeed-zero3", "fsdp2_train": "fsdp2"}
@@ -62,7 +66,8 @@ def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
     if generates_apart(launch):
         return None  # the planner knows training and generation on the same cards
     count, dynamic = verl_cards(launch), is_true(launch, f"{_ACTOR}.use_dynamic_bsz")
-    micro = whole(launch, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1 if dynamic else None)
+    # The release's own micro batch is null; a dynamic batch needs none.
+    micro = whole(launch, f"{_ACTOR}.ppo_micro_batch_size_per_gpu") or (1 if dynamic else None)
     share = number(launch, f"{_ROLLOUT}.gpu_memory_utilization", 0.5)
     model = find_model(name) if isinstance(name, str) and "actor_rollout_ref.model.path" in launch.settings else None
     if (
@@ -71,10 +76,14 @@ def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
     ):
         return None
     per_node = whole(launch, "trainer.n_gpus_per_node", 8) or count
-    scoring = whole(launch, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro) or micro
+    prompt, response = (whole(launch, f"data.max_{part}_length", 512) or 512 for part in ("prompt", "response"))
+    parts = sequence_parallel(launch)[1] or 1
+    (scoring, scoring_tokens), (reference, reference_tokens) = (
+        _scoring(launch, role, micro, -(-(prompt + response) // parts)) for role in (_ROLLOUT, _REF)
+    )
     sizes = Sizes(
-        prompt_length=whole(launch, "data.max_prompt_length", 512) or 512,
-        response_length=whole(launch, "data.max_response_length", 512) or 512,
+        prompt_length=prompt,
+        response_length=response,
         prompts=whole(launch, "data.train_batch_size", 1024) or 1024,
         rollouts=whole(launch, f"{_ROLLOUT}.n", 1) or 1,
         mini_batch=whole(launch, f"{_ACTOR}.ppo_mini_batch_size", 256) or 256,
@@ -82,7 +91,10 @@ def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
         log_prob_micro_batch=scoring,
         max_model_len=whole(launch, f"{_ROLLOUT}.max_model_len"),
         micro_tokens=whole(launch, f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) if dynamic else None,
-        log_prob_tokens=whole(launch, f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", 16384) if dynamic else None,
+        log_prob_tokens=scoring_tokens,
+        reference_micro_batch=reference,
+        reference_tokens=reference_tokens,
+        batched_tokens=_batched(launch, prompt + response),
     )
     job = Job(
         framework="verl",
@@ -101,12 +113,40 @@ def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
         checkpoints_gradients=is_true(launch, "actor_rollout_ref.model.enable_gradient_checkpointing", default=True),
         removes_padding=is_true(launch, "actor_rollout_ref.model.use_remove_padding"),
         lora_rank=whole(launch, "actor_rollout_ref.model.lora_rank", 0) or 0,
-        sequence_parallel=sequence_parallel(launch)[1] or 1,
+        sequence_parallel=parts,
         shard_cards=whole(launch, f"{_ACTOR}.fsdp_config.fsdp_size"),  # -1, all cards, is no whole number of cards
         engine_sleeps=is_true(launch, f"{_ROLLOUT}.free_cache_engine", default=True),
+        has_entropy_loss=bool(number(launch, f"{_ACTOR}.entropy_coeff", 0)),
+        chunks_entropy=is_true(launch, f"{_ACTOR}.{_CHUNKS}") or is_true(launch, f"{_ACTOR}.fsdp_config.{_CHUNKS}"),
+        hccl_buffer_mib=_buffer_mib(launch),
     )
     cards = tuple(range(count))
     return job, Placement(cards, cards, cards)
+
+
+def _scoring(launch: Launch, role: str, micro: int, longest: int) -> tuple[int, int | None]:
+    """Sequences of a role's log-probabilities on a card, and its tokens where the update or they are dynamic."""
+    batch = whole(launch, f"{role}.log_prob_micro_batch_size_per_gpu", micro) or micro
+    if is_true(launch, f"{role}.log_prob_use_dynamic_bsz"):
+        return batch, whole(launch, f"{role}.log_prob_max_token_len_per_gpu", 16384)
+    return batch, batch * longest if is_true(launch, f"{_ACTOR}.use_dynamic_bsz") else None
+
+
+def _batched(launch: Launch, longest: int) -> int | None:
+    """Tokens that the engine reads at once, where that is written; without chunks a whole sequence at least."""
+    key = f"{_ROLLOUT}.max_num_batched_tokens"
+    found = whole(launch, key) if key in launch.settings else None
+    is_whole = found is not None and is_off(launch, f"{_ROLLOUT}.enable_chunked_prefill", default=True)
+    return max(found, longest) if found is not None and is_whole else found
+
+
+def _buffer_mib(launch: Launch) -> int:
+    """HCCL_BUFFSIZE where the script says it. Bytes by mistake are another rule's matter."""
+    from npuenv.placement.types import HCCL_BUFFER_MIB
+
+    text = launch.environ["HCCL_BUFFSIZE"].value if "HCCL_BUFFSIZE" in launch.environ else None
+    found = as_number(text)
+    return int(found) if found is not None and 1 <= found <= _MOST_BUFFER_MIB else HCCL_BUFFER_MIB
 
 
 def _roll_job(launch: Launch) -> tuple[Job, Placement] | None:
@@ -191,7 +231,9 @@ def _memory(launch: Launch) -> Iterator[Problem]:
     # Without a peak it is the layout that is impossible, not the amount.
     if outcome.verdict == "infeasible" and outcome.peak_gib > outcome.memory_gib:
         keys = (
-            f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+            f"{_ACTOR}.ppo_max_token_len_per_gpu"
+            if job.sizes.micro_tokens
+            else f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
             f"{_ROLLOUT}.gpu_memory_utilization",
             "actor_rollout_ref.model.path",
             "pretrain",
@@ -221,12 +263,8 @@ def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...
         Change(f"{_ACTOR}.fsdp_config.param_offload", True),
         Change(f"{_ACTOR}.fsdp_config.optimizer_offload", True),
     )
-    small = (
-        Change(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1),
-        Change(f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", 1),
-    )
+    sizes, small = _smallest(launch, job)
     spread = (Change(f"{_ACTOR}.fsdp_config.fsdp_size", -1),)
-    sizes = replace(job.sizes, micro_batch=1, log_prob_micro_batch=1)
     for whole_job, first in ((job, ()), (everywhere, spread)):
         light = replace(whole_job, offloads_parameters=True, offloads_optimizer=True)
         for job_then, changes in (
@@ -238,6 +276,21 @@ def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...
             if estimate(job_then, placement).verdict != "infeasible":
                 return (*first, *changes)
     return ()
+
+
+def _smallest(launch: Launch, job: Job) -> tuple[Sizes, tuple[Change, ...]]:
+    """The smallest batches on a card, and what to write for them: one sequence, or the tokens of one."""
+    sizes = job.sizes
+    if not sizes.micro_tokens:
+        keys = tuple(f"{role}.log_prob_micro_batch_size_per_gpu" for role in (_ROLLOUT, _REF))
+        changes = [Change(key, 1) for key in keys if key == keys[0] or key in launch.settings]
+        small = replace(sizes, micro_batch=1, log_prob_micro_batch=1, reference_micro_batch=1)
+        return small, (Change(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1), *changes)
+    tokens = -(-(sizes.prompt_length + sizes.response_length) // job.sequence_parallel)
+    keys = tuple(f"{role}.log_prob_max_token_len_per_gpu" for role in (_ROLLOUT, _REF))
+    changes = [Change(key, tokens) for key in keys if key in launch.settings and (whole(launch, key) or 0) > tokens]
+    small = replace(sizes, micro_tokens=tokens, log_prob_tokens=tokens, reference_tokens=tokens)
+    return small, (Change(f"{_ACTOR}.ppo_max_token_len_per_gpu", tokens), *changes)
 
 
 def _memory_unjudged(launch: Launch) -> Iterator[Problem]:

@@ -10,17 +10,17 @@ from npuenv.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.placement import estimate, find_model, plan
-from npuenv.placement.types import Cards
-from npuenv.render.launch.job import Places, chosen_placement, safe, unknown
+from npuenv.placement.types import Cards, Placement
+from npuenv.render.launch.job import Places, chosen_placement, parse_cards, safe, unknown
 from npuenv.render.launch.releases import judged_as
-from npuenv.render.launch.roll import render_roll
+from npuenv.render.launch.roll import render_roll, replaced_value
 from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train, recipe_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.placement.types import Estimate, Job, Layout, Placement
+    from npuenv.placement.types import Estimate, Job, Layout
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -146,12 +146,14 @@ def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
 
 
 def _roll_notes(asked: Asked, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
-    """Says it where a plan puts both roles on the same cards, which the recipe holds apart."""
+    """Says it where a value is not the guide's, and where a plan puts both roles on the same cards, which the recipe
+    holds apart."""
+    replaced = tuple(Message("launch_roll.note", {"what": replaced_value(recipe, key)}) for key in recipe.replaced)
     is_chosen = asked.layout is not None or asked.train is not None or asked.infer is not None
     if is_chosen or placement.layout == "split" or published_placement(recipe.row).layout != "split":
-        return ()
+        return replaced
     row = recipe.row
-    return (Message("launch_roll.planned-together", {"nodes": row.nodes, "cards": row.cards_per_node}),)
+    return (*replaced, Message("launch_roll.planned-together", {"nodes": row.nodes, "cards": row.cards_per_node}))
 
 
 def _roll_placement(asked: Asked, recipe: Filled, job: Job) -> Placement:
@@ -171,13 +173,17 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
     from npuenv.render.launch.judging import refuse_verl
     from npuenv.render.launch.paths import Paths
     from npuenv.render.launch.verl import PROGRAMS, overrides, render_verl, words_of
-    from npuenv.render.launch.verl_job import job_for
+    from npuenv.render.launch.verl_check import check_recipe
+    from npuenv.render.launch.verl_job import environment, job_for
 
     found = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
+    release = asked.release.rpartition("@")[2]
+    # First of all: a recipe that is not rendered has no values to judge.
+    check_recipe(found, release)
     recipe = _with_overrides(found, asked)
     cards = _cards(asked, stack, Cards(recipe.hardware[0], recipe.cards_per_node, recipe.nodes))
     model = safe(asked.model or recipe.model, "--model")
-    job = job_for(recipe, model=find_model(model), cards=cards, release=asked.release.rpartition("@")[2])
+    job = job_for(recipe, model=find_model(model), cards=cards, release=release)
     placement = _verl_placement(asked, recipe, job)
     said = {**_VERL_FILES, **asked.overrides}
     paths = Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE])
@@ -186,10 +192,14 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
     if recipe.entry != "sft":  # no rule judges that program
         values = overrides(job, placement, recipe, paths)
         refuse_verl(PROGRAMS[recipe.entry][0], words_of(values, recipe, added), cards, job.release)
-    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement))
+    # Ray's processes have the environment of the shell that starts Ray. Without Ray there is nothing to start.
+    scripts = {} if recipe.entry == "sft" else _ray(asked, cards, stack, environment(recipe))
+    return Launch({**files, **scripts}, job, placement, estimate(job, placement))
 
 
 def _verl_placement(asked: Asked, recipe: LaunchRecipe, job: Job) -> Placement:
+    if recipe.entry == "sft":
+        return _training_alone(asked, recipe, job.cards)
     chosen = chosen_placement(
         job.cards, train=asked.train, infer=asked.infer, reference=asked.reference, layout=asked.layout
     )
@@ -201,10 +211,18 @@ def _verl_placement(asked: Asked, recipe: LaunchRecipe, job: Job) -> Placement:
     return plan(job, layout=asked.layout)[0]
 
 
+def _training_alone(asked: Asked, recipe: LaunchRecipe, cards: Cards) -> Placement:
+    """The cards of supervised training: nothing is generated. Raises: BadInput for options about generation."""
+    options = {"--infer-cards": asked.infer, "--reference-cards": asked.reference, "--layout": asked.layout}
+    option = next((name for name, value in options.items() if value is not None), None)
+    if option is not None:
+        args = {"recipe": recipe.id, "option": option}
+        raise BadInput(Message("launch.generates-nothing", args), Message("launch.generates-nothing-hint", args))
+    return Placement(parse_cards(asked.train, cards) if asked.train else tuple(range(cards.count)), (), ())
+
+
 def _generating_apart(recipe: LaunchRecipe, cards: Cards) -> Placement:
     """The last cards of every node generate, as the recipe was published."""
-    from npuenv.placement.types import Placement
-
     first = cards.per_node - recipe.infer_cards_per_node
     train = tuple(card for card in range(cards.count) if card % cards.per_node < first)
     infer = tuple(card for card in range(cards.count) if card % cards.per_node >= first)
@@ -244,10 +262,10 @@ def _cards(asked: Asked, stack: Stack, published: Cards) -> Cards:
     )
 
 
-def _ray(asked: Asked, cards: Cards, stack: Stack) -> dict[str, str]:
+def _ray(asked: Asked, cards: Cards, stack: Stack, own: Mapping[str, str] | None = None) -> dict[str, str]:
     """The scripts that start Ray by hand or by themselves; one node needs none: the framework starts Ray there."""
     if cards.nodes == 1:
         return {}
     from npuenv.render.launch.ray import render_ray
 
-    return render_ray(cards, head=asked.head or None, framework=asked.framework, stack=stack)
+    return render_ray(cards, head=asked.head or None, framework=asked.framework, stack=stack, own=own)

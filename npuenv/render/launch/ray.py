@@ -16,6 +16,8 @@ from npuenv.render.launch import ray_environ
 from npuenv.render.template import fill
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npuenv.placement.types import Cards
     from npuenv.resolve.types import Stack
 
@@ -31,11 +33,12 @@ def render_ray(
     dashboard_port: int = 8265,
     framework: str,
     stack: Stack | None,
+    own: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The scripts by name. `ray_auto.sh` runs on every node and goes by RANK, WORLD_SIZE and MASTER_ADDR; `ray_head.sh`
     and `ray_worker.sh` are the same by hand; `network.sh` belongs to all three.
 
-    `head` is the head's address or name; None: it has to be given when a script runs.
+    `head` is the head's address or name; None: it has to be given when a script runs. `own` are the run's variables.
     Raises: BadInput for an address or a port that is none.
     """
     if head is not None and not _ADDRESS.match(head):
@@ -45,7 +48,7 @@ def render_ray(
             raise BadInput(Message("launch.no-port", {"value": number}))
     values = {
         "title": _title(cards, framework, stack),
-        "exports": ray_environ.exports(framework, stack, is_multi_node=cards.nodes > 1),
+        "exports": ray_environ.exports(framework, stack, is_multi_node=cards.nodes > 1, own=own),
         "ray_auth": ray_environ.needs_auth_mode(stack),
         "head": head or "",
         "port": port,

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 _CACHE = "${XDG_CACHE_HOME:-${HOME:?}/.cache}/npuenv"
 
 
-def exports(framework: str, stack: Stack | None, *, is_multi_node: bool) -> tuple[str, ...]:
-    """One `export` a line. A variable that is set already keeps its value."""
+def exports(
+    framework: str, stack: Stack | None, *, is_multi_node: bool, own: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """One `export` a line, the run's `own` ones over the settings. A variable that is set already keeps its value."""
     roles = ("all", "run", "multi-node") if is_multi_node else ("all", "run")
     found: dict[str, str] = {}
     for role in roles:
         found.update(_settings(framework, stack, role))
+    found.update(own or {})
     return tuple(f'export {name}="${{{name}-{value.replace("{cache}", _CACHE)}}}"' for name, value in found.items())
 
 

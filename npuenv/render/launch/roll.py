@@ -108,8 +108,15 @@ def _comments(
     if set(placement.reference) & set(placement.infer):
         share = {"share": f"{1 - job.gpu_memory_utilization:.0%}"}
         yield "reference.device_mapping", Message("launch_roll.why-shared", share)
+    yield from ((key, replaced_value(recipe, key)) for key in recipe.replaced)
     if recipe.allows_local_code and "rewards.code_sandbox.use_local" in recipe.values:
         yield "rewards.code_sandbox", Message("launch_roll.why-local-code")
+
+
+def replaced_value(recipe: Filled, key: str) -> Message:
+    """Why a value is not the guide's."""
+    args = {"key": key, "value": recipe.values[key], "guide": recipe.replaced[key], "release": recipe.release_name}
+    return Message("launch_roll.why-replaced", args)
 
 
 def _yaml(tree: Mapping[str, Any], head: list[str], comments: Mapping[str, str]) -> str:

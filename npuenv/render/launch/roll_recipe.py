@@ -5,7 +5,7 @@ Start from `filled`, then `job_of`. Values are YAML texts under dotted keys, as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from npuenv import versions
@@ -34,7 +34,6 @@ _OWN_OPTION = {
     "device_mapping": "--train-cards, --infer-cards, --reference-cards",
     "num_gpus_per_node": "--cards-per-node",
 }
-_FEWEST_DIGITS = 7  # of a shortened commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,7 @@ class Filled:
     published_update: int  # sequences of one update in the published plan
     explicit: frozenset[str] = frozenset()  # the keys that the user set
     allows_local_code: bool = False
+    replaced: Mapping[str, str] = field(default_factory=dict)  # dotted key -> the guide's value that does not fit here
 
     @property
     def version(self) -> str:
@@ -72,7 +72,7 @@ def release_of(name: str, rows: Iterable[RollRelease]) -> RollRelease:
     known = tuple(rows)
     wanted = name.strip().rpartition("@")[2].removeprefix("v")
     for row in known:
-        if any(wanted == each or _is_commit(wanted, each) for each in row.names):
+        if row.is_called(wanted):
             return row
     found = [row for row in known if _is_version(wanted) and versions.accepts(row.versions, wanted)]
     if not found:
@@ -86,11 +86,6 @@ def _is_version(name: str) -> bool:
     except BadInput:
         return False
     return "." in name  # a commit may be digits alone
-
-
-def _is_commit(wanted: str, known: str) -> bool:
-    """Whether one is the beginning of the other, both long enough to be commits."""
-    return min(len(wanted), len(known)) >= _FEWEST_DIGITS and (wanted.startswith(known) or known.startswith(wanted))
 
 
 def recipe_of(name: str, rows: Iterable[RollRecipe]) -> RollRecipe:
@@ -126,7 +121,8 @@ def filled(
             raise unknown(key, alike(key, values), "key")
         values[key] = value
         explicit.add(key)
-    return Filled(row, release, release_name, values, update, frozenset(explicit), allows_local_code)
+    replaced = {key: text for key, text in _replaced(row, known, release).items() if key not in explicit}
+    return Filled(row, release, release_name, values, update, frozenset(explicit), allows_local_code, replaced)
 
 
 def defaults_of(row: RollRecipe, rows: Iterable[RollRecipe], release: RollRelease) -> tuple[str, ...]:
@@ -144,6 +140,14 @@ def _inherited(
         values.update(each.fsdp2 if release.engine == "fsdp2" else each.deepspeed)
         values.update(each.local_code if allows_local_code else {})
     return values
+
+
+def _replaced(row: RollRecipe, rows: Iterable[RollRecipe], release: RollRelease) -> dict[str, str]:
+    """The guide's values in place of which this release's form has others: dotted key -> what the guide says."""
+    chain = _chain(row, {each.id: each for each in rows})
+    published = {key: text for each in chain for key, text in each.values.items()}
+    forms = [each.fsdp2 if release.engine == "fsdp2" else each.deepspeed for each in chain]
+    return {key: published[key] for form in forms for key in form if form[key] != published.get(key, form[key])}
 
 
 def _chain(row: RollRecipe, by_id: Mapping[str, RollRecipe]) -> tuple[RollRecipe, ...]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import npuenv
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
 from npuenv.render.launch import ray_environ, verl_keys
 from npuenv.render.launch.verl_cards import on_nodes
 from npuenv.render.launch.verl_check import check
-from npuenv.render.launch.verl_job import of_job, written
+from npuenv.render.launch.verl_job import environment, of_job, written
 from npuenv.render.launch.verl_values import safe, word, yaml
 from npuenv.render.template import fill
 
@@ -80,7 +81,10 @@ def overrides(job: Job, placement: Placement, recipe: LaunchRecipe, paths: Paths
 
 def words_of(values: Mapping[str, Value], recipe: LaunchRecipe, added: Collection[str] = ()) -> list[str]:
     """The overrides as words of a shell command, as `run.sh` has them; `added` as for `render_verl`."""
-    words = [word(key, value, is_added=key in added or verl_keys.is_added(key)) for key, value in values.items()]
+    rows = load_matrix().launch_keys
+    words = [
+        word(key, value, is_added=key in added or any(row.adds(key) for row in rows)) for key, value in values.items()
+    ]
     return [word("hydra.searchpath", [_SEARCH_PATH]), *words] if recipe.entry == "one-step-off" else words
 
 
@@ -108,7 +112,7 @@ def _script(
     return fill(
         "verl_run.sh.j2",
         head=head,
-        exports=ray_environ.exports("verl", stack, is_multi_node=nodes.nodes > 1),
+        exports=ray_environ.exports("verl", stack, is_multi_node=nodes.nodes > 1, own=environment(recipe)),
         held_back=ray_environ.held_back("verl", stack),
         ray_auth=ray_environ.needs_auth_mode(stack),
         visible=",".join(str(card) for card in nodes.visible) if nodes.visible is not None else "",

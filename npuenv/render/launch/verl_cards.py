@@ -28,7 +28,8 @@ def on_nodes(cards: Cards, placement: Placement) -> OnNodes:
     """The placement by node. Raises: BadInput where it differs from node to node, for verl has no words for that."""
     train, infer = _by_node(cards, placement.train), _by_node(cards, placement.infer)
     used = tuple(sorted({*train, *infer}))
-    if not train or not infer or used != tuple(range(len(used))):
+    # Supervised training generates nothing: `infer` may be empty.
+    if not train or used != tuple(range(len(used))):
         raise _uneven(placement)
     seen = tuple(tuple(sorted({*train.get(node, ()), *infer.get(node, ())})) for node in used)
     counts = {(len(train.get(node, ())), len(infer.get(node, ()))) for node in used}

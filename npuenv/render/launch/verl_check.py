@@ -21,23 +21,24 @@ ENGINES = ("fsdp", "fsdp2")
 
 def check(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value], nodes: OnNodes) -> None:
     """Raises: BadInput naming the first thing that does not go together."""
-    _recipe(job, recipe)
+    check_recipe(recipe, job.release)
+    if job.engine not in ENGINES:
+        args = {"engine": job.engine, "known": ENGINES}
+        raise BadInput(Message("launch.engine", args), Message("launch.engine-hint"))
     _roles(job, placement, recipe, values)
     if recipe.entry != "sft":
         _division(job, values, nodes)
 
 
-def _recipe(job: Job, recipe: LaunchRecipe) -> None:
-    names: dict[str, object] = {"recipe": recipe.id, "release": job.release, "script": recipe.script}
+def check_recipe(recipe: LaunchRecipe, release: str) -> None:
+    """Refuses a recipe that is not rendered, or not for this release; no job is needed. Raises: BadInput."""
+    names: dict[str, object] = {"recipe": recipe.id, "release": release, "script": recipe.script}
     if recipe.refused:
         raise BadInput(Message(recipe.refused, names), Message("launch.refused-hint"))
-    too_old = not versions.accepts(f">={recipe.since}", job.release)
-    if too_old or (recipe.until and versions.accepts(f">={recipe.until}", job.release)):
+    too_old = not versions.accepts(f">={recipe.since}", release)
+    if too_old or (recipe.until and versions.accepts(f">={recipe.until}", release)):
         names |= {"since": recipe.since, "until": recipe.until or "-"}
         raise BadInput(Message("launch.not-in-release", names), Message("launch.not-in-release-hint", names))
-    if job.engine not in ENGINES:
-        args = {"engine": job.engine, "known": ENGINES}
-        raise BadInput(Message("launch.engine", args), Message("launch.engine-hint"))
 
 
 def _roles(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[str, Value]) -> None:
@@ -65,8 +66,7 @@ def needs_reference(values: Mapping[str, Value]) -> bool:
 
 def _division(job: Job, values: Mapping[str, Value], nodes: OnNodes) -> None:
     """verl's own arithmetic (validate_config and the workers' batch sizes): it says so only after Ray has started."""
-    sizes, parallel = job.sizes, values.get("actor_rollout_ref.actor.ulysses_sequence_parallel_size")
-    parallel = parallel if isinstance(parallel, int) and not isinstance(parallel, bool) else 1
+    sizes, parallel = job.sizes, job.sequence_parallel
     train, infer = nodes.train * nodes.nodes, nodes.infer * nodes.nodes
     _divides("tensor-parallel", infer, job.tensor_parallel)
     _divides("sequence-parallel", train, parallel)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from npuenv import versions
 from npuenv.matrix import load_matrix
-from npuenv.placement.types import Job, Sizes
+from npuenv.placement.types import HCCL_BUFFER_MIB, Job, Sizes
 from npuenv.render.launch.verl_check import needs_reference
 from npuenv.render.launch.verl_values import value_of
 
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 _M, _A, _R, _F = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout", "ref"))
 # verl finds the cards by itself from this release on (auto_set_device in verl/trainer/main_ppo.py; absent in 0.6.1).
 _FINDS_DEVICE = ">=0.7.0"
+_BATCHED = f"{_R}.max_num_batched_tokens"
 _BATCHED_TOKENS = 8192  # what verl gives the engine for one forward pass where nothing is said
+_BUDGET = 16384  # tokens of a dynamic batch where nothing is said
+_BUFFER = "HCCL_BUFFSIZE"
+_CHUNKS = "entropy_from_logits_with_chunking"
 
 
 def written(recipe: LaunchRecipe) -> dict[str, Value]:
@@ -32,41 +36,28 @@ def written(recipe: LaunchRecipe) -> dict[str, Value]:
     return values | {key: value_of(text) for key, text in recipe.values.items()}
 
 
+def environment(recipe: LaunchRecipe) -> dict[str, str]:
+    """The variables that a recipe exports, over those of the one it is based on."""
+    base = next((row for row in load_matrix().launch_recipes if row.id == recipe.base), None)
+    return {**(environment(base) if base is not None else {}), **recipe.environ}
+
+
 def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -> Job:
     """The job that a recipe was published with, for a model, cards and a release of verl."""
     values = written(recipe)
-
-    def number(key: str, default: int = 1) -> int:
-        found = values.get(key, default)
-        return found if isinstance(found, int) and not isinstance(found, bool) else default
-
-    def share(key: str) -> float:
-        found = values.get(key, 0.0)
-        return float(found) if isinstance(found, (int, float)) else 0.0
-
     is_sft = recipe.entry == "sft"
-    shards = number(f"{_A}.fsdp_config.fsdp_size", -1)
-    sizes = Sizes(
-        prompt_length=number("data.max_prompt_length", number("data.max_length") // 2),
-        response_length=number("data.max_response_length", number("data.max_length") // 2),
-        prompts=number("data.train_batch_size"),
-        rollouts=number(f"{_R}.n"),
-        mini_batch=number(f"{_A}.ppo_mini_batch_size", number("data.train_batch_size")),
-        micro_batch=number("data.micro_batch_size_per_gpu" if is_sft else f"{_A}.ppo_micro_batch_size_per_gpu"),
-        log_prob_micro_batch=number(f"{_R}.log_prob_micro_batch_size_per_gpu"),
-    )
-    prefix = "model" if is_sft else _M
-    offloads = "engine" if is_sft else f"{_A}.fsdp_config"
+    prefix, offloads = ("model", "engine") if is_sft else (_M, f"{_A}.fsdp_config")
+    shards = _number(values, f"{_A}.fsdp_config.fsdp_size", -1)
     return Job(
         framework="verl",
         release=release,
         model=model,
         cards=cards,
-        sizes=sizes,
+        sizes=_sft_sizes(values) if is_sft else _sizes(values),
         # A name that is none is refused with the sentence of `check`.
         engine=cast("Engine", values.get("engine.strategy" if is_sft else f"{_A}.strategy", recipe.strategy)),
-        gpu_memory_utilization=share(f"{_R}.gpu_memory_utilization"),
-        tensor_parallel=number(f"{_R}.tensor_model_parallel_size"),
+        gpu_memory_utilization=_share(values, f"{_R}.gpu_memory_utilization"),
+        tensor_parallel=_number(values, f"{_R}.tensor_model_parallel_size"),
         offloads_parameters=values.get(f"{offloads}.param_offload") is True,
         offloads_optimizer=values.get(f"{offloads}.optimizer_offload") is True,
         offloads_reference=values.get(f"{_F}.fsdp_config.param_offload") is True,
@@ -74,9 +65,84 @@ def job_for(recipe: LaunchRecipe, *, model: Model, cards: Cards, release: str) -
         has_reference=needs_reference(values),
         has_critic=recipe.algorithm == "ppo",
         removes_padding=values.get(f"{prefix}.use_remove_padding") is True,
-        lora_rank=number("model.lora_rank", 0),
+        lora_rank=_number(values, f"{prefix}.lora_rank", 0),
+        sequence_parallel=_number(values, "engine.ulysses_sequence_parallel_size") if is_sft else cut_over(values),
         shard_cards=shards if shards > 0 else None,
+        has_entropy_loss=bool(values.get(f"{_A}.entropy_coeff")),
+        # The key of older releases stands one level higher.
+        chunks_entropy=any(values.get(f"{above}.{_CHUNKS}") is True for above in (_A, f"{_A}.fsdp_config")),
+        engine_sleeps=values.get(f"{_R}.free_cache_engine") is not False,
+        hccl_buffer_mib=int(environment(recipe).get(_BUFFER, HCCL_BUFFER_MIB)),
     )
+
+
+def cut_over(values: Mapping[str, Value]) -> int:
+    """The cards that share the tokens of one sequence. The older key counts where it is above 1.
+
+    Source: verl wheels 0.7.1, 0.9.1: verl/workers/config/actor.py.
+    """
+    name = "ulysses_sequence_parallel_size"
+    older = _number(values, f"{_A}.{name}")
+    return older if older != 1 else _number(values, f"{_A}.fsdp_config.{name}")
+
+
+def _number(values: Mapping[str, Value], key: str, default: int = 1) -> int:
+    found = values.get(key, default)
+    return found if isinstance(found, int) and not isinstance(found, bool) else default
+
+
+def _share(values: Mapping[str, Value], key: str) -> float:
+    found = values.get(key, 0.0)
+    return float(found) if isinstance(found, (int, float)) else 0.0
+
+
+def _sizes(values: Mapping[str, Value]) -> Sizes:
+    """What a step holds. The log-probabilities follow the update's dynamic batch where nothing else is said.
+
+    Source: verl wheels 0.5.0 to 0.9.1, verl/trainer/config/rollout/rollout.yaml and ref/ref.yaml.
+    """
+    prompt, response = _number(values, "data.max_prompt_length"), _number(values, "data.max_response_length")
+    is_dynamic = values.get(f"{_A}.use_dynamic_bsz") is True
+    budget = _number(values, f"{_A}.ppo_max_token_len_per_gpu", _BUDGET)
+    scoring, reference = (_number(values, f"{role}.log_prob_micro_batch_size_per_gpu") for role in (_R, _F))
+    longest = -(-(prompt + response) // max(1, cut_over(values)))  # a size that cannot be is refused later
+
+    def tokens(role: str, micro: int) -> int | None:
+        if values.get(f"{role}.log_prob_use_dynamic_bsz", is_dynamic) is True:
+            return _number(values, f"{role}.log_prob_max_token_len_per_gpu", budget)
+        # Whole sequences beside a dynamic update.
+        return micro * longest if is_dynamic else None
+
+    return Sizes(
+        prompt_length=prompt,
+        response_length=response,
+        prompts=_number(values, "data.train_batch_size"),
+        rollouts=_number(values, f"{_R}.n"),
+        mini_batch=_number(values, f"{_A}.ppo_mini_batch_size", _number(values, "data.train_batch_size")),
+        micro_batch=_number(values, f"{_A}.ppo_micro_batch_size_per_gpu"),
+        log_prob_micro_batch=scoring,
+        micro_tokens=budget if is_dynamic else None,
+        log_prob_tokens=tokens(_R, scoring),
+        reference_micro_batch=reference,
+        reference_tokens=tokens(_F, reference),
+        batched_tokens=_batched(values, prompt + response),
+    )
+
+
+def _batched(values: Mapping[str, Value], longest: int) -> int | None:
+    """Tokens that the engine reads at once, where the recipe says it; without chunks a whole sequence at least."""
+    found = values.get(_BATCHED)
+    if not isinstance(found, int):
+        return None
+    return max(found, longest) if values.get(f"{_R}.enable_chunked_prefill") is False else found
+
+
+def _sft_sizes(values: Mapping[str, Value]) -> Sizes:
+    """A step of supervised training: nothing is generated; one half of a sequence counts as its prompt."""
+    length, micro = _number(values, "data.max_length", 2), _number(values, "data.micro_batch_size_per_gpu")
+    batch, is_dynamic = _number(values, "data.train_batch_size"), values.get("data.use_dynamic_bsz") is True
+    budget = _number(values, "data.max_token_len_per_gpu", _BUDGET) if is_dynamic else None
+    return Sizes(length // 2, length - length // 2, batch, 1, batch, micro, micro, micro_tokens=budget)
 
 
 def of_job(
@@ -114,10 +180,15 @@ def _of_rl(job: Job, values: Mapping[str, Value]) -> dict[str, Value]:
         f"{_F}.fsdp_config.param_offload": job.offloads_reference,
     }
     # With a dynamic batch the token budget counts, and verl leaves the number of sequences aside.
+    scoring = sizes.log_prob_micro_batch
     micro = (
         (f"{_A}.ppo_micro_batch_size_per_gpu", f"{_A}.use_dynamic_bsz", sizes.micro_batch),
-        (f"{_R}.log_prob_micro_batch_size_per_gpu", f"{_R}.log_prob_use_dynamic_bsz", sizes.log_prob_micro_batch),
-        (f"{_F}.log_prob_micro_batch_size_per_gpu", f"{_F}.log_prob_use_dynamic_bsz", sizes.log_prob_micro_batch),
+        (f"{_R}.log_prob_micro_batch_size_per_gpu", f"{_R}.log_prob_use_dynamic_bsz", scoring),
+        (
+            f"{_F}.log_prob_micro_batch_size_per_gpu",
+            f"{_F}.log_prob_use_dynamic_bsz",
+            sizes.reference_micro_batch or scoring,
+        ),
     )
     found |= {key: size for key, dynamic, size in micro if key in values or not values.get(dynamic)}
     if job.engine != "fsdp" or f"{_A}.strategy" in values:
@@ -149,16 +220,15 @@ def _of_lengths(job: Job, values: Mapping[str, Value]) -> dict[str, Value]:
         f"{_F}.log_prob_max_token_len_per_gpu",
         "critic.ppo_max_token_len_per_gpu",
     ):
-        parallel = values.get(f"{_A}.ulysses_sequence_parallel_size")
-        need = -(-longest // (parallel if isinstance(parallel, int) else 1))
+        need = -(-longest // job.sequence_parallel)
         budget = values.get(key)
         if isinstance(budget, int) and budget < need:
             found[key] = need
-    batched = values.get(f"{_R}.max_num_batched_tokens", _BATCHED_TOKENS)
+    batched = values.get(_BATCHED, _BATCHED_TOKENS)
     longest = max(longest, job.sizes.max_model_len or 0)
     # Only without chunks must a whole sequence fit into one pass.
     if isinstance(batched, int) and batched < longest and values.get(f"{_R}.enable_chunked_prefill") is False:
-        found[f"{_R}.max_num_batched_tokens"] = longest
+        found[_BATCHED] = longest
     if isinstance(values.get("reward.reward_kwargs.max_resp_len"), int):
         found["reward.reward_kwargs.max_resp_len"] = job.sizes.response_length
     return found

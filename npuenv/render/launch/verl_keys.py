@@ -21,11 +21,6 @@ def for_release(values: Mapping[str, V], release: str) -> dict[str, V]:
     return {key: value for key, value in named if key}
 
 
-def is_added(key: str) -> bool:
-    """Whether verl's configuration does not list a key, given under any of its names, although verl reads it."""
-    return any(row.is_open and (_covers(row.key, key) or _covers(row.before, key)) for row in load_matrix().launch_keys)
-
-
 def left_out(keys: Iterable[str], release: str) -> tuple[str, ...]:
     """Keys of sentences about what is lost where a release has no name for some of the keys, each once."""
     rows = [_row(key) for key in keys if not _name(key, release)]
@@ -45,8 +40,4 @@ def _name(key: str, release: str) -> str:
 
 
 def _row(key: str) -> LaunchKey | None:
-    return next((row for row in load_matrix().launch_keys if _covers(row.key, key)), None)
-
-
-def _covers(pattern: str, key: str) -> bool:
-    return bool(pattern) and (key.startswith(pattern) if pattern.endswith(".") else key == pattern)
+    return next((row for row in load_matrix().launch_keys if row.covers(key)), None)

@@ -1,0 +1,45 @@
+"""Which recorded release judges a launch. A commit of ROLL counts as a version; verl's commits count as none.
+
+Start from `counted_as`; `npuenv.matrix.keys.nearest_release` then says whose keys speak for that version.
+"""
+
+from __future__ import annotations
+
+from npuenv import versions
+from npuenv.errors import BadInput
+from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import known_releases, nearest_release
+
+__all__ = ["counted_as", "is_far", "known_releases"]
+
+
+def counted_as(framework: str, name: str) -> str:
+    """The version that a release is judged as; the name itself where nothing says otherwise.
+
+    Example: roll "main @8eb27cc2" -> "0.3.0"; roll 0.1.0 -> "0.2.0"; verl "v0.9.0" -> "0.9.0"
+    """
+    wanted = name.strip().rpartition("@")[2].removeprefix("v")
+    rows = load_matrix().roll_releases if framework == "roll" else ()
+    for row in rows:
+        if row.is_called(wanted):
+            return row.counts_as
+    if _is_version(wanted) and nearest_release(framework, wanted) is None:
+        return next((row.counts_as for row in rows if versions.accepts(row.versions, wanted)), wanted)
+    return wanted
+
+
+def is_far(framework: str, name: str) -> bool:
+    """Whether no recorded release speaks for this one: older than all, of another major number, or no version."""
+    release = counted_as(framework, name)
+    newest = known_releases(framework)[-1]
+    if nearest_release(framework, release) is None:
+        return True
+    return versions.python_version(release).major != versions.python_version(newest).major
+
+
+def _is_version(name: str) -> bool:
+    try:
+        versions.python_version(name)
+    except BadInput:
+        return False
+    return "." in name  # a commit may be digits alone
