@@ -14,6 +14,18 @@ from npuenv.store.places import default_environment
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Of the shell that starts the tests: a language, colours, a width. A test that means one of these sets it itself.
+for _name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+os.environ["LANG"] = "C.UTF-8"
+
+if importlib.util.find_spec("hypothesis") is not None:
+    import hypothesis
+
+    # The same examples on every run, so that none fails by chance; `--hypothesis-profile=default` draws new ones.
+    hypothesis.settings.register_profile("repeated", derandomize=True)
+    hypothesis.settings.load_profile("repeated")
+
 # Taken before any test changes the environment: where `npuenv install cpu` puts its environment.
 CPU_ENVIRONMENT = default_environment("cpu")
 

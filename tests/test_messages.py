@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import string
 from pathlib import Path
 
@@ -55,6 +56,25 @@ def test_chinese_is_not_english_left_in_place() -> None:
 
     same = [key for key in english if english[key] == chinese[key] and has_sentence(english[key])]
     assert same == []
+
+
+# What else is said in places for the thing of the key: one word for one thing.
+OTHER_WORDS = {
+    "软件栈": r"(?<!软件)(?<!堆)栈|版本组合 \{|方案 \{stack",  # stack; 堆栈 is a traceback
+    "锁文件": r"(?<!文件)(?<!加)锁(?!文件|定)",  # lock; 锁定 is the verb, 文件锁 and 加锁 are of the file system
+    "卡": "加速卡|显卡",
+    "节点": "结点|多机|单机",
+    "主节点": r"头节点|首节点|(?<![-\w`{])head(?![-\w}])",
+    "配方": "示例“|安装方案",
+    "目录": "文件夹",
+    "离线包": "捆绑包",
+}
+
+
+@pytest.mark.parametrize("word", OTHER_WORDS)
+def test_chinese_has_one_word_for_one_thing(word: str) -> None:
+    texts = {**catalogue("zh"), "README.zh.md": (PACKAGE.parent / "README.zh.md").read_text(encoding="utf-8")}
+    assert [key for key, text in texts.items() if re.search(OTHER_WORDS[word], text.replace("head -n", ""))] == []
 
 
 def test_every_message_named_in_code_exists() -> None:

@@ -74,7 +74,7 @@ def command(
         _print_plan(ui, contents, out)
         return int(ExitCode.FINE)
     if not yes:
-        from npuenv.cli.installing import confirm
+        from npuenv.cli.consent import confirm
 
         confirm(ui)
     _report(ui, _make(ui, contents, out, machine), out)

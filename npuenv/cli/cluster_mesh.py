@@ -163,7 +163,7 @@ def _new_state(results: Results) -> Path:
 
 def _tell_time(ui: Ui, wish: Wish, run: Run) -> None:
     """Says how long it takes, measured on the first pings, and asks where that is much. Raises BadInput."""
-    from npuenv.cli.installing import confirm
+    from npuenv.cli.consent import confirm
     from npuenv.cluster.mesh.document import estimate
     from npuenv.cluster.mesh.planning import MOST_FOR_FULL
     from npuenv.cluster.mesh.types import FULL

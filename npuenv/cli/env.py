@@ -28,7 +28,7 @@ def command() -> None:
 @common_options
 def list_all(ui: Ui) -> int:
     """List the environments: stack, lock, state, place."""
-    from npuenv.store.environments import environments
+    from npuenv.store.environments import environments, remains
 
     host, data = _here()
     found = environments(host, data)
@@ -38,6 +38,8 @@ def list_all(ui: Ui) -> int:
         ui.say(Message("install.no-environment"))
     else:
         _table(ui, found)
+    if left := remains(data):
+        ui.say(Message("install.remains", {"count": len(left)}), err=True)
     return int(ExitCode.FINE)
 
 
@@ -74,7 +76,7 @@ def show(ui: Ui, *, name: str) -> int:
 @common_options
 def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
     """Delete an environment (STACK, STACK/LOCK or a folder)."""
-    from npuenv.cli.installing import confirm
+    from npuenv.cli.consent import confirm
     from npuenv.store.environments import find, remove, size_mib
 
     host, data = _here()
@@ -96,29 +98,39 @@ def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
 @common_options
 def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
     """Delete the environments that are neither in force nor the one to return to, and remains of deletions."""
-    import shutil
-
-    from npuenv.cli.installing import confirm
-    from npuenv.store.environments import environments, left_over, remove, size_mib
+    from npuenv.cli.consent import confirm
+    from npuenv.store.environments import clear, environments, left_over, remove
 
     host, data = _here()
     paths = left_over(host, data)
     for path in paths:
-        ui.say(Message("install.removing", {"path": str(path), "stack": path.parent.name, "mib": size_mib(path)}))
+        ui.say(Message("install.removing", _about(host, path)))
     if paths and not yes:
         confirm(ui, is_yes_usual=False)
     known = {kept.described.root: kept for kept in environments(host, data)}
+    gone = []
     for path in paths:
         if str(path) in known:
             remove(known[str(path)], data)
-        else:
-            shutil.rmtree(path)
+        elif not clear(path, data):  # another process is deleting it
+            continue
+        gone.append(str(path))
     if cache:
         _prune_cache(ui, host)
     if ui.is_json:
-        ui.print_json({"schema": "npuenv.removed/1", "exit": 0, "paths": [str(path) for path in paths]})
-    ui.say(Message("install.cleaned", {"count": len(paths)}))
+        ui.print_json({"schema": "npuenv.removed/1", "exit": 0, "paths": gone})
+    ui.say(Message("install.cleaned", {"count": len(gone)}))
     return int(ExitCode.FINE)
+
+
+def _about(host: Host, path: Path) -> dict[str, object]:
+    """What is said of a folder or link before it is deleted."""
+    from npuenv.facts.manifest import describe
+    from npuenv.store.environments import size_mib
+
+    own = describe(host, str(path))
+    mib = 0 if path.is_symlink() else size_mib(path)  # of a link only the link goes
+    return {"path": str(path), "stack": own.stack if own else path.parent.name, "mib": mib}
 
 
 def _here() -> tuple[Host, Path]:

@@ -193,7 +193,7 @@ def _compared(ills: list[Finding], before: Judged, after: Judged, in_shell: Judg
 
 
 def _ask(ui: Ui, cures: Cures, states: Mapping[str, str], restore: Callable[[str], str]) -> None:
-    from npuenv.cli.installing import confirm
+    from npuenv.cli.consent import confirm
 
     _print(plan_lines(cures, ui.lang, states, restore), err=ui.is_json)
     confirm(ui)

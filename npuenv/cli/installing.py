@@ -11,26 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.machine import (
-    Machine,
-    assumed,
-    for_these_cards,
-    for_this_machine,
-    lock_of,
-    resolve_or_stop,
-    this_machine,
-)
+from npuenv.cli.consent import ask, list_plan, needs_consent, shown_part, tell_notes
+from npuenv.cli.machine import assumed, for_these_cards, for_this_machine, lock_of, resolve_or_stop, this_machine
+from npuenv.cli.prepared import Prepared, Wanted
 from npuenv.errors import BadInput, ExitCode, NothingFits
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from npuenv.bundle.offline.opened import Bundle
     from npuenv.cli.common import Ui
     from npuenv.execute import Outcome
     from npuenv.lock import Lock
-    from npuenv.plan import Plan, Step
     from npuenv.plan.making import Tools
     from npuenv.plan.prerequisites import Prerequisites
     from npuenv.resolve.types import Request, Stack
@@ -56,28 +48,6 @@ class How:
     fill: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be installed, from where."""
-
-    stack: Stack
-    lock: Lock
-    machine: Machine
-    request: Request
-    bundle: Bundle | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A plan and what it is for."""
-
-    wanted: Wanted
-    target: Target
-    plan: Plan
-    steps: tuple[Step, ...]  # of the plan, those that were asked for
-    notes: tuple[Message, ...] = ()  # what the plan cannot do itself
-
-
 def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None, lock: Lock | None = None) -> Path:
     """Plans, asks, executes, proves; the environment's folder. Raises NpuenvError when it cannot be done.
 
@@ -90,9 +60,14 @@ def run_install(ui: Ui, request: Request, *, yes: bool, how: How | None = None, 
             tell_notes(ui, prepared)
         else:
             ask(ui, prepared)
-        outcome = carry_out(ui, prepared, how)
-        _remember(wanted, prepared.target)
-        _report(ui, prepared, outcome)
+        return install_prepared(ui, prepared, how)
+
+
+def install_prepared(ui: Ui, prepared: Prepared, how: How) -> Path:
+    """Executes what was agreed to, while `wanted_for` is open; the environment's folder. Raises as `carry_out`."""
+    outcome = carry_out(ui, prepared, how)
+    _remember(prepared.wanted, prepared.target)
+    _report(ui, prepared, outcome)
     return Path(prepared.target.root)
 
 
@@ -178,12 +153,15 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
     """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is.
 
     Raises BadInput for an unknown step and, where the plan is for machines like this one, for a folder that an
-    installation would refuse.
+    installation would refuse; NothingFits for a script of a lock that is not complete: it would check no hash.
     """
     with wanted_for(ui, request, how, lock) as wanted:
         prepared = _imagine(wanted, how)
         if as_script:
             from npuenv import __version__
+            from npuenv.lock.refuse import require_complete
+
+            require_complete(prepared.wanted.lock, prepared.wanted.machine.resolver, prepared.wanted.request)
             from npuenv.facts.pip import for_uv
             from npuenv.render.script import render_script
 
@@ -201,7 +179,7 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
         elif ui.is_json:
             from npuenv.report.plan import as_json
 
-            ui.print_json({**as_json(_shown(prepared), wanted.stack, prepared.target.root, ui.lang), "exit": 0})
+            ui.print_json({**as_json(shown_part(prepared), wanted.stack, prepared.target.root, ui.lang), "exit": 0})
         else:
             list_plan(ui, prepared)
         for missing in wanted.lock.missing:
@@ -210,52 +188,6 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
             why = why_missing(missing, wanted.machine.resolver)
             ui.say(Message("cli.lock-gap", {"why": why}), err=True)
     return ExitCode.FINE
-
-
-def _shown(prepared: Prepared) -> Plan:
-    """The part of the plan that was asked for."""
-    return replace(prepared.plan, steps=prepared.steps)
-
-
-def list_plan(ui: Ui, prepared: Prepared) -> None:
-    """The plan as text, with pip's settings in force, and what it leaves to the user."""
-    from npuenv.render.listing import list_plan as as_text
-
-    stack, settings = prepared.wanted.stack, prepared.wanted.machine.resolver.settings
-    args = {"stack": stack.name, "platform": stack.platform.tag, "path": prepared.target.root}
-    ui.say(Message("cli.plan-head", args), err=ui.is_json)
-    if not ui.is_verbose:  # with -v they were said when the settings were read
-        for warning in settings.warnings:
-            ui.say(warning, err=True)
-    click.echo(as_text(_shown(prepared), settings, lang=ui.lang), nl=False, err=ui.is_json)
-    tell_notes(ui, prepared)
-
-
-def tell_notes(ui: Ui, prepared: Prepared) -> None:
-    """Says what the plan cannot do itself: system packages without consent, parts of CANN that nobody supplied."""
-    for note in prepared.notes:
-        ui.say(note, err=True)
-
-
-def ask(ui: Ui, prepared: Prepared) -> None:
-    """Shows what of the plan is not done yet and asks. Raises BadInput where nobody can be asked, Stop on no."""
-    from npuenv.execute import is_done
-
-    host = prepared.wanted.machine.resolver.host
-    left = tuple(step for step in prepared.steps if not is_done(step, host))
-    list_plan(ui, replace(prepared, steps=left))
-    confirm(ui)
-
-
-def confirm(ui: Ui, *, is_yes_usual: bool = True) -> None:
-    """Asks whether to go on; Enter alone means what is usual. Raises BadInput where nobody can be asked, Stop on no."""
-    from npuenv.cli.common import Stop
-
-    if ui.is_json or not sys.stdin.isatty():
-        raise BadInput(Message("cli.cannot-ask"), Message("cli.cannot-ask-hint"))
-    if not click.confirm(say(Message("cli.go-on"), ui.lang), default=is_yes_usual):
-        ui.say(Message("cli.declined"), err=True)
-        raise Stop(ExitCode.INTERRUPTED)
 
 
 def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
@@ -280,6 +212,7 @@ def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
 def _proofs(prepared: Prepared) -> dict[str, Callable[[], None]]:
     """Step id -> what must pass before it acts: what goes out can come back, and nothing unproven comes into force."""
     from npuenv.cli.proving import prove
+    from npuenv.facts.environment import going_out
     from npuenv.lock.refuse import require_sources
     from npuenv.plan.environment import FINISH, MEND
 
@@ -287,36 +220,14 @@ def _proofs(prepared: Prepared) -> dict[str, Callable[[], None]]:
 
     def require_what_goes_in_again() -> None:
         if wanted.bundle is None:
-            require_sources(wanted.stack, wanted.lock, resolver)
+            want = next(want for step in prepared.plan.steps if step.id == MEND for want in step.done_when)
+            out = going_out(resolver.host, want).value
+            require_sources(wanted.stack, wanted.lock, resolver, only=out)
 
     return {
         MEND: require_what_goes_in_again,
         FINISH: lambda: prove(resolver.host, wanted.stack, prepared.target, prepared.plan),
     }
-
-
-def needs_consent(prepared: Prepared) -> bool:
-    """True when something is to be changed now that nobody has agreed to.
-
-    In an environment that is complete npuenv puts back its own without asking: somebody agreed to that before.
-    """
-    from npuenv.execute import changes_more_than_its_own, is_done
-
-    host = prepared.wanted.machine.resolver.host
-    if _is_complete(prepared.target, prepared.wanted.lock):
-        return changes_more_than_its_own(prepared.steps, host)
-    # The last first: what says that an environment is finished is cheap to ask, and not there yet.
-    return not all(is_done(step, host) for step in reversed(prepared.steps))
-
-
-def _is_complete(target: Target, lock: Lock) -> bool:
-    """True when the environment says that it was finished with this lock."""
-    from npuenv.facts.manifest import MARKER
-    from npuenv.store.places import marker_text
-
-    marker = Path(target.root) / MARKER
-    wanted = marker_text(lock, "complete", target.kind)
-    return marker.is_file() and marker.read_text(encoding="utf-8", errors="replace") == wanted
 
 
 def asked_for(request: Request) -> dict[str, Any]:
@@ -410,10 +321,11 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
 
 def _switched(wanted: Wanted, target: Target) -> tuple[Message, ...]:
     """That an environment which is there already takes the place of the one in force, as after a rollback."""
+    from npuenv.store.environments import is_complete
     from npuenv.store.switch import points_to
 
     before = points_to(Path(target.link)) if target.link else ""
-    if not before or before == Path(target.root).name or not _is_complete(target, wanted.lock):
+    if not before or before == Path(target.root).name or not is_complete(target, wanted.lock):
         return ()
     said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
     return (Message("install.comes-into-force", said),)
@@ -486,10 +398,11 @@ def _is_proven(prepared: Prepared) -> bool:
     """True when the environment is complete and verified; after a part of the plan it need not be."""
     from npuenv.execute import unmet
     from npuenv.plan.environment import VERIFY
+    from npuenv.store.environments import is_complete
 
     host, is_part = prepared.wanted.machine.resolver.host, prepared.steps != prepared.plan.steps
     verify = [step for step in prepared.plan.steps if step.id == VERIFY and is_part]
-    return _is_complete(prepared.target, prepared.wanted.lock) and not any(unmet(step, host) for step in verify)
+    return is_complete(prepared.target, prepared.wanted.lock) and not any(unmet(step, host) for step in verify)
 
 
 def _strangers(target: Target) -> tuple[str, ...]:

@@ -102,9 +102,12 @@ def _read(words: tuple[str, ...], asked: Asked) -> Reading:
 
 
 def _code(reading: Reading, has_error: bool) -> ExitCode:
+    from npuenv.matrix.keys import nearest_release
+
     if has_error:
         return ExitCode.PROBLEMS
-    return ExitCode.FINE if reading.launch.release else ExitCode.UNKNOWN
+    is_known = nearest_release(reading.launch.framework, reading.launch.release) is not None
+    return ExitCode.FINE if is_known else ExitCode.UNKNOWN
 
 
 # --- what is known besides the text
@@ -150,16 +153,15 @@ def _release_of(word: str | None) -> tuple[Any, str | None]:
     """`verl==0.7.1` as framework and release; the release is None where none is named."""
     if word is None:
         return None, None
-    from npuenv.preflight.rules.keys import known_releases
+    from npuenv.preflight.releases import is_far, known_releases
 
     framework, sign, release = word.partition("==")
     framework = framework.strip().lower()
     if framework not in _FRAMEWORKS:
         raise BadInput(Message("preflight.no-such-framework", {"name": word, "accepted": _FRAMEWORKS}))
     release = release.strip().removeprefix("v")
-    known = tuple(known_releases(framework))
-    if sign and release not in known:
-        args = {"framework": framework, "release": release, "accepted": known}
+    if sign and is_far(framework, release):
+        args = {"framework": framework, "release": release, "accepted": known_releases(framework)}
         raise BadInput(Message("preflight.no-such-release", args), Message("preflight.no-such-release-hint", args))
     return framework, release or None
 

@@ -228,7 +228,7 @@ def _tell(ui: Ui, made: Launch, out: Path, *, is_refused: bool, written: tuple[s
     placed = made.placement
     cards = {
         "train": written_cards(placed.train),
-        "infer": written_cards(placed.infer),
+        "infer": written_cards(placed.infer) or "-",
         "reference": written_cards(placed.reference) or "-",
     }
     ui.say(Message("launch_roll.placed", cards))

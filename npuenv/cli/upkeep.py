@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuenv.cli.installing import How, confirm, list_plan, needs_consent, prepare, run_install, wanted_for
+from npuenv.cli.consent import confirm, list_plan, needs_consent, tell_notes
+from npuenv.cli.installing import How, install_prepared, prepare, run_install, show_plan, wanted_for
 from npuenv.cli.lock import options_of, refuse_with
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
@@ -31,8 +32,10 @@ def update(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -
     kept = _chosen(request, how, "--update")
     if kept.role == "elsewhere":
         raise BadInput(Message("install.update-elsewhere", {"path": kept.described.root}), _again_hint(kept))
-    # The new one goes to a place of its own, however the old one was named.
-    how = replace(how, target=None, into=None)
+    # The new one goes to a place of its own, however the old one was named, and is of its kind: a venv is also what is
+    # meant where nothing is said.
+    kind = kept.described.kind if how.kind == "venv" else how.kind
+    how = replace(how, target=None, into=None, kind=kind or how.kind)
     request, before = _request_of(kept, request, how), _lock_of(kept)
     with wanted_for(ui, request, how) as wanted:
         found = changes(before, wanted.lock)
@@ -43,11 +46,15 @@ def update(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -
         if is_dry_run:
             _print_changes(ui, kept, prepared.target.root, found)
             return ExitCode.FINE
-        if not yes and needs_consent(prepared):
-            if ui.is_verbose:
-                list_plan(ui, prepared)
+        is_asking = not yes and needs_consent(prepared)
+        if is_asking and ui.is_verbose:
+            list_plan(ui, prepared)
+        else:
+            tell_notes(ui, prepared)
+        if is_asking:
             confirm(ui)
-    root = run_install(ui, request, yes=True, how=how)
+        # Within the block: what a bundle was unpacked to is there, and what was shown is what is installed.
+        root = install_prepared(ui, prepared, how)
     if switch.points_to(root.parent / switch.CURRENT) == root.name:  # not where a part of the plan alone was asked for
         ui.say(Message("install.can-roll-back", {"stack": kept.described.stack}))
     return ExitCode.FINE
@@ -58,8 +65,6 @@ def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_shown: bool, as_
 
     `is_shown`: the plan is only printed, as a list or `as_script`.
     """
-    from npuenv.cli.installing import show_plan
-
     kept, how = _chosen(request, how, "--repair"), replace(how, is_repairing=True)
     # What is there is restored: a wish for something else would be written down and not met.
     refuse_with("--repair", options_of(replace(request, stack=None, framework=None)))
@@ -117,7 +122,7 @@ def _chosen(request: Request, how: How, verb: str) -> Kept:
     there = [kept for kept in environments(host, data) if kept.role in roles]
     if request.framework:
         wanted = request.framework.partition("==")[0]
-        there = [kept for kept in there if kept.described.request.get("framework", "").partition("==")[0] == wanted]
+        there = [kept for kept in there if _framework_of(kept) == wanted]
     if len(there) == 1:
         return there[0]
     if not there:
@@ -126,6 +131,16 @@ def _chosen(request: Request, how: How, verb: str) -> Kept:
     hint = {"verb": verb, "word": first.stack if there[0].role == "current" else f"--target {first.root}"}
     known = tuple(kept.described.root for kept in there)
     raise BadInput(Message("install.which", {"known": known}), Message("install.which-hint", hint))
+
+
+def _framework_of(kept: Kept) -> str | None:
+    """What the environment is for, however it was asked for: as it says itself, else as the tables say of its stack."""
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve.derived import recipe_named
+
+    own = kept.described
+    recipe = None if own.framework else recipe_named(own.stack, load_matrix())
+    return recipe.framework if recipe else own.framework or None
 
 
 def _root_of(host: Host, exe: str) -> str:
@@ -144,7 +159,7 @@ def _request_of(kept: Kept, said: Request, how: How) -> Request:
     empty = asdict(Request())
     now = {name: value for name, value in asdict(said).items() if value != empty[name]}
     known = {name: value for name, value in kept.described.request.items() if name in empty and not how.bundle}
-    return Request(**{**known, "framework": None, **now, "stack": kept.described.stack})
+    return Request(**{**known, **now, "stack": kept.described.stack})
 
 
 def _lock_of(kept: Kept) -> Lock:

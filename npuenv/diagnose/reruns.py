@@ -8,7 +8,6 @@ with another setting, or again without any change is a comparison, a way around 
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class _Run:
 
 def mended(lines: Sequence[Line]) -> frozenset[int]:
     """Places in `lines` of the commands whose error is history, and of all that they printed."""
-    if any(after.number - before.number > 1 for before, after in itertools.pairwise(lines)):
+    if any(lines[at].number - lines[at - 1].number > 1 for at in range(1, len(lines))):
         return frozenset()  # among the lines that were not looked at the error may have come back
     runs = list(_cut(lines))
     last = {_same(run.command): at for at, run in enumerate(runs) if run.command}

@@ -52,6 +52,15 @@ def ask_environment(host: Host, want: Condition) -> Fact[str]:
     raise KeyError(want.fact)
 
 
+def going_out(host: Host, want: Condition) -> Fact[tuple[str, ...]]:
+    """The distributions that mending takes out where `env.intact` does not hold; unknown to an older inspector."""
+    state = _state(host, want.of)
+    if state.value is None:
+        return Fact(state.state, None, state.evidence)
+    found = state.value.get("out")
+    return known(tuple(map(str, found)), *state.evidence) if isinstance(found, list) else unknown(*state.evidence)
+
+
 def _has_word_of(host: Host, want: Condition) -> bool:
     """False when the environment was never verified: then nothing needs to be hashed to say so."""
     return host.look(posixpath.join(want.of[0], VERIFIED)).state is not PathState.ABSENT
@@ -81,7 +90,7 @@ def _dists(host: Host, of: tuple[str, ...]) -> Fact[str]:
 
 
 def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
-    """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "files": 900, ...}"""
+    """The inspector's document. A real one: {"damaged": {}, "dists": {"numpy": "2.4.6"}, "out": [], ...}"""
     ran, command = _inspect(host, "state", of)
     said = (ran.err or ran.out).strip().splitlines()
     evidence = Evidence(command, said[-1] if said else "")

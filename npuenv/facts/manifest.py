@@ -38,6 +38,8 @@ class Verified:
     packages: int = 0
     tree: str = ""  # over path and sha256 of every file that a distribution owns
     strangers: tuple[str, ...] = ()  # `.pth` files of no package: Python runs them whenever it starts
+    # Packages of the lock: each of their files was as recorded. (): verified by a version that did not write them.
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Described:
     platform: str
     lock: str
     status: str  # building | complete | damaged: the marker cannot be read, the other files say whose it is
+    framework: str = ""  # what the stack is for; "": never finished, or by a version that did not write it
     npuenv: str = ""  # the version that finished it; "": never finished
     kind: str = ""  # venv | conda | existing
     origin: str = ""  # indexes | bundle
@@ -68,6 +71,7 @@ class Described:
         return {
             "root": self.root,
             "stack": self.stack,
+            "framework": self.framework,
             "platform": self.platform,
             "lock": self.lock,
             "status": self.status,
@@ -77,7 +81,7 @@ class Described:
             "steps": list(self.steps),
             "sources": [dict(source) for source in self.sources],
             "request": dict(self.request),
-            "verified": seen and {**asdict(seen), "strangers": list(seen.strangers)},
+            "verified": seen and {**asdict(seen), "strangers": list(seen.strangers), "named": list(seen.named)},
         }
 
 
@@ -102,6 +106,7 @@ def describe(host: Host, root: str) -> Described | None:
         platform=_text(marker, "platform"),
         lock=_text(marker, "lock"),
         status=_text(marker, "status"),
+        framework=_text(own, "framework"),
         npuenv=_text(own, "npuenv"),
         kind=_text(own, "kind") or _text(marker, "kind"),
         origin=_text(own, "origin"),
@@ -143,9 +148,9 @@ def _verified(found: Mapping[str, Any]) -> Verified | None:
     if not isinstance(found.get("lock"), str):
         return None
     counts = {name: value for name in ("files", "packages") if isinstance(value := found.get(name), int)}
-    listed = found.get("strangers")
-    strangers = tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
-    return Verified(found["lock"], _text(found, "at"), tree=_text(found, "tree"), strangers=strangers, **counts)
+    at, tree = _text(found, "at"), _text(found, "tree")
+    strangers, named = _words(found, "strangers"), _words(found, "named")
+    return Verified(found["lock"], at, tree=tree, strangers=strangers, named=named, **counts)
 
 
 def _document(host: Host, path: str) -> dict[str, Any]:
@@ -162,3 +167,8 @@ def _document(host: Host, path: str) -> dict[str, Any]:
 def _text(document: Mapping[str, Any], name: str) -> str:
     value = document.get(name, "")
     return value if isinstance(value, str) else ""
+
+
+def _words(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = document.get(name)
+    return tuple(word for word in value if isinstance(word, str)) if isinstance(value, list) else ()

@@ -17,7 +17,7 @@ from npuenv.resolve.types import Request
 from npuenv.resolve.ways_out import command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from npuenv.resolve.types import Stack
 
@@ -62,13 +62,16 @@ def why_impossible(proof: Sequence[Proof], detail: str) -> tuple[Message, ...]:
     return tuple(Message("lock.proof-row", {"requirement": p.requirement, "source": p.source}) for p in proof)
 
 
-def require_sources(stack: Stack, lock: Lock, resolver: Resolver) -> dict[str, str]:
+def require_sources(
+    stack: Stack, lock: Lock, resolver: Resolver, *, only: Collection[str] | None = None
+) -> dict[str, str]:
     """Name -> find-links folder, for packages with an index of their own that lie in one.
 
     For the others their index is asked; raises NothingFits when it is out of reach or does not carry the version. There
     is no other place to take them from: the default index has a torch of the same number that drags CUDA along.
+    `only`: the packages that are to be had; None: all.
     """
-    labelled = [package for package in lock.packages if package.index]
+    labelled = [package for package in lock.packages if package.index and (only is None or package.name in only)]
     found = wheels_in_links(resolver.host, resolver.settings, [(p.name, p.version) for p in labelled], stack.platform)
     for package in labelled:
         if package.name in found:

@@ -55,7 +55,14 @@ def as_locked(stack: Stack, lock: Lock) -> Stack:
     """The stack with each component that is built taken from where the lock has it."""
     known = {row.name: row for row in lock.sources}
     sources = tuple(
-        replace(source, repo=row.repo, ref=row.ref, is_moving=row.is_moving, how=row.how)
+        replace(
+            source,
+            repo=row.repo,
+            ref=row.ref,
+            is_moving=row.is_moving,
+            how=row.how,
+            commit=source.commit if row.ref == source.ref else "",
+        )
         if (row := known.get(source.name))
         else source
         for source in stack.git_sources

@@ -95,7 +95,8 @@ def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -
     """
     if not stack.cann_root:
         if files:
-            raise BadInput(Message("plan.cann-not-needed", {"stack": stack.name, "path": files[0]}))
+            said = {"stack": stack.name, "path": files[0]}
+            raise BadInput(Message("plan.cann-not-needed", said), Message("plan.cann-not-needed-hint"))
         return Prerequisites()
     supplied = _supplied(host, stack, files)
     found = Prerequisites()
@@ -126,9 +127,12 @@ def _supplied(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannF
     """Part -> file. Raises BadInput."""
     supplied: dict[str, CannFile] = {}
     for path in files:
+        said = {"path": path, "names": expected_names(stack)}
+        if host.look(path).state is PathState.ABSENT:
+            raise BadInput(Message("plan.cann-absent", said), Message("plan.cann-absent-hint", said))
         file = recognise(path)
         if file is None:
-            raise BadInput(Message("plan.cann-name", {"path": path, "names": expected_names(stack)}))
+            raise BadInput(Message("plan.cann-name", said), Message("plan.cann-name-hint"))
         if file.part in supplied:
             raise BadInput(Message("plan.cann-twice", {"one": supplied[file.part].path, "other": path}))
         _require_fit(stack, file)

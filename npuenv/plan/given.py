@@ -30,7 +30,8 @@ def digests_of(host: Host, given: Mapping[str, str], stack: Stack, python: str) 
     for name, path in given.items():
         if canonicalize_name(name) not in known:
             said = {"name": name, "stack": stack.name, "known": tuple(sorted(known)) or (Message("plan.none"),)}
-            raise BadInput(Message("plan.source-unknown", said))
+            hint = Message("plan.source-unknown-hint", said) if known else Message("plan.no-sources-hint", said)
+            raise BadInput(Message("plan.source-unknown", said), hint)
         found[str(canonicalize_name(name))] = _digest(host, name, path, python)
     return found
 

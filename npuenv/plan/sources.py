@@ -89,13 +89,13 @@ def _cloned(making: Making, step: str, source: GitSource) -> Step:
     new = f"{folder}.new"
     # A clone knows every branch but the default one under the remote's name only.
     ref = f"origin/{source.ref}" if source.is_moving else source.ref
-    why = Message(
-        "plan.why-source-moving" if source.is_moving else "plan.why-source", {"repo": source.repo, "ref": source.ref}
-    )
+    kind = "-moving" if source.is_moving else "-commit" if source.commit else ""
+    why = Message(f"plan.why-source{kind}", {"repo": source.repo, "ref": source.ref, "commit": source.commit})
     do = (
         Run(("rm", "-rf", new)),
         Run(("git", "clone", "--filter=blob:none", "--no-checkout", source.repo, new)),
-        Run(("git", "-C", new, "checkout", "--detach", ref)),
+        # Rather the commit than the tag, which its owner can move. One that nothing leads to any more ends the step.
+        Run(("git", "-C", new, "checkout", "--detach", source.commit or ref)),
         Run(("git", "-C", new, "submodule", "update", "--init", "--recursive")),
         *_exchange(making, source),
     )

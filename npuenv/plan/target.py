@@ -249,7 +249,8 @@ def find_python(host: Host, version: str, arch: str, chosen: str | None = None) 
     listing = tuple(f"{path} ({what})" for path, what in sorted(found.items())) or (Message("plan.none"),)
     wanted = {"version": version, "arch": arch, "found": listing}
     if chosen:
-        raise BadInput(Message("plan.python-unfit", {**wanted, "chosen": chosen}))
+        key = "plan.python-unfit" if found else "plan.python-mute"
+        raise BadInput(Message(key, {**wanted, "chosen": chosen}), Message("plan.python-unfit-hint", wanted))
     raise NothingFits(Message("plan.no-python", wanted), Message("plan.get-python", {"version": version}))
 
 

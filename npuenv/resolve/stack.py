@@ -166,7 +166,9 @@ def _git(each: RecipeGit, candidate: Candidate, matrix: Matrix) -> GitSource:
         build_env["SOC_VERSION"] = candidate.recipe.soc.get(candidate.hardware, "")
     built = matrix.built_row(each.name, version or each.ref.removeprefix("v"))
     requires = built.requires if built else ()
-    return GitSource(each.name, each.repo, ref, each.moving, build_env, each.how, requires)
+    released = matrix.vllm_ascend_row(ref.removeprefix("v")) if each.name == "vllm-ascend" else None
+    commit = released.commit if released and not each.moving else ""
+    return GitSource(each.name, each.repo, ref, each.moving, build_env, each.how, requires, commit)
 
 
 def _env(candidate: Candidate, matrix: Matrix) -> Mapping[str, str]:

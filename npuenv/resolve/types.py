@@ -92,6 +92,7 @@ class GitSource:
     build_env: Mapping[str, str] = field(default_factory=dict)
     how: str = "install"  # install | editable | pythonpath
     requires: tuple[str, ...] = ()  # what the built package itself requires, for the lock; empty: not recorded
+    commit: str = ""  # the beginning of the commit that the tag `ref` names; "": not recorded, or `ref` is no tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,20 @@ from npuenv.errors import BadInput, StepFailed
 from npuenv.facts.manifest import DAMAGED, MARKER, Described, describe
 from npuenv.host.writing import claimed, write_whole
 from npuenv.messages import Message
+from npuenv.store.places import marker_text
 from npuenv.store.switch import CURRENT, PREVIOUS, points_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.host.base import Host
+    from npuenv.lock.file import Lock
+    from npuenv.store.places import Target
 
 # Begins the name that an environment has while it is being deleted: never taken for one again.
 _DYING = ".removing-"
+_OWN = ".npuenv"
+_RUNNING = f"{_OWN}/running"  # its lock is held while anything is done to the environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,13 @@ def _name(kept: Kept) -> str:
     return own.root if kept.role == "elsewhere" else f"{own.stack}/{own.lock}"
 
 
+def is_complete(target: Target, lock: Lock) -> bool:
+    """True when the environment says that it was finished with this lock."""
+    marker = Path(target.root) / MARKER
+    wanted = marker_text(lock, "complete", target.kind)
+    return marker.is_file() and marker.read_text(encoding="utf-8", errors="replace") == wanted
+
+
 def remember(root: Path, data: Path) -> None:
     """Notes an environment outside the data folder, so that it is listed. Raises OSError."""
     if not root.is_relative_to(data):
@@ -100,26 +112,83 @@ def remove(kept: Kept, data: Path) -> None:
     if kept.described.status == DAMAGED and not (kept.described.kind or is_managed):
         said = {"path": str(root), "file": MARKER, "stack": kept.described.stack}
         raise BadInput(Message("store.unproven", said), Message("store.unproven-hint", said))
-    with claimed(str(root / ".npuenv" / "running")) as is_mine:
+    with claimed(str(root / _RUNNING)) as is_mine:
         if not is_mine:
             raise BadInput(Message("store.in-use", {"path": str(root)}))
+        dying = _dying(root)
+        # What a removal of the same name left, where it was interrupted, is in the way.
+        if os.path.lexists(dying) and (is_managed or _is_ours(dying)) and not clear(dying, data):
+            raise BadInput(Message("store.in-use", {"path": str(dying)}))
         try:
-            dying = root.with_name(f"{_DYING}{root.name}")
             _forget_links(root)
             root.rename(dying)
-            shutil.rmtree(dying)
-            _write_places(data, [place for place in _places(data) if os.path.realpath(place) != str(root)])
+            _delete(dying)
+            _forget_place(root, data)
         except OSError as error:
-            said = {"path": str(error.filename or root), "why": error.strerror or str(error)}
-            raise StepFailed(Message("store.not-removed", said), Message("store.not-removed-hint")) from error
+            raise _not_removed(root, error) from error
 
 
 def left_over(host: Host, data: Path) -> tuple[Path, ...]:
-    """What nobody needs any more: environments neither current nor previous, and remains of a removal."""
-    homes = [home for home in sorted((data / "envs").glob("*")) if home.is_dir()]
-    dying = [path for home in homes for path in sorted(home.glob(f"{_DYING}*")) if not path.is_symlink()]
+    """What nobody needs any more: remains of removals, and environments neither current nor previous."""
     idle = [kept for kept in _managed(host, data) if not kept.role]
-    return (*dying, *(Path(kept.described.root) for kept in idle))
+    return (*remains(data), *(Path(kept.described.root) for kept in idle))
+
+
+def remains(data: Path) -> tuple[Path, ...]:
+    """What interrupted removals left: folders, and links that earlier versions renamed in place of the folder.
+
+    In the data folder everything of such a name is npuenv's own. Beside an environment elsewhere a folder is only where
+    it says so itself, or holds nothing.
+    """
+    homes = [home for home in sorted((data / "envs").glob("*")) if home.is_dir()]
+    inside = [path for home in homes for path in sorted(home.glob(f"{_DYING}*"))]
+    places = [Path(form) for place in _places(data) for form in (place, os.path.realpath(place))]
+    beside = [path for place in places if place.name and _is_ours(path := _dying(place))]
+    return tuple(dict.fromkeys((*inside, *beside)))
+
+
+def clear(dying: Path, data: Path) -> bool:
+    """Deletes one of `remains`; False where another process is at it. Raises StepFailed for the system."""
+    root = dying.with_name(dying.name.removeprefix(_DYING))
+    try:
+        if dying.is_dir() and not dying.is_symlink():
+            with claimed(str(dying / _RUNNING)) as is_mine:
+                if not is_mine:
+                    return False
+                _delete(dying)
+        else:
+            dying.unlink(missing_ok=True)
+        if not os.path.lexists(root):
+            _forget_place(root, data)
+    except OSError as error:
+        raise _not_removed(dying, error) from error
+    return True
+
+
+def _dying(root: Path) -> Path:
+    return root.with_name(f"{_DYING}{root.name}")
+
+
+def _is_ours(dying: Path) -> bool:
+    if os.path.islink(dying) or os.path.isfile(dying / MARKER):
+        return True
+    return os.path.isdir(dying) and os.access(dying, os.R_OK) and not os.listdir(dying)
+
+
+def _delete(dying: Path) -> None:
+    """Deletes a folder; its lock and then its marker go last, so that until then it is held and known to be ours."""
+    last = [dying / _OWN, dying / MARKER]
+    for path in (*(path for path in dying.iterdir() if path not in last), *last):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    dying.rmdir()
+
+
+def _not_removed(place: Path, error: OSError) -> StepFailed:
+    said = {"path": str(error.filename or place), "why": error.strerror or str(error)}
+    return StepFailed(Message("store.not-removed", said), Message("store.not-removed-hint"))
 
 
 def _managed(host: Host, data: Path) -> Iterator[Kept]:
@@ -150,6 +219,11 @@ def _places(data: Path) -> list[str]:
 def _write_places(data: Path, places: list[str]) -> None:
     if places != _places(data):
         write_whole(str(data / "environments.txt"), "".join(f"{place}\n" for place in places))
+
+
+def _forget_place(root: Path, data: Path) -> None:
+    gone = os.path.realpath(root)
+    _write_places(data, [place for place in _places(data) if os.path.realpath(place) != gone])
 
 
 def _forget_links(root: Path) -> None:

@@ -34,6 +34,7 @@ def manifest_text(
         "schema": SCHEMA,
         "npuenv": __version__,
         "stack": stack.name,
+        "framework": stack.framework,
         "platform": lock.platform,
         "lock": lock.hash,
         "kind": kind,

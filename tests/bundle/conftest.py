@@ -167,7 +167,7 @@ def git(folder: Path, *argv: str) -> str:
     own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "PATH": os.environ["PATH"]}
     options = ("-c", "protocol.file.allow=always", "-c", "init.defaultBranch=main")
     ran = subprocess.run(
-        ["git", *options, *argv], cwd=folder, env={**own, **who, **when}, capture_output=True, text=True, timeout=60
+        ["git", *options, *argv], cwd=folder, env={**own, **who, **when}, capture_output=True, text=True, timeout=240
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()

@@ -126,6 +126,17 @@ def test_nothing_stands_in_for_another_version_or_a_branch(
 
 
 @pytest.mark.usefixtures("any_submodule")
+def test_all_sources_that_cannot_be_had_are_named_at_once(shop: Shop, tmp_path: Path) -> None:
+    lost = [GitSource(name, str(tmp_path / "gone" / name), "main", True) for name in ("one", "two")]
+    shop.git_sources = (*lost, GitSource("three", str(tmp_path / "gone"), "v1", False))
+    with pytest.raises(CannotTell) as caught:
+        shop.gather(left_out=frozenset({"three"}))
+    assert [name for name in ("one", "two", "three") if f"{name}, " in say(caught.value.message)] == ["one", "two"]
+    assert caught.value.hint is not None
+    assert "--without-source one --without-source two" in say(caught.value.hint)
+    assert "one" in say(caught.value.message, "zh")
+
+
 def test_what_the_user_gives_goes_in(shop: Shop, origin: Path, tmp_path: Path) -> None:
     names = ("folder", "archive", "checkout", "absent")
     shop.git_sources = tuple(GitSource(name, "https://git.invalid/x", "v1", False) for name in names)

@@ -7,10 +7,11 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from changes import HEALTHY, find
+from changes import HEALTHY, both, find, part, put
 
 from npuenv.checks import Status
-from npuenv.facts.manifest import MARKER, VERIFIED, described
+from npuenv.facts.manifest import MARKER, VERIFIED, Described, Verified, described
+from npuenv.facts.python.packages import Owned
 from npuenv.host.local import LocalHost
 from npuenv.messages import LANGUAGES, say
 
@@ -55,3 +56,35 @@ def test_only_a_finished_and_proven_environment_is_fine(
         assert finding.fix is not None
         assert finding.fix.commands == (("npuenv", "install", "cpu", "--target", str(tmp_path)),)
         assert all(say(finding.fix.says, lang) for lang in LANGUAGES)
+
+
+def made(*named: str, status: str = "complete") -> Described:
+    return Described("/envs/cpu/1", "cpu", MARK["platform"], LOCK, status, verified=Verified(LOCK, named=named))
+
+
+JINJA = Owned("jinja2", 1, 0, ("jinja2/__init__.py",))
+
+
+@pytest.mark.parametrize(("check", "fact"), [("python.altered", "files"), ("python.hashes", "hashes")])
+def test_in_an_environment_of_npuenv_every_file_that_it_put_in_counts(check: str, fact: str) -> None:
+    altered = part(f"python.{fact}", altered=(JINJA,))
+    finding = find(both(put(made=made("jinja2", "torch")), altered)(HEALTHY), check)
+    assert finding.status is Status.WARN and "jinja2" in say(finding.says)
+    assert finding.fix is not None
+    assert finding.fix.commands == (("npuenv", "install", "--repair", "--target", "/envs/cpu/1"),)
+    assert all(say(finding.fix.says, lang) for lang in LANGUAGES)
+
+
+@pytest.mark.parametrize(("check", "fact"), [("python.altered", "files"), ("python.hashes", "hashes")])
+@pytest.mark.parametrize(
+    "own",
+    [None, made("torch"), made("jinja2", status="building"), made()],
+    ids=["made by others", "a package that the user added", "never finished", "verified by an older npuenv"],
+)
+def test_what_was_not_verified_may_have_been_edited_and_is_not_passed_off_as_recorded(
+    own: Described | None, check: str, fact: str
+) -> None:
+    finding = find(both(put(made=own), part(f"python.{fact}", altered=(JINJA,)))(HEALTHY), check)
+    assert finding.status is Status.OK
+    assert "as recorded" not in say(finding.says)
+    assert any("jinja2/__init__.py" in item.line for item in finding.evidence)

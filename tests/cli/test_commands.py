@@ -87,27 +87,36 @@ def test_dry_run_prints_the_order_that_matters(stack: str, capsys: pytest.Captur
     assert removal < steps.index(own[-1])
 
 
+# triton-ascend of CANN 9.1.0 has hashes on an index of its own only.
+WITHOUT_ALL_HASHES = {"verl-cann9.1.0", "roll-cann9.1.0"}
+
+
 @pytest.mark.parametrize("stack", NPU_STACKS)
 def test_script_is_valid_shell_and_names_no_secret(
     stack: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://someone:hunter2@mirror.example/simple")
-    assert main(["install", stack, "--script", "--arch", "aarch64", "--hardware", "a3", "--target", "/opt/x"]) == 0
-    script = capsys.readouterr().out
-    assert script.startswith("#!/bin/sh\n")
+    words = ["install", stack, "--script", "--arch", "aarch64", "--hardware", "a3", "--target", "/opt/x"]
+    code = main(words)
+    script, err = capsys.readouterr()
+    assert "hunter2" not in err
+    if stack in WITHOUT_ALL_HASHES:
+        assert (code, script) == (4, "") and "--fill" in err
+        return
+    assert code == 0 and script.startswith("#!/bin/sh\n")
     assert "hunter2" not in script
     subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=300)
 
 
 def test_rendered_folder_is_the_committed_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["render-docker", "roll-cann9.1.0", "--hardware", "a3", "-o", str(home / "out"), "--lang", "en"]
-    words += ["--without-doctor"]  # as those in the repository are: it changes with every change of the doctor
     assert main(words) == 0
     assert "rendered" in capsys.readouterr().out
     golden = Path(__file__).parent.parent.parent / "dockerfiles" / "roll-cann9.1.0.a3.ubuntu22.04"
     made = home / "out" / golden.name
     assert {p.name for p in made.iterdir()} == {p.name for p in golden.iterdir()}
-    assert all((made / p.name).read_text() == p.read_text() for p in golden.iterdir())
+    same = [p for p in golden.iterdir() if p.suffix != ".pyz"]  # the doctor's bytes stand in for real ones there
+    assert all((made / p.name).read_text() == p.read_text() for p in same)
     assert main(words) == 0
     assert "up to date" in capsys.readouterr().out
 

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,11 +26,14 @@ from npuenv.store.places import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from npuenv.checks import Finding
     from npuenv.lock import Lock
     from npuenv.plan import Plan
+
+FIXTURES = str(Path(__file__).parent.parent / "fixtures")
+if FIXTURES not in sys.path:
+    sys.path.insert(0, FIXTURES)
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
 WHY = Message("plan.why-rest")
@@ -44,6 +48,7 @@ class World:
     stack: Stack
     events: list[Event] = field(default_factory=list)
     link: str | None = None
+    uv: str = field(default_factory=find_uv)  # what the plan's steps run
 
     @property
     def site(self) -> Path:
@@ -65,7 +70,7 @@ class World:
         lock = lock or self.lock()
         links = require_sources(self.stack, lock, self.resolver)
         base = getattr(sys, "_base_executable", sys.executable)
-        tools = Tools(base, find_uv(), for_uv(self.settings, INDEXES), INDEXES, links)
+        tools = Tools(base, self.uv, for_uv(self.settings, INDEXES), INDEXES, links)
         target = Target(str(self.root), self.link)
         return plan_install(self.stack, lock, target, tools, activation=render_activations(self.stack, str(self.root)))
 

@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from own_signals import interruptible
+from waiting import is_gone, until
 
 from npuenv.errors import BadInput, NothingFits, StepFailed
 from npuenv.execute import Event, Session, State, deciding_line, execute
@@ -25,6 +27,8 @@ from npuenv.plan import Plan, Run, Step, Want
 from npuenv.render.script import render_script
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from npuenv.lock import Lock
     from tests.execute.conftest import World
 
@@ -34,12 +38,6 @@ ALL = ("venv", "inspector", "torch+rest", "activate", "verify", "finish")
 def imported(root: Path, module: str) -> str:
     ran = subprocess.run([root / "bin/python", "-c", f"import {module}; print('ok')"], capture_output=True, text=True)
     return ran.stdout.strip() or ran.stderr
-
-
-def is_running(process: int) -> bool:
-    """A dead child that nobody has waited for yet is not running."""
-    stat = Path(f"/proc/{process}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def one_step(do: tuple[Run, ...], *wants: Want) -> Plan:
@@ -67,7 +65,7 @@ def test_a_second_run_does_nothing_and_is_quick(world: World) -> None:
     began = time.monotonic()
     outcome = world.install(plan)
     assert outcome.done == ()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("stop_at", ALL)
@@ -87,23 +85,20 @@ def test_a_stop_before_any_step_can_be_resumed(world: World, stop_at: str) -> No
 
 def test_an_interrupt_inside_a_step_ends_the_program_and_its_children(tmp_path: Path) -> None:
     marker = tmp_path / "child"
-    plan = one_step((Run(("sh", "-c", f"sh -c 'echo $$ > {marker}; sleep 60' & wait")),))
+    plan = one_step((Run(("sh", "-c", f"sh -c 'echo $$ > {marker}; sleep 600' & wait")),))
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt() -> None:
+        # The step does not end by itself, so that nobody else is met.
+        if until(lambda: marker.exists() and marker.read_text().endswith("\n")):
+            os.kill(os.getpid(), signal.SIGINT)
 
-    previous = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
-        with pytest.raises(KeyboardInterrupt):
-            execute(plan, session(tmp_path / "env"))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    deadline = time.monotonic() + 2.0
-    while is_running(int(marker.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.01)  # a killed process takes a moment to go
-    assert not is_running(int(marker.read_text()))
+    impatient = threading.Thread(target=interrupt)
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        impatient.start()
+        execute(plan, session(tmp_path / "env"))
+    impatient.join()
+    child = int(marker.read_text())
+    assert until(lambda: is_gone(child))
     journal = [json.loads(line) for line in (tmp_path / "env/.npuenv/journal.jsonl").read_text().splitlines()]
     assert [entry["state"] for entry in journal] == ["start", "interrupted"]
 
@@ -398,7 +393,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(world: World, tmp_path: 
         world.install(plan)
         assert imported(world.root, "torch, tools") == "ok"
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_read_only_place_is_one_sentence(world: World, tmp_path: Path) -> None:
@@ -413,7 +408,7 @@ def test_a_read_only_place_is_one_sentence(world: World, tmp_path: Path) -> None
             world.install()
         assert "cannot be written to" in say(caught.value.message)
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_the_script_makes_the_same_environment(world: World, other_world: World, tmp_path: Path) -> None:

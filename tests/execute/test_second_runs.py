@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.facts.manifest import MANIFEST, MARKER
+from npuenv.lock.file import Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
@@ -319,6 +320,50 @@ def test_nothing_is_taken_out_that_cannot_be_fetched_again(
     before = content(product.current)
     code, _, err = product.run("install", "--repair", "tiny")
     assert (code, "pytorch-cpu" in err, content(product.current)) == (4, True, before)
+
+
+def test_a_repair_asks_only_for_what_is_damaged(
+    product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(product.current)
+    next(product.world.wheels.glob("torch-*.whl")).unlink()  # and its index does not answer
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty cache"))
+    module = tools_of(product.current)
+    module.write_text(module.read_text() + "# a line of the user's\n")
+    code, _, err = product.run("install", "--repair", "tiny", "--yes")
+    assert (code, content(product.current)) == (0, before), err
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--source", "foo={here}"), "--source foo="),
+        (("--base-python", "/bin/false"), "--base-python"),
+        (("--offline", "{here}/absent.tar"), "npuenv bundle"),
+        (("--cann-file", "{here}/absent.run"), "--cann-file"),
+    ],
+)
+def test_an_option_that_cannot_be_taken_is_refused_with_what_to_do(
+    product: Product, tmp_path: Path, words: tuple[str, ...], hint: str, lang: str
+) -> None:
+    asked = [word.format(here=tmp_path) for word in words]
+    code, _, err = product.run("install", "tiny", "--dry-run", "--lang", lang, *asked)
+    assert code == 2 and len(err.splitlines()) == 2 and hint in err.splitlines()[1], err
+    assert "none" not in err or "--source" in asked
+
+
+def test_a_script_is_refused_as_an_installation_is_where_the_lock_lacks_hashes(product: Product) -> None:
+    torch = product.lock.package("torch")
+    assert torch is not None
+    gap = Missing("torch", torch.version, "index-out-of-reach", torch.index or "")
+    packages = tuple(replace(each, sha256=()) if each.name == "torch" else each for each in product.lock.packages)
+    product.lock = replace(product.lock, packages=packages, missing=(gap,))
+    place = ("--target", str(product.data / "new"))
+    refused = [product.run("install", "tiny", *place, word) for word in ("--yes", "--script")]
+    assert [(code, out) for code, out, _ in refused] == [(4, "")] * 2
+    assert refused[0][2] == refused[1][2] and "--fill" in refused[1][2]
+    assert product.run("install", "tiny", *place, "--dry-run")[0] == 0
 
 
 def test_room_is_asked_for_only_where_something_is_to_be_put_in(

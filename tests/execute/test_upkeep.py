@@ -6,20 +6,26 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.bundle.offline import meant, opened
+from npuenv.bundle.offline.manifest import FileRow, Manifest, manifest_text, request_values
+from npuenv.bundle.offline.write import settle, write_tar
 from npuenv.checks import Finding, Status
 from npuenv.cli import installing
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import Teller
 from npuenv.execute import Event, State, work
-from npuenv.facts.manifest import MARKER, VERIFIED
+from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED
+from npuenv.host.hashing import sha256_of
+from npuenv.lock.file import write_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message, say
@@ -322,12 +328,20 @@ def test_a_long_step_says_now_and_then_that_it_is_alive_where_there_is_no_termin
 
 
 def test_an_execution_tells_that_it_waits_while_a_program_is_silent(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "_WAITING_S", 0.1)
-    step = Step("slow", Message("plan.why-rest"), (Run(("sleep", "0.6")),), ())
-    world.install(Plan((step,)))
-    seconds = [event.seconds for event in world.events if event.state is State.WAITING]
+    enough = tmp_path / "enough"
+    run = Run(("sh", "-c", f'while [ ! -e "{enough}" ]; do sleep 0.02; done'))
+    seconds: list[float] = []
+
+    def tell(event: Event) -> None:
+        if event.state is State.WAITING:
+            seconds.append(event.seconds)
+            if len(seconds) == 2:
+                enough.touch()
+
+    world.install(Plan((Step("slow", Message("plan.why-rest"), (run,), ()),)), tell=tell)
     assert len(seconds) >= 2 and seconds == sorted(seconds) and seconds[0] >= 0.1
 
 
@@ -384,6 +398,98 @@ def test_an_update_may_name_the_environment_in_force_by_its_python_or_its_folder
         assert product.run("install", "--update", *words, "--yes")[0] == 0
         assert (product.current.name, tools_of(old).read_text()) == (product.lock.hash, "C = 3\n")
         assert product.run("install", "--rollback")[0] == 0
+
+
+def bundled(product: Product, folder: Path) -> Path:
+    """A bundle of the present lock in one file, without npuenv itself."""
+    lock = product.lock
+    (folder / "wheels").mkdir(parents=True)
+    (folder / "lock.toml").write_text(write_lock(lock))
+    for package in lock.packages:
+        wheel = next(product.world.wheels.glob(f"{package.name}-{package.version}-*"))
+        shutil.copy(wheel, folder / "wheels")
+    rows = tuple(
+        FileRow(name, "lock" if path.suffix == ".toml" else "wheel", path.stat().st_size, sha256_of(path))
+        for path in sorted(folder.rglob("*.*"))
+        if (name := path.relative_to(folder).as_posix())
+    )
+    request = request_values(Request(framework="cpu"))
+    manifest = Manifest("0", lock.stack, lock.platform, lock.hash, "lock.toml", request, (), rows, (), ())
+    (folder / "manifest.json").write_text(manifest_text(manifest))
+    settle(folder, ())
+    out = folder.with_name("bundle.tar")
+    write_tar(folder, out, top="npuenv-tiny", first=("manifest.json",))
+    return out
+
+
+def test_an_update_from_an_archive_unpacks_it_once(
+    product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked: list[Path] = []
+    whole = opened._unpacked
+
+    def count(path: Path, *more: Any) -> Manifest:
+        unpacked.append(path)
+        return whole(path, *more)
+
+    product.release()
+    archive = bundled(product, tmp_path / "bundle")
+    monkeypatch.setattr(opened, "_unpacked", count)
+    for name in ("require_known", "require_meant"):  # the tables know nothing of this stack
+        monkeypatch.setattr(meant, name, lambda *asked: None)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
+    code, _, err = product.run("install", "--update", "--offline", str(archive), "--yes")
+    assert (code, product.current.name) == (0, product.lock.hash), err
+    assert unpacked == [archive]
+    shown = json.loads(product.run("env", "show", "tiny", "--json")[1])
+    assert (shown["origin"], shown["request"]) == ("bundle", {"framework": "cpu"})
+
+
+def test_what_an_environment_is_for_is_known_however_it_was_asked_for(product: Product) -> None:
+    product.release()
+    assert product.run("install", "--update", "--for", "cpu", "--yes")[0] == 0  # it was installed by its stack's name
+    for verb in ("--update", "--repair", "--rollback"):
+        code, _, err = product.run("install", verb, "--for", "cpu", "--yes")
+        assert code == 0, err
+        assert product.run("install", verb, "--for", "roll", "--yes")[0] == 2
+
+
+def test_an_update_and_a_repair_keep_what_the_environment_was_asked_for(product: Product) -> None:
+    def request() -> object:
+        return json.loads(product.run("env", "show", "tiny", "--json")[1])["request"]
+
+    assert product.run("install", "--for", "cpu", "--yes")[0] == 0
+    before = request()
+    assert product.run("install", "--repair", "--yes")[0] == 0
+    assert (before, request()) == ({"framework": "cpu"}, {"framework": "cpu", "stack": "tiny"})
+    product.release()
+    assert product.run("install", "--update", "--yes")[0] == 0
+    assert request() == {"framework": "cpu", "stack": "tiny"}
+
+
+def test_an_unfinished_environment_of_a_known_stack_is_for_what_the_tables_say(product: Product) -> None:
+    root = product.home.with_name("cpu") / "aaa"
+    root.mkdir(parents=True)
+    marker = {"schema": 1, "stack": "cpu", "platform": "p", "lock": "aaa", "status": "building"}
+    (root / MARKER).write_text(json.dumps(marker))
+    (root.parent / "current").symlink_to(root)
+    code, _, err = product.run("install", "--repair", "--for", "cpu", "--yes")
+    assert (code, f"{product.current}" in err, f"{root}" in err) == (2, True, True)
+
+
+def test_an_update_of_a_conda_environment_makes_one_of_conda(
+    product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conda, heard = tmp_path / "conda", tmp_path / "heard"
+    conda.write_text(f'#!/bin/sh\necho "$@" >>"{heard}"\nexit 1\n')
+    conda.chmod(0o755)
+    monkeypatch.setenv("CONDA_EXE", str(conda))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    manifest = product.current / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"kind": "venv"', '"kind": "conda"'))
+    product.release()
+    assert product.run("install", "--update", "--yes")[0] == 1
+    assert heard.read_text().startswith("create ")
 
 
 def test_a_part_of_an_update_promises_no_way_back(product: Product) -> None:

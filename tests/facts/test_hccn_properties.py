@@ -122,7 +122,7 @@ def test_a_sentence_without_a_failure_is_none() -> None:
 
 def test_ten_megabytes_of_noise_are_read_in_a_few_seconds() -> None:
     noise = "[ERROR] HCCL(1,python3): wait socket establish timeout, role[1] rank[3]\n" * 140_000
-    started = time.monotonic()
+    started = time.process_time()  # whatever else the machine does meanwhile
     assert ITEMS["link"](noise + "link status: DOWN\n" + noise[:1000]) == "DOWN"
     assert ITEMS["tls"](noise) is None
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20

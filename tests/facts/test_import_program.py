@@ -19,7 +19,7 @@ def answer(module: str, path: Path) -> str:
     ran = LocalHost().run(
         (sys.executable, "-c", _LOADER, module),
         env={"NPUENV_PROGRAM": text("imports"), "PYTHONPATH": str(path)},
-        timeout_s=60.0,
+        timeout_s=240.0,
     )
     assert ran.code == 0, ran.err
     return ran.out

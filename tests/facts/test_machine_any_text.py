@@ -87,9 +87,9 @@ def test_text_without_any_of_the_formats_gives_no_account_table_or_status(text: 
 @pytest.mark.parametrize("name", sorted({"mounts", "processes", "limits", "memory_of_machine", "ray_status", "cgroup"}))
 def test_ten_megabytes_of_noise_are_read_in_little_time(name: str) -> None:
     noise = "x 1/2 {a: [ - 3 oom_kill 4 Max y\n" * 300_000
-    begun = time.monotonic()
+    begun = time.process_time()  # whatever else the machine does meanwhile
     fact = FACTS[name](host_that_says(noise))
-    assert time.monotonic() - begun < 20.0  # about one second on an idle machine
+    assert time.process_time() - begun < 20.0  # about one is usual
     assert (fact.value is not None) == (fact.state is State.KNOWN)
 
 

@@ -166,7 +166,7 @@ LONG_LINES = (
 
 @pytest.mark.parametrize("line", LONG_LINES, ids=lambda line: line[:12])
 def test_a_long_line_takes_no_time(line: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()  # whatever else the machine does meanwhile
     for read in READERS.values():
         read(line + "\n")
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5

@@ -214,13 +214,13 @@ def test_no_noise_in_a_table_raises_or_invents(case: Path, noise: list[str], at:
         assert all(str(process.pid) in mixed for process in read.processes)
 
 
-def test_ten_megabytes_of_log_around_a_table_are_read_in_a_second() -> None:
+def test_ten_megabytes_of_log_around_a_table_are_read_in_seconds() -> None:
     text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
     noise = "2026-03-04 05:06:07 INFO worker | step 17 | loss 0.031 | nothing to see |\n" * 70_000
-    started = time.monotonic()
+    started = time.process_time()  # whatever else the machine does meanwhile
     read = parse_info(noise + text + noise)
     assert isinstance(read, SmiTable) and len(read.cards) == 8
-    assert time.monotonic() - started < 8
+    assert time.process_time() - started < 8
 
 
 @pytest.mark.parametrize(

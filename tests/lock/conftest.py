@@ -83,7 +83,10 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
         def log_message(self, format: str, *args: Any) -> None:
             pass  # the test's output is not the place for an access log
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(http.server.ThreadingHTTPServer):
+        request_queue_size = 128  # uv opens 50 connections at once; with the usual five the kernel drops some
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     market.url = f"http://127.0.0.1:{server.server_address[1]}/simple/"

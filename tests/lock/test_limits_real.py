@@ -47,7 +47,7 @@ def runs(folder: Path, interpreter: str, what: tuple[str, ...], *requirements: s
     assert resolver.run(("venv", "-q", "--python", interpreter, str(folder))).code == 0
     installed = resolver.run(("pip", "install", "--python", python, *requirements))
     assert installed.code == 0, installed.err
-    return subprocess.run([python, "-I", *what], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([python, "-I", *what], capture_output=True, text=True, timeout=400, check=False)
 
 
 def test_every_limit_is_shown() -> None:

@@ -68,10 +68,15 @@ def test_a_complete_lock_stands_before_one_that_lacks_something(shelves: tuple[P
 
 
 def test_what_is_built_is_taken_from_where_the_lock_has_it() -> None:
-    now = (GitSource("one", "https://a", "v2", False, {"SOC": "x"}), GitSource("two", "https://b", "v1", False))
-    locked = (LockedSource("one", "https://c", "v1", True, "editable"),)
+    two = GitSource("two", "https://b", "v1", False, commit="89abcdef01")
+    now = (GitSource("one", "https://a", "v2", False, {"SOC": "x"}, commit="0123456789"), two)
+    locked = (
+        LockedSource("one", "https://c", "v1", True, "editable"),
+        LockedSource("two", "https://b", "v1", False, "install"),
+    )
     stack = as_locked(replace(STACK, git_sources=now), replace(LOCK, sources=locked))
-    assert stack.git_sources == (GitSource("one", "https://c", "v1", True, {"SOC": "x"}, "editable"), now[1])
+    # What was recorded about another place is not true of this one.
+    assert stack.git_sources == (GitSource("one", "https://c", "v1", True, {"SOC": "x"}, "editable"), two)
 
 
 def test_a_lock_that_answers_another_question_is_passed_over(shelves: tuple[Path, Path]) -> None:

@@ -172,6 +172,7 @@ def test_what_lacks_and_was_not_supplied_is_told_by_the_name_of_its_file(tmp_pat
         ("Ascend-cann-310p-ops_8.5.0_linux-ARCH.run", "is for 310p"),
         ("Ascend-cann-A3-ops_8.5.0_linux-ARCH.run", "is for a3"),
         ("cann.run", "not named as a file of CANN"),
+        ("absent.run", "there is no file"),
         ("Ascend-cann-nnal_8.5.0_linux-ARCH.run", "cannot be read"),
         ("Ascend-cann-nnal-8.5.0-linux.ARCH.rpm", "supply the .run file"),
     ],
@@ -183,10 +184,17 @@ def test_a_file_that_does_not_fit_is_refused_in_one_sentence(
     arch = platform.machine()
     other = "x86_64" if arch == "aarch64" else "aarch64"
     name, expected = (text.replace("ARCH", arch).replace("OTHER", other) for text in (name, expected))
+    path = tmp_path / name
+    if expected == "cannot be read":
+        path.mkdir()
+    elif name != "absent.run":
+        path.write_text("x")
     with pytest.raises(BadInput) as caught:
-        cann_steps(LocalHost(), here(tmp_path), [f"/files/{name}"], TARGET)
+        cann_steps(LocalHost(), here(tmp_path), [str(path)], TARGET)
     assert expected in say(caught.value.message)
     assert "\n" not in say(caught.value.message, lang)
+    if name in ("absent.run", "cann.run"):
+        assert caught.value.hint is not None and "\n" not in say(caught.value.hint, lang)
 
 
 def test_a_file_with_another_hash_than_the_published_one_is_refused(tmp_path: Path) -> None:

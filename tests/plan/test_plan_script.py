@@ -73,12 +73,12 @@ def test_the_script_of_a_plan_does_what_the_plan_does_and_then_has_nothing_to_do
     plan = tiny_plan(stack, lock, target, wheels)
     file = tmp_path / "install.sh"
     file.write_text(render_script(plan, UvSettings(), title="tiny"))
-    first = subprocess.run(["sh", file], capture_output=True, text=True, timeout=120)
+    first = subprocess.run(["sh", file], capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr
     code = "import one, two; print(one.__version__, two.__version__)"
     ran = subprocess.run([target.python, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "1.0 2.0\n" and os.readlink(tmp_path / "my envs/current") == target.root
-    again = subprocess.run(["sh", file], capture_output=True, text=True, timeout=120)
+    again = subprocess.run(["sh", file], capture_output=True, text=True, timeout=300)
     assert [line.endswith(" - nothing to do") for line in again.stdout.splitlines()] == [True] * len(plan.steps)
 
 

@@ -39,10 +39,13 @@ def git(*argv: str) -> str:
     return subprocess.run(["git", *who, *argv], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def steps_for(root: Path, repo: str, *, ref: str = "v1", how: str = "editable", **more: object) -> list[Step]:
+def steps_for(
+    root: Path, repo: str, *, ref: str = "v1", how: str = "editable", commit: str = "", **more: object
+) -> list[Step]:
     stack, lock = stack_and_lock("cpu", "x86_64")
     tools = Tools(sys.executable, "uv", **more)  # type: ignore[arg-type]
-    return build(Making(stack, lock, Target(str(root)), tools), ITEM, GitSource("verl", repo, ref, False, how=how))
+    source = GitSource("verl", repo, ref, False, how=how, commit=commit)
+    return build(Making(stack, lock, Target(str(root)), tools), ITEM, source)
 
 
 @pytest.fixture
@@ -75,12 +78,13 @@ def test_builds_run_inside_cann_without_isolation_and_without_autoload(name: str
         assert (run.env["NPUENV_CANN"], run.env["NPUENV_NNAL"]) == cann_scripts(stack)
         assert run.env.items() >= dict(source.build_env).items()
         fetch = next(step for step in plan.steps if step.id == f"{source.name}-source")
-        ref = f"origin/{source.ref}" if source.is_moving else source.ref
+        ref = f"origin/{source.ref}" if source.is_moving else source.commit or source.ref
         folder = f"/t/env/src/{source.name}"
         commands = [run.argv for run in runs(fetch)]
         assert ("git", "-C", f"{folder}.new", "checkout", "--detach", ref) in commands
         assert commands[-1] == ("mv", f"{folder}.new", folder)
         assert ("moves" in say(fetch.why)) is source.is_moving
+        assert source.commit in say(fetch.why) and (bool(source.commit) is (source.name == "vllm-ascend"))
 
 
 def test_the_matrix_says_how_vllm_and_vllm_ascend_are_built() -> None:
@@ -115,6 +119,19 @@ def test_the_git_commands_of_a_plan_get_a_tag_and_a_branch_from_a_real_repositor
     folder = tmp_path / "env/src/verl"
     assert git("-C", str(folder), "rev-parse", "HEAD") == git("-C", str(origin), "rev-parse", "v1")
     assert carry_out(tmp_path / "env", fetch).done == ()
+
+
+def test_a_tag_that_was_moved_gives_the_commit_that_is_recorded_or_nothing(tmp_path: Path, origin: Path) -> None:
+    first = git("-C", str(origin), "rev-parse", "v1")
+    git("-C", str(origin), "tag", "--force", "v1", "v2")
+    (fetch, _) = steps_for(tmp_path / "env", str(origin), commit=first[:10])
+    assert carry_out(tmp_path / "env", fetch).done == ("verl-source",)
+    assert git("-C", str(tmp_path / "env/src/verl"), "rev-parse", "HEAD") == first
+    (fetch, _) = steps_for(tmp_path / "other", str(origin), commit="0123456789")
+    with pytest.raises(StepFailed) as caught:
+        carry_out(tmp_path / "other", fetch)
+    assert "0123456789" in say(caught.value.message)
+    assert not (tmp_path / "other/src/verl").exists()
 
 
 def test_a_repository_that_cannot_be_reached_leaves_the_former_source_in_place(tmp_path: Path, origin: Path) -> None:

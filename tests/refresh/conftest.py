@@ -89,8 +89,8 @@ class _Quiet(SimpleHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {span[1]}-{int(span[1]) + len(part) - 1}/{len(content)}")
             self.send_header("Content-Length", str(len(part)))
             self.end_headers()
+            self.index.sent += len(part)  # before: who has read it all may ask at once
             self.wfile.write(part)
-            self.index.sent += len(part)
         else:
             super().do_GET()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LIMIT = Limit(1000, 10.0)
+LIMIT = Limit(1000, 60.0)
 CONTENT = b"what an index gives"
 
 
@@ -58,7 +58,7 @@ def port(tmp_path: Path, home: Path) -> Iterator[int]:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     argv = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
             "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]  # fmt: skip
-    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    subprocess.run(argv, check=True, capture_output=True, timeout=240)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
@@ -75,7 +75,7 @@ def trusting(*hosts: str) -> PipSettings:
 
 
 def read(settings: PipSettings, url: str) -> bytes:
-    fetch = Fetch(settings, Bounds(wait_s=10.0))
+    fetch = Fetch(settings, Bounds(wait_s=60.0))
     try:
         found = fetch.read(url, LIMIT)
     finally:

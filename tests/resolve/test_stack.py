@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
@@ -67,7 +69,19 @@ def test_pinned_requirement_keeps_its_extras() -> None:
 def test_pinned_release_moves_the_tag_and_its_requirements() -> None:
     request = Request(stack="verl-0.7.1-cann8.5.0", pins={"vllm-ascend": "0.13.0rc3"}, cann="8.5.1")
     (source,) = (each for each in stack_of(request).git_sources if each.name == "vllm-ascend")
-    assert source.ref == "v0.13.0rc3"
+    assert (source.ref, source.commit) == ("v0.13.0rc3", "bbe9bc0d90")
+
+
+def test_the_commit_of_a_tag_is_known_where_it_was_recorded_and_of_nothing_else() -> None:
+    def commits(name: str) -> dict[str, str]:
+        sources = stack_of(Request(stack=name)).git_sources
+        return {f"{each.name}@{each.ref}": each.commit for each in sources if each.commit}
+
+    assert commits("verl-0.7.1-cann8.5.0") == {"vllm-ascend@v0.13.0": "6281c1207a"}
+    assert commits("verl-qwen3.5-cann8.5.2") == {}  # a commit itself
+    assert commits("cpu") == {}
+    recorded = [row.commit for row in load_matrix().vllm_ascend if row.commit]
+    assert len(recorded) > 30 and all(re.fullmatch(r"[0-9a-f]{10}", commit) for commit in recorded)
 
 
 def test_override_of_vllm_names_the_torch_of_this_platform() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.cli import main
+from npuenv.errors import BadInput, StepFailed
 from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, describe
 from npuenv.host.local import LocalHost
-from npuenv.store.environments import environments, find, left_over, remember, remove, size_mib
+from npuenv.store.environments import clear, environments, find, left_over, remains, remember, remove, size_mib
 from npuenv.store.switch import CURRENT, PREVIOUS, points_to, previous_of, roll_back
 
 HOST = LocalHost()
@@ -163,8 +165,84 @@ def test_the_environment_of_an_existing_python_is_never_deleted(data: Path, tmp_
 def test_left_over_is_the_idle_one_and_the_remains_of_a_deletion(data: Path) -> None:
     home = data / "envs/tiny"
     (home / ".removing-ddd").mkdir()
-    (home / ".removing-eee").symlink_to("bbb")  # nothing that can be emptied
-    assert left_over(HOST, data) == (home / ".removing-ddd", home / "ccc")
+    (home / ".removing-eee").symlink_to("bbb")
+    assert left_over(HOST, data) == (home / ".removing-ddd", home / ".removing-eee", home / "ccc")
+
+
+def test_of_a_link_that_a_removal_left_only_the_link_goes(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / ".removing-eee").symlink_to("bbb")
+    assert clear(home / ".removing-eee", data)
+    assert not (home / ".removing-eee").is_symlink() and (home / "bbb/bin/python").exists()
+
+
+def test_what_is_being_deleted_by_another_process_is_left_to_it(data: Path) -> None:
+    home = data / "envs/tiny"
+    dying = (home / "ccc").rename(home / ".removing-ccc")
+    made(home / "ccc")
+    with (dying / ".npuenv/running").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not clear(dying, data)
+        with pytest.raises(BadInput, match=r"store\.in-use"):
+            remove(find(HOST, data, "tiny/ccc"), data)
+    assert (dying / "bin/python").exists() and (home / "ccc/bin/python").exists()
+    assert clear(dying, data) and not dying.exists()
+
+
+def test_an_environment_made_again_after_an_interrupted_removal_can_be_removed(data: Path) -> None:
+    home = data / "envs/tiny"
+    (home / "ccc").rename(home / ".removing-ccc")
+    made(home / "ccc")
+    remove(find(HOST, data, "tiny/ccc"), data)
+    assert remains(data) == () and not (home / "ccc").exists()
+
+
+def test_a_removal_elsewhere_that_was_interrupted_is_ended_and_forgotten(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    place, whole = made(tmp_path / "mine" / "env"), shutil.rmtree
+    remember(place, data)
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        remove(find(HOST, data, str(place)), data)
+    monkeypatch.setattr(shutil, "rmtree", whole)
+    assert remains(data) == (place.with_name(".removing-env"),)
+    assert clear(place.with_name(".removing-env"), data)
+    assert not list(place.parent.iterdir()) and (data / "environments.txt").read_text() == ""
+
+
+def test_the_list_tells_of_remains_and_clean_takes_them_away(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "npuenv").symlink_to(data)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    home = tmp_path / "npuenv/envs/tiny"
+    made(home / "ddd").rename(home / ".removing-ddd")
+    (home / ".removing-eee").symlink_to("bbb")
+    assert main(["env", "list", "--lang", "en"]) == 0
+    assert "2 remains of interrupted deletions" in capsys.readouterr().err
+    assert main(["env", "clean", "--yes", "--json"]) == 0
+    gone = [str(home / name) for name in (".removing-ddd", ".removing-eee", "ccc")]
+    assert json.loads(capsys.readouterr().out)["paths"] == gone
+    assert not any(os.path.lexists(path) for path in gone) and (home / "bbb/bin/python").exists()
+    assert main(["env", "list", "--lang", "en"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_beside_an_environment_elsewhere_nothing_of_the_users_counts_as_remains(data: Path, tmp_path: Path) -> None:
+    place = made(tmp_path / "mine" / "env")
+    remember(place, data)
+    remember(Path("/"), data)
+    for name in (".removing-env", ".removing-other"):
+        (place.with_name(name)).mkdir()
+        (place.with_name(name) / "thesis.txt").write_text("years of work")
+    assert remains(data) == ()
+    with pytest.raises(StepFailed):
+        remove(find(HOST, data, str(place)), data)
+    assert (place / "bin/python").exists() and (place.with_name(".removing-env") / "thesis.txt").exists()
 
 
 def test_a_half_deleted_environment_is_not_listed(data: Path) -> None:

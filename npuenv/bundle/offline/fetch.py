@@ -12,9 +12,10 @@ import os
 import re
 import threading
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from npuenv.errors import StepFailed
@@ -25,6 +26,7 @@ from npuenv.refresh.fetch import Bounds, Fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from npuenv.facts.pip import PipSettings
 
@@ -32,6 +34,7 @@ THREADS = 4
 _CHUNK = 256 * 1024
 _SAMPLE = 2 * 1024**2  # bytes that tell the speed of a connection before the user is asked
 _PLAIN = {"Accept-Encoding": "identity"}  # sizes and ranges count the bytes of the file itself
+_ROUND_S = 0.5  # until an interrupt is noticed at the latest
 _ATTEMPTS = 5  # in a row that brought nothing; one that brought a byte starts the count anew
 _FOR_GOOD = frozenset({400, 401, 403, 404, 405, 410, 451})  # answers that asking again does not change
 
@@ -96,18 +99,35 @@ def fetch_all(
     run = _Run(folder, settings, tell, sum(item.size for item in wanted), pause_s)
     # The large ones first: one of them alone at the end would leave three threads idle.
     ordered = sorted(wanted, key=lambda item: (-item.size, item.path))
+    ended: SimpleQueue[Future[None]] = SimpleQueue()
     with ThreadPoolExecutor(THREADS) as pool:
-        futures = [pool.submit(run.one, item) for item in ordered]
         try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for item in ordered:
+                pool.submit(run.one, item).add_done_callback(ended.put)
+            failed = _first_error(ended, len(ordered))
         finally:
             # After Ctrl-C too: what runs ends with its next piece, and what waits does not begin.
             run.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
-    failed = [future.exception() for future in done if future.exception() is not None]
-    if failed:
-        assert failed[0] is not None
-        raise failed[0]
+    if failed is not None:
+        raise failed
+
+
+def _first_error(ended: SimpleQueue[Future[None]], num: int) -> BaseException | None:
+    """Waits for `num` of them; what the first that failed raised, as soon as it has.
+
+    In rounds: an interrupt that comes just before a wait is noticed only when that ends. And through a queue:
+    `concurrent.futures.wait` holds the locks of all of them for a moment, and an interrupt there would keep them.
+    """
+    while num:
+        try:
+            error = ended.get(timeout=_ROUND_S).exception()
+        except Empty:
+            continue
+        if error is not None:
+            return error
+        num -= 1
+    return None
 
 
 def failed_by_disk(error: OSError, path: Path) -> StepFailed:

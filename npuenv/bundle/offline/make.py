@@ -19,7 +19,7 @@ from npuenv.bundle.offline.fetch import Told, Wanted, failed_by_disk, fetch_all,
 from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
 from npuenv.bundle.offline.needed import find_needed
 from npuenv.bundle.offline.script import install_script
-from npuenv.bundle.offline.sources import find_source, pack_source
+from npuenv.bundle.offline.sources import find_sources, pack_source
 from npuenv.bundle.offline.write import settle, write_tar
 from npuenv.errors import BadInput
 from npuenv.host.hashing import sha256_of
@@ -94,10 +94,7 @@ def gather(wish: Wish, resolver: Resolver, matrix: Matrix) -> Contents:
     Raises CannotTell where an index or a repository is out of reach, NothingFits for a file that is nowhere any more.
     """
     platform = wish.stack.platform
-    sources = tuple(
-        find_source(source, platform, resolver, given=wish.given, left_out=wish.left_out)
-        for source in wish.stack.git_sources
-    )
+    sources = find_sources(wish.stack, resolver, given=wish.given, left_out=wish.left_out)
     items = [*lock_items(wish.lock, platform, resolver), *(item for each in sources for item in source_item(each))]
     items += find_backends(items, wish.lock, platform, resolver)
     tools = own.find_tools(platform, resolver)

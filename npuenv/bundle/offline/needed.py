@@ -69,7 +69,7 @@ def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
         raise BadInput(Message("bundle.no-cann-wanted", said))
     file = recognise(path.name)
     if file is None:
-        raise BadInput(Message("plan.cann-name", {"path": str(path), "names": names}))
+        raise BadInput(Message("plan.cann-name", {"path": str(path), "names": names}), Message("plan.cann-name-hint"))
     fits = recognise(names[PARTS.index(file.part)])
     assert fits is not None, names
     is_version = versions.is_cann(file.version) and versions.cann(file.version) == versions.cann(fits.version)

@@ -94,7 +94,7 @@ def open_bundle(
             root = Path(folder).resolve()
             yield _bundle(root, _unpacked(place, root, tell))
     else:
-        raise BadInput(Message("bundle.absent", {"path": str(path)}))
+        raise BadInput(Message("bundle.absent", {"path": str(path)}), Message("bundle.absent-hint"))
 
 
 def _bundle(root: Path, manifest: Manifest) -> Bundle:

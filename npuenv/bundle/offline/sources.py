@@ -64,6 +64,32 @@ class Found:
         )  # fmt: skip
 
 
+def find_sources(
+    stack: Stack, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
+) -> tuple[Found, ...]:
+    """Where each of a stack's sources can be had. Raises CannotTell with all that cannot be had, at once."""
+    asked = [_sought(source, stack.platform, resolver, given, left_out) for source in stack.git_sources]
+    lacking = [each for each in asked if isinstance(each, CannotTell)]
+    if len(lacking) == 1:
+        raise lacking[0]
+    if lacking:
+        rows = tuple(Message("bundle.no-source-row", error.message.args) for error in lacking)
+        options = " ".join(f"--without-source {error.message.args['name']}" for error in lacking)
+        hint = Message("bundle.no-sources-hint", {"options": options})
+        raise CannotTell(Message("bundle.no-sources", {"sources": rows}), hint)
+    return tuple(each for each in asked if isinstance(each, Found))
+
+
+def _sought(
+    source: GitSource, platform: Platform, resolver: Resolver, given: Mapping[str, str], left_out: frozenset[str]
+) -> Found | CannotTell:
+    """What `find_source` gives back or raises: one of several that cannot be had must not hide the others."""
+    try:
+        return find_source(source, platform, resolver, given=given, left_out=left_out)
+    except CannotTell as error:
+        return error
+
+
 def find_source(
     source: GitSource, platform: Platform, resolver: Resolver, *, given: Mapping[str, str], left_out: frozenset[str]
 ) -> Found:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npuenv.checks.base import Fix
     from npuenv.facts.python.elf import Elf, MissingLibrary
     from npuenv.facts.python.interpreter import Python
-    from npuenv.facts.python.packages import Owned
+    from npuenv.facts.python.packages import Hashes, Owned
 
 _SHOWN = 5
 _TRITONS = {"triton", "triton-ascend"}
@@ -79,19 +79,26 @@ def _lacks_modules(item: Owned) -> bool:
 
 
 def _altered(context: Context) -> Verdict:
-    """Files of another size than recorded. Only where nobody edits by hand, and shared libraries anywhere."""
+    """Files of another size than recorded. Only where nobody edits by hand, and shared libraries anywhere.
+
+    What npuenv put in counts as a whole: it was as recorded when it was verified.
+    """
     files = context.facts.python.files.value
     if files is None:
         return skip("no-python")
-    bad = [item for item in files.altered if item.native or item.owner in _UNTOUCHED]
-    if version_of(context, "triton") is not None and version_of(context, "triton-ascend") is not None:
+    bad = _that_count(context, files.altered)
+    if _has_both_tritons(context):
         bad = [item for item in bad if item.owner not in _TRITONS]  # python.triton says which of them lies there
     if not bad:
-        return ok("python.altered-ok", count=_sum(files.altered))
+        return ok("python.altered-ok", *_told(files.altered, "of another size"), count=_sum(files.altered))
     names = tuple(item.owner for item in bad)
     verdict = fail if any(item.native for item in bad) else warn
     told = _told(bad, "of another size")
     return verdict("python.altered-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _has_both_tritons(context: Context) -> bool:
+    return all(version_of(context, name) is not None for name in _TRITONS)
 
 
 def _hashes(context: Context) -> Verdict:
@@ -99,14 +106,45 @@ def _hashes(context: Context) -> Verdict:
     hashes, files = context.facts.python.hashes.value, context.facts.python.files.value
     if hashes is None:
         return skip("no-python")
+    grave = _that_count(context, hashes.altered)
     known = {item.owner for item in files.altered} | {item.owner for item in files.emptied} if files else set()
-    bad = [item for item in hashes.altered if item.owner not in known and (item.native or item.owner in _UNTOUCHED)]
+    bad = [item for item in grave if item.owner not in known]
     if not bad:
-        name = "python.hashes-ok" if hashes.is_complete else "python.hashes-part"
-        return ok(name, count=hashes.looked)
+        return skip("python.because", cause=_told_by(context, grave[0])) if grave else _as_recorded(hashes)
     names = tuple(item.owner for item in bad)
-    told = _told(bad, "of other content")
-    return fail("python.hashes-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+    is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
+    verdict, told = fail if is_grave else warn, _told(bad, "of other content")
+    return verdict("python.hashes-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _told_by(context: Context, item: Owned) -> str:
+    """The check that says already, by its sizes, what the hashes would say of a package."""
+    files = context.facts.python.files.value
+    if files is not None and any(item.owner == other.owner for other in files.emptied):
+        return "python.files"
+    return "python.triton" if item.owner in _TRITONS and _has_both_tritons(context) else "python.altered"
+
+
+def _as_recorded(hashes: Hashes) -> Verdict:
+    """The word for contents of which none counts; edited ones are never passed off as recorded."""
+    if not hashes.altered:
+        return ok("python.hashes-ok" if hashes.is_complete else "python.hashes-part", count=hashes.looked)
+    names = tuple(item.owner for item in hashes.altered)
+    args = {"count": hashes.looked, "edited": _sum(hashes.altered), "packages": names[:_SHOWN]}
+    name = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited"
+    return ok(name, *_told(hashes.altered, "of other content"), **args)
+
+
+def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
+    """Those of altered files that somebody has to look at."""
+    counted = _UNTOUCHED | _put_in(context)
+    return [item for item in items if item.native or item.owner in counted]
+
+
+def _put_in(context: Context) -> frozenset[str]:
+    """The packages that npuenv put in and found to be as recorded; of another tool's environment nothing is known."""
+    made = context.facts.python.made.value
+    return frozenset(made.verified.named if made is not None and made.is_proven and made.verified is not None else ())
 
 
 def _told(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
@@ -118,6 +156,9 @@ def _sum(items: Iterable[Owned]) -> int:
 
 
 def _again(context: Context, names: Iterable[str]) -> Fix:
+    made, names = context.facts.python.made.value, tuple(names)
+    if made is not None and not _put_in(context).isdisjoint(names):
+        return fix("python.restore", ("npuenv", "install", "--repair", "--target", made.root))
     wanted = [f"{name}=={version_of(context, name)}" for name in names][:_SHOWN]
     return safe_install(context, "python.again", *wanted, options=("--force-reinstall", "--no-deps"))
 

@@ -142,12 +142,18 @@ class Inspection:
             if named and name not in named and not self.rivals.get(name):
                 self.strange[name] = self.damaged.pop(name)
 
+    def going_out(self) -> list[str]:
+        """What mending takes out: the damaged packages, and those that quarrel with one of them over a file."""
+        damaged = set(self.damaged)
+        return sorted(damaged.union(*self.rivals.values()) - self.left_alone if damaged else ())
+
     def as_json(self) -> dict[str, Any]:
         verified = read_json(os.path.join(self.own, "verified.json")).get("lock", "")
         is_changed = bool(self.damaged) or self.is_put_in_since()
         return {
             "dists": self.versions,
             "damaged": self.damaged,
+            "out": self.going_out(),
             "files": len(self.owners),
             "hashed": self.num_hashed,
             "verified": "" if is_changed else verified,

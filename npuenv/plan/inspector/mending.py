@@ -20,8 +20,7 @@ def mend(inspection: Inspection, uv: list[str]) -> int:
     Where two packages quarrel over a file both go, and the plan puts in those that it wants, in its order. What uv
     keeps of them is looked at first: a damaged copy there would come back with every installation.
     """
-    damaged = set(inspection.damaged)
-    out = sorted(damaged.union(*inspection.rivals.values()) - inspection.left_alone if damaged else ())
+    out = inspection.going_out()
     if out:
         inspection.withdraw()
     if out and uv and distrust(uv[0], out):

@@ -45,7 +45,8 @@ def verify(inspection: Inspection, options: dict[str, list[str]]) -> int:
     print("{files} files of {packages} packages, {hashed} hashed now".format(**counts))
     if not found:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = {"lock": lock, "at": at, "tree": inspection.tree(), "strangers": strangers, **counts}
+        told = {"tree": inspection.tree(), "strangers": strangers, "named": sorted(named), **counts}
+        text = {"lock": lock, "at": at, **told}
         try:
             write_json(os.path.join(inspection.own, "verified.json"), text)
         except OSError as error:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # The first entry of the path is the folder of the doctor, never the working folder: as in an installed program.
 _START = f"import sys; sys.path[0] = {str(ROOT)!r}; from npuenv.cli import main; sys.exit(main())"
 _LEFT_OUT = ("PYTHON", "PIP_", "UV_", "VIRTUAL_ENV", "CONDA", "ASCEND", "LD_", "TORCH", "HCCL", "RAY_", "VLLM", "ATB")
-_GIVE_UP_S = 150.0
+_GIVE_UP_S = 300.0
 # Root reads everything whatever the modes say; without these two it is bound by them as a user is.
 _BOUND = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
 
