@@ -124,6 +124,17 @@ def python_version(text: str) -> PythonVersion:
         raise BadInput(Message("versions.not-pep440", {"text": text}), Message("versions.hint-pep440")) from None
 
 
+def is_release(text: str) -> bool:
+    """Whether a text names a release of a framework. What has no dot is none: a commit may be digits alone."""
+    if "." not in text:
+        return False
+    try:
+        python_version(text)
+    except BadInput:
+        return False
+    return True
+
+
 @functools.lru_cache(maxsize=512)
 def specifier(text: str) -> SpecifierSet:
     """A PEP 440 specifier set. Raises: BadInput."""

@@ -71,6 +71,13 @@ def test_two_part_driver_is_its_series() -> None:
     assert versions.driver("25.0") < versions.driver("25.2")
 
 
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("0.9.1", True), ("0.7.0rc1", True), ("40456706", False), ("main", False)]
+)
+def test_a_release_has_a_dot_because_a_commit_may_be_digits_alone(name: str, is_one: bool) -> None:
+    assert versions.is_release(name) is is_one
+
+
 def test_firmware_orders_by_number_not_by_text() -> None:
     assert versions.firmware("7.8.0.2.212") < versions.firmware("7.8.0.10.1")
     assert versions.firmware("7.1.0.11.220") < versions.firmware("7.8.0.2.212")

@@ -6,7 +6,6 @@ Start from `counted_as`; `npuenv.matrix.keys.nearest_release` then says whose ke
 from __future__ import annotations
 
 from npuenv import versions
-from npuenv.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases, nearest_release
 
@@ -23,7 +22,7 @@ def counted_as(framework: str, name: str) -> str:
     for row in rows:
         if row.is_called(wanted):
             return row.counts_as
-    if _is_version(wanted) and nearest_release(framework, wanted) is None:
+    if versions.is_release(wanted) and nearest_release(framework, wanted) is None:
         return next((row.counts_as for row in rows if versions.accepts(row.versions, wanted)), wanted)
     return wanted
 
@@ -35,11 +34,3 @@ def is_far(framework: str, name: str) -> bool:
     if nearest_release(framework, release) is None:
         return True
     return versions.python_version(release).major != versions.python_version(newest).major
-
-
-def _is_version(name: str) -> bool:
-    try:
-        versions.python_version(name)
-    except BadInput:
-        return False
-    return "." in name  # a commit may be digits alone

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from npuenv import versions
 from npuenv._data import folder_of
 from npuenv._toml import load_file
-from npuenv.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,16 +31,12 @@ def known_releases(framework: str) -> tuple[str, ...]:
 def nearest_release(framework: str, release: str | None) -> str | None:
     """The recorded release that speaks for another: itself, or the last before it.
 
-    None where nothing does: an unknown release, one older than all, or a version that nobody can read. A commit may be
-    digits alone, so what has no dot is no version.
+    None where nothing does: an unknown release, one older than all, or a version that nobody can read.
     Example: verl 0.7.0 -> "0.6.1"; 0.10.0 -> "0.9.1"; 0.4.1 -> None; 40456706 -> None
     """
-    if not release or "." not in release:
+    if release is None or not versions.is_release(release):
         return None
-    try:
-        wanted = versions.python_version(release)
-    except BadInput:
-        return None
+    wanted = versions.python_version(release)
     older = [name for name in known_releases(framework) if versions.python_version(name) <= wanted]
     return older[-1] if older else None
 

@@ -25,7 +25,7 @@ def judged_as(framework: str, release: str) -> Message | None:
     Example: verl 0.9.1 -> None; 0.10.0 -> "judged as 0.9.1"; 9.9 -> BadInput
     """
     name = release.strip().rpartition("@")[2].removeprefix("v")
-    if not _is_version(name):
+    if not versions.is_release(name):
         return None
     known = _known(framework)
     if name in known:
@@ -56,19 +56,12 @@ def _is_same(row: Recipe, release: str) -> bool:
         rows = load_matrix().roll_releases
         return release_of(release, rows) == release_of(row.release, rows)
     holds, asked = row.release.rpartition("@")[2], release.rpartition("@")[2].removeprefix("v")
-    return holds == asked or not _is_version(holds)
+    return holds == asked or not versions.is_release(holds)
 
 
 def _known(framework: str) -> tuple[str, ...]:
     """The versions that keys were recorded for, that renamed one, or that a stack has, oldest first."""
-    stacks = (row.release for row in load_matrix().recipes if row.framework == framework and _is_version(row.release))
+    rows = (row for row in load_matrix().recipes if row.framework == framework)
+    stacks = (row.release for row in rows if versions.is_release(row.release))
     renamed = (row.since for row in load_matrix().launch_keys if row.since and framework == "verl")
     return tuple(sorted({*known_releases(framework), *stacks, *renamed}, key=versions.python_version))
-
-
-def _is_version(name: str) -> bool:
-    try:
-        versions.python_version(name)
-    except BadInput:
-        return False
-    return "." in name  # a commit may be digits alone

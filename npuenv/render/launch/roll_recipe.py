@@ -53,7 +53,7 @@ class Filled:
     def version(self) -> str:
         """The release as a version; of a commit, the version that stands for it."""
         name = self.release_name.strip().removeprefix("v")
-        return name if name not in self.release.names and _is_version(name) else self.release.counts_as
+        return name if name not in self.release.names and versions.is_release(name) else self.release.counts_as
 
     def number(self, key: str) -> int:
         """The whole number under a key. Raises: BadInput where it is none, or below 1."""
@@ -74,18 +74,10 @@ def release_of(name: str, rows: Iterable[RollRelease]) -> RollRelease:
     for row in known:
         if row.is_called(wanted):
             return row
-    found = [row for row in known if _is_version(wanted) and versions.accepts(row.versions, wanted)]
+    found = [row for row in known if versions.is_release(wanted) and versions.accepts(row.versions, wanted)]
     if not found:
         raise unknown(name, (each for row in reversed(known) for each in (*row.names, row.versions)), "release")
     return found[0]
-
-
-def _is_version(name: str) -> bool:
-    try:
-        versions.python_version(name)
-    except BadInput:
-        return False
-    return "." in name  # a commit may be digits alone
 
 
 def recipe_of(name: str, rows: Iterable[RollRecipe]) -> RollRecipe:
