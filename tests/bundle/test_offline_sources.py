@@ -103,6 +103,19 @@ def test_a_place_that_the_repository_does_not_have_is_named(shop: Shop, origin: 
     assert f"{origin} has no v9" in say(caught.value.message)
 
 
+def test_a_tag_that_is_not_at_its_recorded_commit_is_refused(shop: Shop, origin: Path) -> None:
+    commit = git(origin, "rev-parse", "v1.5^{commit}")
+    recorded = GitSource("some", str(origin), "v1.5", False, commit=commit[:10])
+    shop.git_sources = (recorded,)
+    assert shop.gather().sources[0].commit == commit
+    git(origin, "tag", "--force", "v1.5", "main")
+    with pytest.raises(NothingFits) as caught:
+        shop.gather()
+    assert f"was commit {commit[:10]}" in say(caught.value.message)
+    shop.git_sources = (replace(recorded, commit=""),)
+    assert shop.gather().sources[0].commit != commit
+
+
 def test_the_index_stands_in_for_a_repository_out_of_reach(shop: Shop, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     path = write_sdist(shop.wheels, "some-source", "1.5")

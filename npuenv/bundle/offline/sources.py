@@ -153,7 +153,8 @@ def _check_out(found: Found, folder: Path, resolver: Resolver) -> None:
 def _commit_of_ref(text: str, source: GitSource) -> str:
     """The commit of a tag, branch or commit in what `git ls-remote` printed; a tag's own object is passed through.
 
-    A real line: `2a3b...e9<tab>refs/tags/v0.13.0^{}`. Raises NothingFits where the repository has no such place.
+    A real line: `2a3b...e9<tab>refs/tags/v0.13.0^{}`. Raises NothingFits where the repository has no such place, or the
+    tag is not at the commit that was recorded for it.
     """
     if _COMMIT.fullmatch(source.ref):
         return source.ref
@@ -161,13 +162,18 @@ def _commit_of_ref(text: str, source: GitSource) -> str:
     for line in text.splitlines():
         commit, _, name = line.partition("\t")
         rows[name] = commit
+    said = {"name": source.name, "repo": source.repo, "ref": source.ref}
+    hint = Message("bundle.no-source-hint", said)
     kinds = ("refs/heads", "refs/tags") if source.is_moving else ("refs/tags", "refs/heads")
     for kind in kinds:
         for name in (f"{kind}/{source.ref}^{{}}", f"{kind}/{source.ref}"):
-            if _COMMIT.fullmatch(rows.get(name, "")):
-                return rows[name]
-    said = {"name": source.name, "repo": source.repo, "ref": source.ref}
-    raise NothingFits(Message("bundle.no-ref", said), Message("bundle.no-source-hint", said))
+            commit = rows.get(name, "")
+            if _COMMIT.fullmatch(commit) and not commit.startswith(source.commit):
+                args = {**said, "recorded": source.commit, "found": commit}
+                raise NothingFits(Message("bundle.tag-moved", args), hint)
+            if _COMMIT.fullmatch(commit):
+                return commit
+    raise NothingFits(Message("bundle.no-ref", said), hint)
 
 
 def _commit_of_folder(path: str, resolver: Resolver) -> str:
