@@ -176,7 +176,7 @@ class Agreement:
 
     def result(self) -> dict[str, Any]:
         return {
-            "passed": self.steps > 0 and self.unequal == 0,
+            "passed": self.unequal == 0 if self.steps else None,
             "steps": self.steps,
             "unequal": self.unequal,
             "first_step": self.first_step,

@@ -33,6 +33,8 @@ PLACED = "TRAINER_PLACED"
 _GRACE_S = 5.0
 # How long after the first rank the last one may take to end well. They end a checkpoint together.
 _TOGETHER_S = 60.0
+# Only a process that asks Ray for others has this. Ray alone is no sign of that: vllm imports it.
+_SUPERVISES = "trainer.placement.supervise"
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -121,12 +123,12 @@ def end_with_launcher() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process; a rank, and one that has used Ray, without the interpreter's own end.
+    """Ends this process; a rank, and one that has placed others through Ray, without the interpreter's own end.
 
     The threads of gloo outlive their process group where shards use it, and those of Ray its connection; they, and
     ours that wait for Ray, may need Python while it is taken down.
     """
-    if (is_rank() and not is_placed()) or "ray" in sys.modules:
+    if (is_rank() and not is_placed()) or _SUPERVISES in sys.modules:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

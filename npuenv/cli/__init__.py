@@ -24,10 +24,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _interrupted_at_start() -> int:
-    """Says so as `run` would; what was half imported is imported anew. A second Ctrl-C no longer counts."""
+    """Says so as `run` would; what was half imported is imported anew. A second signal no longer counts."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     from npuenv.front.ending import report_interrupt
 
     return report_interrupt(None)

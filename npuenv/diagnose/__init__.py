@@ -80,7 +80,7 @@ def _with_codes_of(text: Text, facts: Facts) -> Facts:
 
 
 def _past(past: Text, facts: Facts, causes: Sequence[Cause], matrix: Matrix, problems: Problems) -> Iterator[Cause]:
-    """What mended errors had come from, as the weakest candidates: who looks for them finds them."""
+    """What a mended error had come from, as the weakest candidate: who looks for it finds it. One at most."""
     if not past.lines:
         return
     facts = _with_codes_of(past, facts)

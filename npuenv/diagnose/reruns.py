@@ -33,13 +33,13 @@ _MENDS = re.compile(
     r"|update-alternatives\b|ulimit +-\w+ +\w|npu-smi +set\b|hccn_tool\b.* -s\b|ray +stop\b"
     r"|(?:docker|nerdctl|podman) +(?:stop|kill|rm|pull|login)\b|(?:(?:ba)?sh +)?\S+\.run(?: |$)"
     r"|(?:make|cmake|ninja)\b|[\w./-]*python[\d.]* +setup\.py\b"
-    r"|(?:echo|printf|cat)\b.*(?:>|\| *(?:sudo +)?tee\b))"
+    r"|(?:echo|printf|cat)\b.*(?:(?<![\d&])>{1,2} *(?!/dev/null|&)\S|\| *(?:sudo +)?tee\b))"
 )
 # After these the same words mean another machine, folder, interpreter, program or setting, or a comment says so.
 _ELSEWHERE = re.compile(
     r"#|(?:sudo +)?(?:ssh|su|exit|logout|zsh|fish|tmux|screen|chroot|nsenter|cd|pushd|popd|git|vim?|nano|emacs|code"
-    r"|patch|sed|perl|kubectl|oc|srun|salloc|sbatch|deactivate|workon|pyenv|module|poetry|pipenv)(?![\w-])"
-    r"|sudo +-[is]\b|(?:sudo +)?(?:ba)?sh(?! +\S+\.run\b)(?![\w-])"
+    r"|patch|sed|perl|alias|unalias|newgrp|sg|script|watch|kubectl|oc|srun|salloc|sbatch|deactivate|workon|pyenv|module|poetry|pipenv)(?![\w-])"
+    r"|sudo +-[is]\b|(?:sudo +)?env +-|(?:sudo +)?(?:ba)?sh(?! +\S+\.run\b)(?![\w-])"
     r"|(?:conda|mamba|micromamba) +(?:activate|deactivate)|(?:source|\.) +\S*activate\b"
     r"|(?:sudo +)?(?:cp|mv|ln|echo|printf|cat)\b.*\.(?:ya?ml|json|toml|cfg|ini|py|sh)\b"
     r"|(?:sudo +)?(?:docker|nerdctl|podman)(?:-compose)? +(?!(?:stop|kill|rm|pull|login|ps|images|inspect|logs)\b)\S"
@@ -58,7 +58,7 @@ _SILENCE_SAYS_NOTHING = re.compile(
 _IMPORTS = re.compile(r"\S*python[\d.]* +-c +[\"'](?!.*print)[^|&>]*$")
 # Words of somebody who leaves something out.
 _LEFT_OUT = re.compile(
-    r"^\W*(?:\.{3,}|…+)\W*$|\b(?:same|similar|still|again|snip|omitted|truncated|as (?:above|before))\b|\^C"
+    r"^(?=.*(?:\.{3}|…))\W+$|\b(?:same|similar|still|again|snip|omitted|truncated|as (?:above|before))\b|\^C"
     r"|同上|同样|一样|省略|略|仍然|还是",
     re.IGNORECASE,
 )
@@ -145,7 +145,9 @@ def _is_mended(runs: Sequence[_Run]) -> bool:
     parts = [part for run in between for part in _parts(run.command)]
     if any(_ELSEWHERE.match(part) or _sets_another_way(part) for part in parts):
         return False
-    return first.command.split() != last.command.split() or any(map(_MENDS.match, parts))
+    # What failed itself has mended nothing.
+    done = [part for run in between if not any(map(is_trouble, run.lines)) for part in _parts(run.command)]
+    return first.command.split() != last.command.split() or any(map(_MENDS.match, done))
 
 
 def _parts(command: str) -> Iterator[str]:

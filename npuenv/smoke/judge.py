@@ -153,7 +153,7 @@ def _how(died: Record) -> Message | str:
 def _generation(run: Reading) -> Finding:
     check, stage = "training.generation-ends", run.stage("generation")
     if stage is None or _is_open(stage):
-        return _not_measured(check, "generation")
+        return _not_measured(check, "generation", stage)
     args = {"answers": stage.get("answers"), "ended": stage.get("ended"), "groups": stage.get("groups")}
     if stage.get("cause") is not None:
         return _broken(check, stage)
@@ -169,7 +169,7 @@ def _generation(run: Reading) -> Finding:
 def _reward(run: Reading) -> Finding:
     check, stage = "training.reward", run.stage("reward")
     if stage is None or _is_open(stage):
-        return _not_measured(check, "reward")
+        return _not_measured(check, "reward", stage)
     if stage.get("cause") is not None:
         return _broken(check, stage)
     key = _wrong_reward(run, stage)
@@ -212,7 +212,7 @@ def _wrong_reward(run: Reading, stage: Record) -> str | None:
 def _update(run: Reading) -> Finding:
     check, stage = "training.weights-move", run.stage("update")
     if stage is None or _is_open(stage):
-        return _not_measured(check, "update")
+        return _not_measured(check, "update", stage)
     if stage.get("cause") is not None:
         return _broken(check, stage)
     args = {
@@ -339,8 +339,8 @@ def _ranks(run: Reading) -> Finding:
     ranks = run.setting("ranks")
     if stage is None:
         return finding(check, Status.SKIP, "one-rank") if ranks in (None, 1) else _not_measured(check, "ranks-agree")
-    if stage.get("steps") == 0:
-        return _not_measured(check, "ranks-agree")
+    if _is_open(stage) or stage.get("steps") == 0:  # older records say False there
+        return _not_measured(check, "ranks-agree", stage)
     if stage.get("passed") is True:
         return finding(check, Status.OK, "ranks-agree", {"ranks": ranks}, evidence=stage)
     args = {"ranks": str(stage.get("ranks")), "step": stage.get("first_step")}
@@ -351,7 +351,7 @@ def _measured(run: Reading, name: str, check: str) -> Finding:
     """A yes or no that the trainer measured itself; its record is the evidence."""
     stage = run.stage(name)
     if stage is None or _is_open(stage):
-        return _not_measured(check, name)
+        return _not_measured(check, name, stage)
     if stage.get("cause") is not None:
         return _broken(check, stage)
     if stage.get("passed") is True:
@@ -364,8 +364,9 @@ def _is_open(stage: Record) -> bool:
     return stage.get("passed") is None and stage.get("cause") is None
 
 
-def _not_measured(check: str, name: str) -> Finding:
-    return finding(check, Status.UNKNOWN, "not-measured", {"name": name})
+def _not_measured(check: str, name: str, stage: Record | None = None) -> Finding:
+    """`stage`: what the trainer says of it, the reason above all."""
+    return finding(check, Status.UNKNOWN, "not-measured", {"name": name}, evidence=stage or "")
 
 
 def _broken(check: str, stage: Record) -> Finding:

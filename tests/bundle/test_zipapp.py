@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from own_signals import as_from_a_terminal
 
 from npuenv import __version__
 from npuenv.bundle import zipapp
@@ -369,6 +370,7 @@ def test_an_interrupt_ends_it_with_130_and_one_sentence(pyz: Path, tmp_path: Pat
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=as_from_a_terminal,
     )
     ends = time.monotonic() + 120
     while not begun.exists() and time.monotonic() < ends:  # it is at work, however long it takes to start

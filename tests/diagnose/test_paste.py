@@ -164,6 +164,9 @@ LONG = {
     "bars": b"|\n" * (TEN_MB // 2),
     "slashes": b"a/" * 900 * 5000,
     "a line again and again": b"RuntimeError: something failed with error code is 507033\n" * (TEN_MB // 57),
+    "dots after what was mended": b"$ pytest\nImportError: libhccl.so: cannot open shared object file\n" * 4
+    + b"$ source /usr/local/Ascend/ascend-toolkit/set_env.sh\n$ pytest\n"
+    + b"".join(b"." * (290 - at % 9) + b" [%3d%%]\n" % at for at in range(100)),
     "distinct lines": b"".join(
         b"(Worker pid=%d) ERROR 11-21 10:00:00 [a.py:1] %s failed: ret[9]\n" % (at, b"abcdefghij"[at % 9 :] * (at % 13))
         for at in range(110_000)

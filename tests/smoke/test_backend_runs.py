@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from backend_cases import AFTER, BEFORE, GOOD, PENDING, make_target, roll_step, verl_step
+from own_signals import as_from_a_terminal
 
 from npuenv.cli import main
 
@@ -201,7 +202,11 @@ def test_an_interrupt_ends_the_run_and_leaves_the_daemons_of_others(tmp_path: Pa
     words = ["smoke-train", "--backend", "verl", "--target", str(target), "-o", str(target / "out"), "--quiet"]
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
     command = subprocess.Popen(
-        [sys.executable, "-m", "npuenv", *words], env={**os.environ}, stdout=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "npuenv", *words],
+        env={**os.environ},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=as_from_a_terminal,
     )
     try:
         deadline = time.monotonic() + 240

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from own_signals import as_from_a_terminal
 
 from npuenv.cli import main
 from npuenv.errors import ExitCode
@@ -113,7 +114,13 @@ def test_an_interrupted_run_goes_on_with_the_records_of_its_first_steps(
     out = tmp_path / "out"
     # Far more steps than pass until the interrupt is there, also where a step takes milliseconds.
     words = ["smoke-train", "--target", str(cpu_environment), "-o", str(out), "steps=200", "probe_packages=false"]
-    with subprocess.Popen([sys.executable, "-m", "npuenv", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        [sys.executable, "-m", "npuenv", *words],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_from_a_terminal,
+    ) as run:
         wait_for_step(out / "metrics.jsonl", 5)
         run.send_signal(signal.SIGINT)
         _, said = run.communicate(timeout=240)

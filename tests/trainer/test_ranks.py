@@ -223,8 +223,13 @@ launch.run_ranks([], 2, folder / "logs")
 
 @pytest.mark.parametrize(
     ("begin", "ranks", "told"),
-    [("", "2", ["said"]), ("sys.modules['ray'] = sys\n", "1", ["said"]), ("", "1", ["said", "taken down"])],
-    ids=["rank", "ray", "alone"],
+    [
+        ("", "2", ["said"]),
+        ("sys.modules['trainer.placement.supervise'] = sys\n", "1", ["said"]),
+        ("", "1", ["said", "taken down"]),
+        ("sys.modules['ray'] = sys\n", "1", ["said", "taken down"]),
+    ],
+    ids=["rank", "supervisor", "alone", "with a vllm that imports Ray"],
 )
 def test_a_process_with_threads_of_others_ends_without_the_interpreters_end(
     begin: str, ranks: str, told: list[str]
