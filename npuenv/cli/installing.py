@@ -153,7 +153,7 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
     """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is.
 
     Raises BadInput for an unknown step and, where the plan is for machines like this one, for a folder that an
-    installation would refuse; NothingFits for a script of a lock that is not complete: it would check no hash.
+    installation would refuse; NothingFits for a script of a lock that is not complete: what lacks would come unchecked.
     """
     with wanted_for(ui, request, how, lock) as wanted:
         prepared = _imagine(wanted, how)

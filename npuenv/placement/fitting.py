@@ -143,8 +143,10 @@ def _says(name: str, old: Job, new: Job, placement: Placement) -> Message:
         "tokens": new.sizes.micro_tokens or 0,
         "from_reference": old.sizes.reference_micro_batch or old.sizes.log_prob_micro_batch,
         "reference": new.sizes.reference_micro_batch or new.sizes.log_prob_micro_batch,
-        "from_scoring": old.sizes.log_prob_micro_batch,
-        "scoring": new.sizes.log_prob_micro_batch,
+        "from_scoring": _scoring(old),
+        "scoring": _scoring(new),
+        "from_scoring_tokens": _scoring_tokens(old),
+        "scoring_tokens": _scoring_tokens(new),
         "from_utilization": f"{old.gpu_memory_utilization:g}",
         "utilization": f"{new.gpu_memory_utilization:g}",
         "from_parallel": old.tensor_parallel,
@@ -224,25 +226,49 @@ def _halve_micro(job: Job, placement: Placement) -> Job | None:
 
 
 def _halve_tokens(job: Job, placement: Placement) -> Job | None:
-    """Half the tokens of a dynamic batch, but never less than one longest sequence; those without gradients follow."""
+    """Half the tokens of a dynamic batch, but never less than one longest sequence.
+
+    The budgets of the log-probabilities follow where they are the same number: verl takes them from the update's then.
+    """
     least = _least_tokens(job)
     now = job.sizes.micro_tokens
     if not now or now <= least:
         return None
     less = max(least, now // 2)
-    scoring, reference = (each and min(each, less) for each in (job.sizes.log_prob_tokens, job.sizes.reference_tokens))
+    budgets = (job.sizes.log_prob_tokens, job.sizes.reference_tokens)
+    scoring, reference = (less if each == now else each for each in budgets)
     return replace(
         job, sizes=replace(job.sizes, micro_tokens=less, log_prob_tokens=scoring, reference_tokens=reference)
     )
 
 
 def _halve_scoring(job: Job, placement: Placement) -> Job | None:
-    if job.sizes.log_prob_micro_batch < 2:
+    half = _scoring(job) // 2
+    if not half:
         return None
-    half = job.sizes.log_prob_micro_batch // 2
     reference = job.sizes.reference_micro_batch
     smaller = min(reference, half) if reference else None
-    return replace(job, sizes=replace(job.sizes, log_prob_micro_batch=half, reference_micro_batch=smaller))
+    scoring = min(job.sizes.log_prob_micro_batch, half)
+    return replace(job, sizes=replace(job.sizes, log_prob_micro_batch=scoring, reference_micro_batch=smaller))
+
+
+def _halve_scoring_tokens(job: Job, placement: Placement) -> Job | None:
+    """The same where they are bounded by tokens: half of the larger budget, never less than one longest sequence."""
+    least, now = _least_tokens(job), _scoring_tokens(job)
+    if now <= least:
+        return None
+    less = max(least, now // 2)
+    budgets = (job.sizes.log_prob_tokens, job.sizes.reference_tokens)
+    scoring, reference = (each and min(each, less) for each in budgets)
+    return replace(job, sizes=replace(job.sizes, log_prob_tokens=scoring, reference_tokens=reference))
+
+
+def _scoring(job: Job) -> int:
+    return max(job.sizes.log_prob_micro_batch, job.sizes.reference_micro_batch or 0)
+
+
+def _scoring_tokens(job: Job) -> int:
+    return max(job.sizes.log_prob_tokens or 0, job.sizes.reference_tokens or 0)
 
 
 def _halve_reference(job: Job, placement: Placement) -> Job | None:
@@ -341,6 +367,7 @@ _VERL: tuple[tuple[str, Step], ...] = (
     ("micro", _halve_micro),
     ("tokens", _halve_tokens),
     ("scoring", _halve_scoring),
+    ("scoring-tokens", _halve_scoring_tokens),
     ("utilization", _lower_utilization),
     ("offload", _offload),
     ("response", _halve_response),

@@ -5,6 +5,7 @@ Those of the data folder are found by looking; of those elsewhere the data folde
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from contextlib import suppress
@@ -183,7 +184,8 @@ def _delete(dying: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    dying.rmdir()
+    with contextlib.suppress(FileNotFoundError):  # gone with its lock, another process may have ended it
+        dying.rmdir()
 
 
 def _not_removed(place: Path, error: OSError) -> StepFailed:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
     from npuenv.bundle.offline.fetch import Told
 
+FIXTURES = str(Path(__file__).parent.parent / "fixtures")
+if FIXTURES not in sys.path:
+    sys.path.insert(0, FIXTURES)
+
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"

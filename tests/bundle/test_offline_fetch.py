@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+from own_signals import interruptible
 
 from npuenv.bundle.offline import fetch as fetching
 from npuenv.bundle.offline.fetch import (
@@ -270,7 +271,7 @@ def test_after_an_interruption_nothing_more_is_asked_for(server: Server, tmp_pat
                 if shut.wait(2):
                     break
 
-    with pytest.raises(KeyboardInterrupt):
+    with interruptible(), pytest.raises(KeyboardInterrupt):
         fetch_all(wanted, tmp_path, SETTINGS, tell=interrupting)
     assert shut.is_set() and len(server.asked) < 20
 

@@ -138,7 +138,6 @@ def test_nothing_stands_in_for_another_version_or_a_branch(
     assert "--without-source some-source" in say(caught.value.hint)
 
 
-@pytest.mark.usefixtures("any_submodule")
 def test_all_sources_that_cannot_be_had_are_named_at_once(shop: Shop, tmp_path: Path) -> None:
     lost = [GitSource(name, str(tmp_path / "gone" / name), "main", True) for name in ("one", "two")]
     shop.git_sources = (*lost, GitSource("three", str(tmp_path / "gone"), "v1", False))
@@ -150,6 +149,7 @@ def test_all_sources_that_cannot_be_had_are_named_at_once(shop: Shop, tmp_path: 
     assert "one" in say(caught.value.message, "zh")
 
 
+@pytest.mark.usefixtures("any_submodule")
 def test_what_the_user_gives_goes_in(shop: Shop, origin: Path, tmp_path: Path) -> None:
     names = ("folder", "archive", "checkout", "absent")
     shop.git_sources = tuple(GitSource(name, "https://git.invalid/x", "v1", False) for name in names)

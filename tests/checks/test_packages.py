@@ -333,6 +333,15 @@ CASES: list[tuple[str, Change, Status, str]] = [
         Status.SKIP,
         "python.files reports",
     ),
+    (  # what does not count there must not hide what counts here
+        "python.hashes",
+        both(
+            part("hashes", altered=(Owned("foo", 2, 1, ("foo/a.so",)),)),
+            files(altered=(Owned("foo", 1, 0, ("foo/a.py",)),)),
+        ),
+        Status.FAIL,
+        "foo",
+    ),
     (
         "python.hashes",
         part("hashes", altered=(Owned("jinja2", 2, 0, ("jinja2/a.py",)),)),

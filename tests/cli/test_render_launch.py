@@ -320,6 +320,10 @@ def test_supervised_training_has_no_card_that_generates(
     assert "--nproc_per_node=4" in text and "ASCEND_RT_VISIBLE_DEVICES" in text
     code, document = render(*sft, "--infer-cards", "4-7")
     assert (code, "--infer-cards" in document["error"]["message"]) == (2, True)
+    code, document = render(*sft, "--train-cards", "0-2")
+    assert (code, "groups of 2" in document["error"]["message"]) == (2, True)
+    code, document = render(*sft, "data.train_batch_size=6", "--train-cards", "0-7")
+    assert (code, "the 6 examples of a batch" in document["error"]["message"]) == (2, True)
     assert main(["render-launch", *sft, "-o", str(tmp_path / "told"), "--lang", "en"]) == 0
     assert "0-7 train, - generate, - hold the reference" in capsys.readouterr().out
 

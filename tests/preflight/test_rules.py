@@ -17,7 +17,7 @@ from npuenv.preflight import releases
 from npuenv.preflight.fixing import fix
 from npuenv.preflight.releases import counted_as
 from npuenv.preflight.rules import RULES
-from npuenv.preflight.rules.base import value
+from npuenv.preflight.rules.base import as_number, value
 from npuenv.preflight.rules.cards import mapping_of
 from npuenv.preflight.rules.keys import moves
 from npuenv.preflight.types import Change, Launch, Machine, Place, Setting
@@ -147,7 +147,15 @@ def test_a_release_between_two_known_ones_is_as_the_older(release: str | None, n
 
 @pytest.mark.parametrize(
     ("release", "beside"),
-    [("0.7.1", ("0.7.1",)), ("0.7.0", ("0.6.1", "0.7.1")), ("0.10.0", ("0.9.1",)), ("0.4.1", ()), (None, ())],
+    [
+        ("0.7.1", ("0.7.1",)),
+        ("0.7.1.post1", ("0.7.1",)),
+        ("0.7.1+npu", ("0.7.1",)),
+        ("0.7.0", ("0.6.1", "0.7.1")),
+        ("0.10.0", ("0.9.1",)),
+        ("0.4.1", ()),
+        (None, ()),
+    ],
 )
 def test_a_release_lies_between_two_known_ones(release: str | None, beside: tuple[str, ...]) -> None:
     assert releases_beside("verl", release) == beside
@@ -193,6 +201,11 @@ def test_between_two_releases_what_either_has_is_no_fault() -> None:
         launch = launch_of(release=release, **settings)
         found = {each.rule for rule in RULES for each in rule.judge(launch) if rule.id in about_names}
         assert found == rules, (key, release)
+
+
+@pytest.mark.parametrize("text", [float("inf"), float("nan"), "1e400", "9" * 400 + "."])
+def test_what_is_no_finite_number_is_none(text: object) -> None:
+    assert as_number(text) is None
 
 
 def own_keys(launch: Launch) -> list[str]:

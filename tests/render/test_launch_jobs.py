@@ -139,6 +139,27 @@ def test_a_micro_batch_that_holds_a_cards_whole_share_grows_with_the_mini_batch(
     assert say(found).endswith("in this order: raise gpu_memory_utilization to 0.5")
 
 
+_APART = {f"{ACTOR}.use_dynamic_bsz": "True", f"{ROLLOUT}.log_prob_use_dynamic_bsz": "False"}
+
+
+@pytest.mark.parametrize(
+    ("id", "keys", "advised"),
+    [
+        ("quick-start", _APART | {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "256"}, "scoring-tokens"),
+        ("grpo-qwen3-4b", {f"{ROLLOUT}.log_prob_max_token_len_per_gpu": "150000"}, "scoring-tokens"),
+        ("grpo-qwen3-4b", {f"{REF}.log_prob_max_token_len_per_gpu": "150000"}, "scoring-tokens"),
+        ("quick-start", {f"{REF}.log_prob_micro_batch_size_per_gpu": "512"}, "scoring"),
+    ],
+)
+def test_what_is_advised_names_the_batch_that_is_too_large(id: str, keys: dict[str, str], advised: str) -> None:
+    """Not the update's, whose numbers other keys hold."""
+    job, placement = shipped(id, **{key.replace(".", "__"): text for key, text in keys.items()})
+    found = estimate(job, placement)
+    assert found.verdict == "infeasible"
+    said = [each.key for each in found.advice]
+    assert said[0] == f"placement.advice-{advised}" and said[-1].startswith("placement.advice-then-")
+
+
 def test_preflight_lowers_the_tokens_of_a_dynamic_batch_that_does_not_fit() -> None:
     row = RECIPES["dapo-qwen2.5-7b"]
     budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
@@ -150,3 +171,14 @@ def test_preflight_lowers_the_tokens_of_a_dynamic_batch_that_does_not_fit() -> N
     (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.memory"]
     # 2048 + 20480 tokens over sequence parallel 4.
     assert [(change.key, change.value) for change in found.changes] == [(budget, 5632)]
+
+
+def test_preflight_lowers_whole_sequences_where_those_are_what_is_too_large() -> None:
+    keys = _APART | {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "256"}
+    row = RECIPES["quick-start"]
+    row = dataclasses.replace(row, values={**row.values, **keys})
+    job, placement = shipped(row.id, "0.9.1", **{key.replace(".", "__"): text for key, text in keys.items()})
+    script = render_verl(job, placement, row, stack=None, paths=published(row.id)[3])["run.sh"]
+    reading = read_text(script, Path("run.sh"), Asked(defaults_of, "verl", "0.9.1", Machine("a2", 8, 1, 64.0)))
+    (found,) = [each for each in examine(reading.launch) if each.rule == "preflight.memory"]
+    assert (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 1) in [(each.key, each.value) for each in found.changes]

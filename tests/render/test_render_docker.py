@@ -281,7 +281,7 @@ def test_a_published_image_that_puts_its_cann_over_another_ones_is_named(sample:
     said, hint = caught.value.message, caught.value.hint
     assert said.key == "render.cann-over-base" and hint is not None
     assert "cann:8.5.1-910b-ubuntu22.04-py3.11" in say(said) and ".run files" in say(said)
-    assert "--cann 8.5.1 " in say(hint)
+    assert "--cann 8.5.1 --hardware a" in say(hint)
     with pytest.raises(BadInput) as caught:  # the published file is for another system, and its base has its CANN
         rendered(
             sample, name="verl-0.7.1-cann8.5.0", image=None, platform=Platform("x86_64", "3.11", "a2", "openeuler24.03")

@@ -107,7 +107,7 @@ def _hashes(context: Context) -> Verdict:
     if hashes is None:
         return skip("no-python")
     grave = _that_count(context, hashes.altered)
-    known = {item.owner for item in files.altered} | {item.owner for item in files.emptied} if files else set()
+    known = {item.owner for item in (*_that_count(context, files.altered), *files.emptied)} if files else set()
     bad = [item for item in grave if item.owner not in known]
     if not bad:
         return skip("python.because", cause=_told_by(context, grave[0])) if grave else _as_recorded(hashes)

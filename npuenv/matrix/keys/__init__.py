@@ -44,12 +44,15 @@ def nearest_release(framework: str, release: str | None) -> str | None:
 def releases_beside(framework: str, release: str | None) -> tuple[str, ...]:
     """The recorded releases between which another lies: itself alone, or the last before it and the first behind it.
 
-    Empty where none speaks for it.
-    Example: verl 0.7.1 -> ("0.7.1",); 0.7.0 -> ("0.6.1", "0.7.1"); 0.10.0 -> ("0.9.1",)
+    Empty where none speaks for it. A later or somebody's own build of a recorded one is that one.
+    Example: verl 0.7.1.post1 -> ("0.7.1",); 0.7.0 -> ("0.6.1", "0.7.1"); 0.10.0 -> ("0.9.1",)
     """
     name = nearest_release(framework, release)
-    if name is None or name == release:
-        return () if name is None else (name,)
+    if name is None or release is None:
+        return ()
+    own, other = versions.python_version(release), versions.python_version(name)
+    if own.base_version == other.base_version:
+        return (name,)
     known = known_releases(framework)
     at = known.index(name)
     return known[at : at + 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,13 +91,15 @@ def _plain(text: str | None) -> Any:
 
 
 def as_number(text: object) -> int | float | None:
-    """A number, also one that is written as text; None for anything else, switches too."""
-    if isinstance(text, bool):
+    """A finite number, also one that is written as text; None for anything else, switches too."""
+    if isinstance(text, bool) or (isinstance(text, float) and not math.isfinite(text)):
         return None
     if isinstance(text, (int, float)):
         return text
     if isinstance(text, str) and re.fullmatch(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text.strip()):
         number = float(text)
+        if not math.isfinite(number):
+            return None
         return int(number) if number.is_integer() and re.fullmatch(r"[+-]?\d+", text.strip()) else number
     return None
 

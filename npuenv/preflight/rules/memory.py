@@ -287,8 +287,13 @@ def _smallest(launch: Launch, job: Job) -> tuple[Sizes, tuple[Change, ...]]:
         small = replace(sizes, micro_batch=1, log_prob_micro_batch=1, reference_micro_batch=1)
         return small, (Change(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 1), *changes)
     tokens = -(-(sizes.prompt_length + sizes.response_length) // job.sequence_parallel)
-    keys = tuple(f"{role}.log_prob_max_token_len_per_gpu" for role in (_ROLLOUT, _REF))
-    changes = [Change(key, tokens) for key in keys if key in launch.settings and (whole(launch, key) or 0) > tokens]
+    changes = []
+    for role in (_ROLLOUT, _REF):
+        is_dynamic = is_true(launch, f"{role}.log_prob_use_dynamic_bsz")
+        name, least = ("max_token_len", tokens) if is_dynamic else ("micro_batch_size", 1)
+        key = f"{role}.log_prob_{name}_per_gpu"
+        if key in launch.settings and (whole(launch, key) or 0) > least:
+            changes.append(Change(key, least))
     small = replace(sizes, micro_tokens=tokens, log_prob_tokens=tokens, reference_tokens=tokens)
     return small, (Change(f"{_ACTOR}.ppo_max_token_len_per_gpu", tokens), *changes)
 

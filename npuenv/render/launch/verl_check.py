@@ -26,7 +26,11 @@ def check(job: Job, placement: Placement, recipe: LaunchRecipe, values: Mapping[
         args = {"engine": job.engine, "known": ENGINES}
         raise BadInput(Message("launch.engine", args), Message("launch.engine-hint"))
     _roles(job, placement, recipe, values)
-    if recipe.entry != "sft":
+    if recipe.entry == "sft":
+        cards = nodes.train * nodes.nodes
+        _divides("sequence-parallel", cards, job.sequence_parallel)
+        _divides("examples", job.sizes.prompts, cards // job.sequence_parallel)
+    else:
         _division(job, values, nodes)
 
 
