@@ -51,15 +51,15 @@ def test_generators_in_ray_draw_what_plain_processes_do_though_one_is_killed(
 ) -> None:
     at, address = place
     # Far more steps than pass until the kill is done, also where a step takes milliseconds.
-    with trial(at, tmp_path / "a", f"ray={address}", "train_cards=0", "infer_cards=1-2", "steps=120") as placed:
+    with trial(at, tmp_path / "a", f"ray={address}", "train_cards=0", "infer_cards=1-2", "steps=80") as placed:
         placed.until_step(5)
         generators = [pid for pid in occupants(at) if pid != placed.pid(0)]
         assert len(generators) == 2
         os.kill(generators[0], signal.SIGKILL)
         assert placed.end() == (0, "")
-    code, said, plain = ran(at, tmp_path / "b", "generators=2", "steps=120")
+    code, said, plain = ran(at, tmp_path / "b", "generators=2", "steps=80")
     assert (code, said) == (0, "")
-    assert rewards(placed) == rewards(plain) and len(rewards(plain)) == 120
+    assert rewards(placed) == rewards(plain) and len(rewards(plain)) == 80
     assert len(placed.records("header")) == 1  # without a restart
     assert sum(each["generators/lost"] for each in placed.records("step")) == 1
     told = placed.records("header")[0]["placement"]
