@@ -1,7 +1,7 @@
 """Ctrl-C and the like: a run is left between two steps, with a checkpoint; at the second signal it is left at once.
 
-Where Python calls back while it cleans up, as it does with every import, the exception is lost: so a signal is
-remembered too, for the end of the next `put_off` and of the step.
+The first imports are not left in their middle either: where Python calls back while it cleans up, the exception would
+be lost. Those of an engine come later and are not guarded.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Left(KeyboardInterrupt):
 
 @dataclass(slots=True)
 class Interrupt:
-    """What to do with a signal: it is remembered, and raises KeyboardInterrupt; not so a first one that is held."""
+    """What to do with a signal: it raises KeyboardInterrupt, but the first one is remembered while signals are held."""
 
-    name: str | None = None  # of the last signal
+    name: str | None = None  # of the remembered signal
     _is_held: bool = False
     _at: float = 0.0
 
@@ -46,12 +46,11 @@ class Interrupt:
 
     def hear(self, number: int, frame: object = None) -> None:
         """A signal has come."""
-        now, is_first = time.monotonic(), self.name is None
-        if not is_first and now - self._at < _SAME_S:
-            return
-        self.name, self._at = signal.Signals(number).name, now
-        if not (is_first and self._is_held):
-            raise KeyboardInterrupt(self.name)
+        now = time.monotonic()
+        if self._is_held and self.name is None:
+            self.name, self._at = signal.Signals(number).name, now
+        elif self.name is None or now - self._at >= _SAME_S:
+            raise KeyboardInterrupt(signal.Signals(number).name)
 
     def hold(self) -> None:
         """From here on a first signal waits for the end of the next `put_off`."""

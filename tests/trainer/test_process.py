@@ -17,7 +17,6 @@ from trainer_cases import only, read
 
 from trainer import __main__ as entry
 from trainer.config import Config
-from trainer.distributed import World
 from trainer.interrupt import Interrupt
 from trainer.metrics.records import FILE, SCHEMA
 from trainer.saving import manifest, resume
@@ -225,23 +224,6 @@ def test_a_signal_that_was_put_off_is_heard_in_the_end_and_a_second_one_at_once(
     with pytest.raises(KeyboardInterrupt, match="SIGINT"), interrupt.put_off():
         interrupt.hear(signal.SIGTERM)
         monkeypatch.setattr(time, "monotonic", lambda: later)
-        interrupt.hear(signal.SIGINT)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_that_python_lost_is_heard_after_the_step_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt = Interrupt()
-
-    class Tidied:
-        def __del__(self) -> None:
-            interrupt.hear(signal.SIGINT)  # what is raised here goes no further
-
-    del [Tidied()][0]
-    assert interrupt.asked(World.alone()) == "SIGINT"
-    interrupt.hear(signal.SIGINT)  # the same one, from the process that started this one
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 1)
-    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
         interrupt.hear(signal.SIGINT)
 
 
