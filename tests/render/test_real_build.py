@@ -41,6 +41,8 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 KINDS = [("verl", "a2", "ubuntu22.04"), ("roll", "a3", "ubuntu22.04"), ("vllm-ascend", "310p", "openeuler24.03")]
 ROOT = Path(__file__).parent.parent.parent
 PROXY, LOGIN = "http://proxy.invalid:3128", "machine example.org login me password letmein\n"
+# What buildah says where the kernel would not seal its copy of itself.
+NOT_SEALED = "sealing memfd copy: Device or resource busy"
 # What the doctor of the checkout imports beside the standard library; the image holds none of it.
 NEEDED = (
     *("click", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "packaging", "psutil", "pyelftools", "pygments"),
@@ -95,7 +97,15 @@ class Buildah:
         self.env |= {"CONTAINERS_STORAGE_CONF": str(place / "storage.conf"), "BUILDAH_ISOLATION": "chroot"}
 
     def start(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["buildah", *words], env=self.env, capture_output=True, text=True, check=False)
+        """The command's end; asked anew, up to four times, where it ended before it had done anything.
+
+        buildah first copies itself into memory and seals the copy, which a busy kernel now and then refuses.
+        """
+        for _ in range(5):
+            done = subprocess.run(["buildah", *words], env=self.env, capture_output=True, text=True, check=False)
+            if done.returncode == 0 or NOT_SEALED not in done.stderr:
+                break
+        return done
 
     def __call__(self, *words: str) -> str:
         done = self.start(*words)
