@@ -1,11 +1,12 @@
 """Ctrl-C and the like: a run is left between two steps, with a checkpoint; at the second signal it is left at once.
 
-The first imports are not left in their middle either: where Python calls back while it cleans up, the exception would
-be lost. Those of an engine come later and are not guarded.
+The first imports are not left in their middle either. Elsewhere a signal that comes while Python tidies up, where an
+exception would be lost, is heard a moment later.
 """
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 import time
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from trainer.distributed import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # One Ctrl-C reaches a rank twice: from the terminal, and from the process that started it.
 _SAME_S = 0.5
+_AGAIN_S = 0.01
 
 
 class Left(KeyboardInterrupt):
@@ -44,12 +47,15 @@ class Interrupt:
         for number in SIGNALS:
             signal.signal(number, self.hear)
 
-    def hear(self, number: int, frame: object = None) -> None:
+    def hear(self, number: int, frame: FrameType | None = None) -> None:
         """A signal has come."""
         now = time.monotonic()
         if self._is_held and self.name is None:
             self.name, self._at = signal.Signals(number).name, now
         elif self.name is None or now - self._at >= _SAME_S:
+            if _would_be_lost(frame):
+                _thread.start_new_thread(_send_again, (_thread.get_ident(), number))
+                return
             raise KeyboardInterrupt(signal.Signals(number).name)
 
     def hold(self) -> None:
@@ -85,3 +91,21 @@ def ignore() -> None:
         return
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _would_be_lost(frame: FrameType | None) -> bool:
+    """Whether we are in what Python calls while it tidies up: it prints what is raised there, and goes on.
+
+    With every module that is imported, a function of that kind looks after its lock.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or (code.co_name == "cb" and "importlib" in code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(thread: int, number: int) -> None:
+    time.sleep(_AGAIN_S)
+    signal.pthread_kill(thread, number)

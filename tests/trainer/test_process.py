@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from trainer_cases import only, read
 
 from trainer import __main__ as entry
 from trainer.config import Config
-from trainer.interrupt import Interrupt
+from trainer.interrupt import SIGNALS, Interrupt
 from trainer.metrics.records import FILE, SCHEMA
 from trainer.saving import manifest, resume
 
@@ -225,6 +226,26 @@ def test_a_signal_that_was_put_off_is_heard_in_the_end_and_a_second_one_at_once(
         interrupt.hear(signal.SIGTERM)
         monkeypatch.setattr(time, "monotonic", lambda: later)
         interrupt.hear(signal.SIGINT)
+
+
+class Dying:
+    """Sends a signal where Python prints what is raised, and goes on."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_would_be_lost_where_python_tidies_up_is_heard_a_moment_later() -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    Interrupt().install()
+    heard = threading.Event()
+    try:
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            Dying()
+            heard.wait(60)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
