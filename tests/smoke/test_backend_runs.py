@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from backend_cases import AFTER, BEFORE, GOOD, PENDING, make_target, roll_step, verl_step
 from own_signals import as_from_a_terminal
+from waiting import is_gone, until
 
 from npuenv.cli import main
 
@@ -179,20 +179,8 @@ def test_a_silent_run_is_ended_with_everything_it_started(tmp_path: Path, capsys
     document, _ = smoke(capsys, target, "verl", "silence_limit_s=10")
     assert (document["exit"], document["cause"]) == (1, "backend-silent")
     assert "wrote nothing for 10 s" in document["says"] and "step:1" in document["says"]
-    assert is_gone(int((target / "pid").read_text()))
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process is no more, or a zombie, within a time."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.02)
-    return False
+    daemon = int((target / "pid").read_text())
+    assert until(lambda: is_gone(daemon))
 
 
 def test_an_interrupt_ends_the_run_and_leaves_the_daemons_of_others(tmp_path: Path) -> None:
@@ -215,7 +203,7 @@ def test_an_interrupt_ends_the_run_and_leaves_the_daemons_of_others(tmp_path: Pa
         trains = int((target / "pid").read_text())
         command.send_signal(signal.SIGINT)
         assert command.wait(240) == 130
-        assert is_gone(trains)
+        assert until(lambda: is_gone(trains))
         assert other.poll() is None
     finally:
         for each in (command, other):
