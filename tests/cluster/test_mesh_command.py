@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +22,7 @@ from mesh_world import World
 from own_signals import as_from_a_terminal, interruptible
 from waiting import PATIENCE_S, until
 
-from npuenv.cli import main
+from npuenv.cli import cluster_mesh, main
 from npuenv.cli.cluster_mesh import Wish
 from npuenv.cluster.mesh.state import load, save
 from npuenv.cluster.mesh.types import Device, Outcome, Results
@@ -270,15 +269,16 @@ def processes_of(world: World) -> list[int]:
 
 
 def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
-    make_world: Any, capsys: pytest.CaptureFixture[str]
+    make_world: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(2, 2, 2)
     world.kill_card("node03:1")
     world.hold_after(15)
+    heard = []
+    monkeypatch.setattr(cluster_mesh._Progress, "show", lambda _, done, says: heard.append(done))
 
     def interrupt() -> None:
-        if until(lambda: len(world.made()) >= 15):
-            time.sleep(1.0)  # those are heard of
+        if until(lambda: len(world.made()) >= 15 and max(heard, default=0) >= 10):
             os.kill(os.getpid(), signal.SIGINT)
 
     impatient = threading.Thread(target=interrupt)
