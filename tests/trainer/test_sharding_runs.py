@@ -57,6 +57,7 @@ def test_with_the_same_rollouts_every_update_is_that_of_one_process(tmp_path: Pa
         assert found == pytest.approx(one[step], abs=1e-9)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_same_bits_and_then_on_more_ranks_and_on_one(tmp_path: Path) -> None:
     words = ["prompts_per_step=6", "rollouts_per_prompt=2", "save_every=2", "lr_schedule=constant"]
     wanted = numbers(done(tmp_path / "whole", *SHARDED, *words, "steps=4"))

@@ -128,6 +128,7 @@ def test_a_run_across_three_hosts_outlives_one_of_them(tmp_path: Path) -> None:
         assert all_of.end(2) == 0  # the one that joined goes with the head
 
 
+@pytest.mark.long
 def test_ranks_on_two_hosts_go_on_with_a_spare_one_and_all_end_with_their_head(tmp_path: Path) -> None:
     """A rank's host is lost, then the one that leads. Shards of both ranks lie on storage that all of them see."""
     words = ("train_cards=0-1", "infer_cards=2", "cards_per_node=1", "sharding=fsdp2", "steps=1000", "save_every=4")

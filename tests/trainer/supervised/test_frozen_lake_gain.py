@@ -34,6 +34,7 @@ def test_every_place_that_gives_the_settings_gives_the_same() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_held_out_success_rises_by_a_fifth(tmp_path: Path) -> None:
     """The gains of fifteen seeds stand in `trainer.supervised.warm_start`; this is one that none was tuned on."""
     seed = 21
