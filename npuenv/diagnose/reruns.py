@@ -38,7 +38,8 @@ _MENDS = re.compile(
 # After these the same words mean another machine, folder, interpreter, program or setting, or a comment says so.
 _ELSEWHERE = re.compile(
     r"#|(?:sudo +)?(?:ssh|su|exit|logout|zsh|fish|tmux|screen|chroot|nsenter|cd|pushd|popd|git|vim?|nano|emacs|code"
-    r"|patch|sed|perl|alias|unalias|newgrp|sg|script|watch|kubectl|oc|srun|salloc|sbatch|deactivate|workon|pyenv|module|poetry|pipenv)(?![\w-])"
+    r"|patch|sed|perl|alias|unalias|newgrp|sg|script|watch|kubectl|oc|srun|salloc|sbatch|deactivate|workon|pyenv|module"
+    r"|poetry|pipenv)(?![\w-])"
     r"|sudo +-[is]\b|(?:sudo +)?env +-|(?:sudo +)?(?:ba)?sh(?! +\S+\.run\b)(?![\w-])"
     r"|(?:conda|mamba|micromamba) +(?:activate|deactivate)|(?:source|\.) +\S*activate\b"
     r"|(?:sudo +)?(?:cp|mv|ln|echo|printf|cat)\b.*\.(?:ya?ml|json|toml|cfg|ini|py|sh)\b"

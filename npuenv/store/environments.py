@@ -5,7 +5,6 @@ Those of the data folder are found by looking; of those elsewhere the data folde
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from contextlib import suppress
@@ -184,7 +183,7 @@ def _delete(dying: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # gone with its lock, another process may have ended it
+    with suppress(FileNotFoundError):  # gone with its lock, another process may have ended it
         dying.rmdir()
 
 
