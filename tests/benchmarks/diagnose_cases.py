@@ -1,6 +1,6 @@
 """How well pasted reports are diagnosed: counts over a folder of labelled cases. No timed test; run it by hand.
 
-    python tests/benchmarks/diagnose_cases.py [FOLDER] [--show] [--only FILE_WITH_NAMES]
+    python -m tests.benchmarks.diagnose_cases [FOLDER] [--show] [--only FILE_WITH_NAMES]
 
 A failure is right when the first cause is its label or an accepted one, "named" when any is. A healthy case is right
 when nothing is called a cause. Grades A and B are counted apart from C.
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT))
+from npuenv._toml import load_file
+from npuenv.diagnose import Diagnosis, Verdict, diagnose
+from npuenv.host.redact import Redactor
+from npuenv.host.report import read_paste
 
-from npuenv._toml import load_file  # noqa: E402
-from npuenv.diagnose import Diagnosis, Verdict, diagnose  # noqa: E402
-from npuenv.host.redact import Redactor  # noqa: E402
-from npuenv.host.report import read_paste  # noqa: E402
+ROOT = Path(__file__).parent.parent.parent
 
 CASES = ROOT.parent / "shared" / "cases"
 

@@ -1,6 +1,6 @@
 """Times of the doctor's look at an environment's files, beside `pip check` on the same environment in the same minute.
 
-    python tests/benchmarks/doctor_files.py [--python EXE] [--repeat 5]
+    python -m tests.benchmarks.doctor_files [--python EXE] [--repeat 5]
 
 Prints how many files were looked at, and median and minimum in seconds of: the inventory as a whole (a process of the
 target: versions, requirements, ownership, presence and size of every file), the part of it that is the interpreter's
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Times and memory of the doctor, beside tools that people use today, run in the same minute.
 
-    python tests/benchmarks/doctor_times.py [--repeat 7] [--python TORCH_PYTHON]
+    python -m tests.benchmarks.doctor_times [--repeat 7] [--python TORCH_PYTHON]
 
 Three machines: this one with an empty target interpreter, and a recorded one with 16 chips. Times are medians of wall
 seconds of a whole process; the interpreter's own start stands in the first row and is taken off in the last column.
@@ -21,7 +21,6 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "doctor")]
 NPUENV = (sys.executable, "-m", "npuenv")
 # An installed npuenv has its byte code; a checkout whose shell forbids writing it compiles everything anew each time.
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -40,11 +39,10 @@ def measured(argv: tuple[str, ...]) -> tuple[float, float]:
 
 def capture_of(machine_name: str, path: Path) -> None:
     """Writes the capture of a described machine, as `--save` would."""
-    from composed import machine
-    from simulated import SimulatedHost
-
     from npuenv.facts.collect import collect
     from npuenv.host.recorded import RecordingHost
+    from tests.support.machines.composed import machine
+    from tests.support.machines.simulated import SimulatedHost
 
     recording = RecordingHost(SimulatedHost(machine(machine_name)))
     collect(recording, level=1)

@@ -1,6 +1,6 @@
 """Times of asking many nodes at once, with a scripted client and with real ssh, beside a bare parallel loop.
 
-    python tests/benchmarks/fanout_times.py [--real 8] [--repeat 3]
+    python -m tests.benchmarks.fanout_times [--real 8] [--repeat 3]
 
 Scripted: 64 and 256 nodes of which one in twenty hangs or dies half way; each gives a capture, as `doctor --hosts`
 collects it, and every one that does not must be named. Real: an sshd in as many network namespaces, one `true` on each,
@@ -22,19 +22,17 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / name) for name in ("fixtures", "doctor", "cluster"))]
 HANG_LIMIT_S = 2.0
 TROUBLED = ("hangs", "half", "closed")
 
 
 def scripted(count: int, folder: Path) -> tuple[float, int, int]:
     """(seconds, nodes that are planted to fail, those of them that are named) of one collection."""
-    from scripted import capture_text
-    from scripted_ssh import install
-
     from npuenv.bundle.zipapp import content
     from npuenv.cluster.collect import collect
     from npuenv.cluster.types import Node
+    from tests.cluster.scripted import capture_text
+    from tests.support.scripted_ssh import install
 
     captures = folder / "captures"
     captures.mkdir(exist_ok=True)
@@ -68,10 +66,9 @@ def ask_here(hosts: list[str], config: str, parallel: int) -> None:
 
 def real(count: int, repeat: int) -> None:
     """Prints the times of both sides, alternating."""
-    from namespaces import machines, why_not
-
     from npuenv.cluster.ssh import Options, argv_for
     from npuenv.cluster.types import Node
+    from tests.support.namespaces import machines, why_not
 
     why = why_not(sshd=True)
     if why:

@@ -1,4 +1,4 @@
-"""Seconds of a step with one generator and two, on policy and one step off: `python tests/benchmarks/generators.py`.
+"""Seconds of a step with one generator and two, on policy and one step off: `python -m tests.benchmarks.generators`.
 
 All runs take turns, step by step, so that what else the machine does meets each of them. Every process has one thread:
 with two generators and a learner that works at the same time, three cores are wanted. A row tells the median step, what

@@ -1,6 +1,6 @@
 """What an installation costs over uv alone, and its verification over reading and hashing the same files.
 
-    python tests/benchmarks/install_times.py [--stack cpu-full] [--repeat 3] [--wheels DIR]
+    python -m tests.benchmarks.install_times [--stack cpu-full] [--repeat 3] [--wheels DIR]
 
 Both put the lock's packages into a new environment from one folder of wheels (fetched into DIR first), with files
 copied: a hard link would share them with uv's cache. Cold is with an empty cache, warm with a filled one; the two take
@@ -189,7 +189,6 @@ def main() -> None:
     parser.add_argument("--install", help=argparse.SUPPRESS)
     parser.add_argument("--hash", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     if asked.install or asked.hash:
         return install_here(asked.install) if asked.install else hash_here(asked.hash)
     with tempfile.TemporaryDirectory(dir=asked.scratch) as scratch:

@@ -1,6 +1,6 @@
 """What a lock costs over uv alone, on this machine and from a warm cache, both timed in the same minute.
 
-    python tests/benchmarks/lock_times.py [--stack verl-0.7.1-cann8.5.0] [--repeat 5]
+    python -m tests.benchmarks.lock_times [--stack verl-0.7.1-cann8.5.0] [--repeat 5]
 
 uv alone resolves the very files that the lock asks it about, once. The lock asks twice (the set, then who needs what),
 reads the answer and picks the hashes. Prints medians in seconds, the difference and the ratio; nothing is asserted.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -37,7 +36,6 @@ def main() -> None:
     parser.add_argument("--arch", default="aarch64")
     parser.add_argument("--repeat", type=int, default=5)
     asked = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
     from npuenv.lock.ask import Resolver, Supply, ask

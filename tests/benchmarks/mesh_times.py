@@ -1,6 +1,6 @@
 """How long it takes to plan a mesh of pings and to reduce its failures, and how well nodes keep in step. Run it:
 
-python tests/benchmarks/mesh_times.py [NODES [CARDS]]
+python -m tests.benchmarks.mesh_times [NODES [CARDS]]
 """
 
 from __future__ import annotations

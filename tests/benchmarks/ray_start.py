@@ -1,6 +1,6 @@
 """Time of `npuenv cluster up` beside the bare `ray start` commands by hand, on the same hosts in the same minutes.
 
-    python tests/benchmarks/ray_start.py [--hosts 3] [--repeat 3] [--ray ENVIRONMENT]
+    python -m tests.benchmarks.ray_start [--hosts 3] [--repeat 3] [--ray ENVIRONMENT]
 
 The hosts are network namespaces with an sshd and 8 fake devices each. By hand: over the same ssh, `ray start --head` on
 the first one, then `ray start --address=...` on the others, one after another, and nothing else. `cluster up` besides
@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from namespaces import Machines
+    from tests.support.namespaces import Machines
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "fixtures")]
 DEVICES = 8
 LIMIT_S = 900.0
 HEAD = "--head --port=6379 --dashboard-port=8265"
@@ -71,7 +70,7 @@ def main() -> None:
     parser.add_argument("--ray", type=Path, default=Path(sys.prefix))
     options = parser.parse_args()
     ray = options.ray.resolve()
-    from namespaces import machines, why_not
+    from tests.support.namespaces import machines, why_not
 
     why = why_not(sshd=True) or (None if (ray / "bin" / "ray").exists() else f"there is no bin/ray in {ray}: --ray")
     if why:

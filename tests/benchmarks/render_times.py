@@ -1,6 +1,6 @@
 """Times of rendering: all images in one process, and single commands, start included.
 
-    python tests/benchmarks/render_times.py
+    python -m tests.benchmarks.render_times
 
 The commands are measured in turn with the import of the two libraries that any such program loads, so that a busy
 machine shows in both. Modules are compiled before, as an installation has them. Nothing is asserted: machines differ.
@@ -19,15 +19,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
+from npuenv.lock.file import read_lock
+from npuenv.matrix import load_matrix
+from npuenv.render.combinations import combinations
+from npuenv.render.docker import render_docker
+from npuenv.resolve import resolve
+from npuenv.resolve.types import Stack
 
-from npuenv.lock.file import read_lock  # noqa: E402
-from npuenv.matrix import load_matrix  # noqa: E402
-from npuenv.render.combinations import combinations  # noqa: E402
-from npuenv.render.docker import render_docker  # noqa: E402
-from npuenv.resolve import resolve  # noqa: E402
-from npuenv.resolve.types import Stack  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 REPEAT = 7
 COMMANDS = (

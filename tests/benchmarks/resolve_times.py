@@ -1,6 +1,6 @@
 """Times of the resolver: reading the tables, every published request, every recorded conflict; and its memory.
 
-    python tests/benchmarks/resolve_times.py
+    python -m tests.benchmarks.resolve_times
 
 Beside reading the tables stands what the same files cost to parse and no more, in the same minute. Nothing is asserted:
 machines differ.
@@ -11,20 +11,18 @@ from __future__ import annotations
 import functools
 import resource
 import statistics
-import sys
 import time
 import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
+from npuenv._toml import load_file
+from npuenv.matrix import Matrix, load_matrix
+from npuenv.resolve import published, resolve
+from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.types import Request
 
-from npuenv._toml import load_file  # noqa: E402
-from npuenv.matrix import Matrix, load_matrix  # noqa: E402
-from npuenv.resolve import published, resolve  # noqa: E402
-from npuenv.resolve.derived import all_recipes  # noqa: E402
-from npuenv.resolve.types import Request  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

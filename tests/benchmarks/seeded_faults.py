@@ -1,6 +1,6 @@
 """Recall of the doctor on the seeded faults, area by area, with its false alarms on the healthy machines.
 
-    python tests/benchmarks/seeded_faults.py
+    python -m tests.benchmarks.seeded_faults
 
 `found now`: the right check speaks. `first run`: it did when the checks were run on the faults for the first time, the
 faults having been written without sight of the checks. `others`: further checks that one fault moved, on average.
@@ -8,17 +8,14 @@ faults having been written without sight of the checks. `others`: further checks
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "doctor")]
+from tests.support.machines import composed, seeded
 
-import composed  # noqa: E402
-import seeded  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def main() -> None:

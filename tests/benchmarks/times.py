@@ -1,6 +1,6 @@
 """Times of the road's parts on this machine, each beside something familiar that is run in the same minute.
 
-    python tests/benchmarks/times.py [--repeat 5]
+    python -m tests.benchmarks.times [--repeat 5]
 
 Prints the median and the minimum in seconds, and the ratio to the yardstick. Nothing is asserted: machines differ.
 Needs the CPU stack (`npuenv install cpu --yes`); `install` is timed on an environment that stands already.
@@ -34,7 +34,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
     repeat = parser.parse_args().repeat
-    sys.path.insert(0, str(ROOT))
     from npuenv.store.places import default_environment
 
     python = str(default_environment("cpu") / "bin" / "python")

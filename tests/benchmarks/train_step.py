@@ -1,4 +1,4 @@
-"""Seconds and memory of a GRPO step, ours beside TRL's GRPOTrainer: `python tests/benchmarks/train_step.py [ROW ...]`.
+"""Seconds and memory of a GRPO step, ours beside TRL's GRPOTrainer: `python -m tests.benchmarks.train_step [ROW ...]`.
 
 Needs trl, transformers, datasets and tokenizers. Each side runs in a process of its own, on one thread, with the same
 start weights, prompts and numbers of tokens; no answer ends early. The two take turns, step by step, so that what else

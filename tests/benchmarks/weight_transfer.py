@@ -1,4 +1,4 @@
-"""Weights to generators in MB/s beside a copy in memory: `python tests/benchmarks/weight_transfer.py [--rounds N]`.
+"""Weights to generators in MB/s beside a copy in memory: `python -m tests.benchmarks.weight_transfer [--rounds N]`.
 
 One publishing is: pack into shared memory with a checksum, every generator checks it, copies the weights into its
 engine and compares what that holds with what was sent. Both sides run on one thread and take turns. Linux.

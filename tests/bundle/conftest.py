@@ -30,16 +30,12 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.resolve.types import BuildStep, GitSource, Pin, Platform, Reason, Request, Stack
-from tests.fixtures.archives import pack
+from tests.support.archives import pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.bundle.offline.fetch import Told
-
-FIXTURES = str(Path(__file__).parent.parent / "fixtures")
-if FIXTURES not in sys.path:
-    sys.path.insert(0, FIXTURES)
 
 HERE = platform.machine()
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[HERE]

@@ -40,11 +40,10 @@ from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
 from npuenv.plan.types import Run
 from npuenv.resolve.types import GitSource, Platform, Request, Stack
-
-from .conftest import FURTHER, HERE, OTHER, TAG, python_archive, repacked, write_sdist
+from tests.bundle.conftest import FURTHER, HERE, OTHER, TAG, python_archive, repacked, write_sdist
 
 if TYPE_CHECKING:
-    from .conftest import Shop
+    from tests.bundle.conftest import Shop
 
 OFFLINE = ("unshare", "-rn")
 

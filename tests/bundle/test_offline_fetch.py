@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
-from own_signals import interruptible
 
 from npuenv.bundle.offline import fetch as fetching
 from npuenv.bundle.offline.fetch import (
@@ -35,6 +34,7 @@ from npuenv.bundle.offline.fetch import (
 from npuenv.errors import StepFailed
 from npuenv.facts.pip import PipSettings, Setting
 from npuenv.messages import say
+from tests.support.own_signals import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

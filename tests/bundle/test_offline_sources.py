@@ -24,14 +24,13 @@ from npuenv.messages import say
 from npuenv.plan.cann_files import expected_names
 from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Platform, Request, Stack
-
-from .conftest import git, python_archive, repository, write_sdist
+from tests.bundle.conftest import git, python_archive, repository, write_sdist
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .conftest import Shop
+    from tests.bundle.conftest import Shop
 
 
 def tree(folder: Path) -> dict[str, bytes]:

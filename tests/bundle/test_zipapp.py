@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from own_signals import as_from_a_terminal
 
 from npuenv import __version__
 from npuenv.bundle import zipapp
@@ -25,12 +24,13 @@ from npuenv.cli import main
 from npuenv.errors import BadInput
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
+from tests.support.own_signals import as_from_a_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TESTS = Path(__file__).parent.parent
-HOSTS = TESTS / "fixtures" / "hosts"
+HOSTS = TESTS / "support" / "hosts"
 CAPTURES = sorted(path.name for path in HOSTS.glob("*.json"))
 MINORS = range(9, 15)
 PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
@@ -71,11 +71,8 @@ def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The capture of a described machine, whose versions are looked up among the published stacks."""
-    for folder in ("doctor", "fixtures"):
-        if str(TESTS / folder) not in sys.path:
-            sys.path.insert(0, str(TESTS / folder))
-    from composed import machine
-    from simulated import SimulatedHost
+    from tests.support.machines.composed import machine
+    from tests.support.machines.simulated import SimulatedHost
 
     recording = RecordingHost(SimulatedHost(machine("310p-host-npu6")))
     collect(recording, level=2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from changes import HEALTHY, WHY, gone
 
 from npuenv.checks import Status, check_all
 from npuenv.facts.base import Fact
+from tests.support.changes import HEALTHY, WHY, gone
 
 GROUPS = [field.name for field in dataclasses.fields(HEALTHY) if field.name != "environment"]
 OF_CARDS = (

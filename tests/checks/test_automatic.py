@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,6 @@ from npuenv.facts.python.interpreter import Python
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 
-FIXTURES = str(Path(__file__).parent.parent / "fixtures")
-if FIXTURES not in sys.path:
-    sys.path.insert(0, FIXTURES)
-
 EXE = "/env/bin/python"
 PIP = (EXE, "-m", "pip")
 UV = ("uv", "pip")
@@ -28,7 +22,7 @@ SAYS = Message("doctor.title")
 
 
 def context(prefix: str = "/env") -> Context:
-    from scripted_host import ScriptedHost
+    from tests.support.scripted_host import ScriptedHost
 
     facts = collect(ScriptedHost(), only=frozenset())
     installed = {"numpy": "2.1.0", "triton": "3.2.0", "triton-ascend": "3.2.0rc4"}

@@ -6,8 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import HEALTHY, both, cards, find, lost, part, put, trouble, unread, variables
-from changes import packages as installed
 
 from npuenv.checks import Status, check_all
 from npuenv.checks.registry import CHECKS
@@ -20,11 +18,12 @@ from npuenv.facts.cann.surroundings import Atb, Written
 from npuenv.facts.cann.toolkit import Closed
 from npuenv.facts.npu.smi import Trouble
 from npuenv.messages import say
+from tests.support.changes import HEALTHY, both, cards, find, lost, part, put, trouble, unread, variables
+from tests.support.changes import packages as installed
 
 if TYPE_CHECKING:
-    from changes import Change
-
     from npuenv.facts.collect import Facts
+    from tests.support.changes import Change
 
 ROOT, OTHER = "/usr/local/Ascend/cann-8.5.0", "/usr/local/Ascend/cann-9.1.0"
 OLD = "/usr/local/Ascend/ascend-toolkit/8.3.RC1"

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 
 from npuenv._toml import load_file
 from npuenv.checks import Status, check_all, exit_code
@@ -40,6 +39,7 @@ from npuenv.facts.python.interpreter import DeviceRun, Devices
 from npuenv.matrix import load_matrix
 from npuenv.messages import LANGUAGES, say
 from npuenv.report.doctor import grouped
+from tests.support.changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 
 OURS = (*CARDS, *BOARDS, *DEVICES)
 TABLES = sorted((Path(__file__).parents[1] / "facts" / "cases" / "smi").glob("info_*.toml"))

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import runpy
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from changes import (
-    HEALTHY,
-    HOSTS,
-    WHY,
-    Change,
-    both,
-    cards,
-    find,
-    gone,
-    lost,
-    nodes,
-    packages,
-    part,
-    put,
-    trouble,
-    unread,
-    variables,
-)
 
 from npuenv.checks import Status, check_all, exit_code
 from npuenv.checks.base import Check, Context, Verdict
@@ -43,6 +25,24 @@ from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
 from npuenv.facts.python.interpreter import SharedFiles
 from npuenv.host.recorded import load_capture
 from npuenv.messages import say
+from tests.support.changes import (
+    HEALTHY,
+    HOSTS,
+    WHY,
+    Change,
+    both,
+    cards,
+    find,
+    gone,
+    lost,
+    nodes,
+    packages,
+    part,
+    put,
+    trouble,
+    unread,
+    variables,
+)
 
 NO_CARDS = both(nodes(), put(smi=None, smi_trouble=None, driver=None, pci_devices=(), devices=None))
 CONTAINER = put(container="docker")
@@ -313,7 +313,7 @@ def cases_of_all_areas() -> list[tuple[Any, ...]]:
     """(check, change, status, words) of this file and of its neighbours, which have the same table for their areas."""
     rows = []
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
-        names = runpy.run_path(str(path), run_name=path.stem)
+        names = vars(importlib.import_module(f"tests.checks.{path.stem}"))
         rows += [row for name in ("CASES", "A3_CASES") for row in names.get(name, ()) if len(row) == 4]
     return rows
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from changes import HEALTHY, find, lost, put
 
 from npuenv.checks import Status
 from npuenv.checks.base import NPU_FRAMEWORKS
 from npuenv.facts.machine.cgroup import Cgroup
 from npuenv.facts.machine.hardware import Processor
 from npuenv.messages import say
+from tests.support.changes import HEALTHY, find, lost, put
 
 if TYPE_CHECKING:
-    from changes import Change
+    from tests.support.changes import Change
 
 GIB = 1 << 20
 OK, WARN, FAIL, SKIP, UNKNOWN = Status.OK, Status.WARN, Status.FAIL, Status.SKIP, Status.UNKNOWN

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 
 from npuenv.checks import Status, check_all
 from npuenv.checks.npu.driver import CHECKS
@@ -17,6 +16,7 @@ from npuenv.facts.npu.kernel import Claim, KernelEvent
 from npuenv.facts.npu.smi import Trouble
 from npuenv.messages import LANGUAGES, say
 from npuenv.report.doctor import grouped
+from tests.support.changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 
 CONTAINER = put(container="docker")
 INIT = trouble(Trouble.INIT, -8005)

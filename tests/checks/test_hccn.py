@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from edited_host import EditedHost
 
 from npuenv.checks import Finding, Status, check_all
 from npuenv.checks.network.hccn import CHECKS
 from npuenv.facts.collect import collect
 from npuenv.messages import say
+from tests.support.edited_host import EditedHost
 
 TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 Edit = Callable[[EditedHost], None]

@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import HEALTHY, both, find, gone, lost, put, variables
 
 from npuenv.checks import Status
 from npuenv.checks.registry import CHECKS
@@ -19,9 +18,10 @@ from npuenv.facts.machine.places import Cache
 from npuenv.facts.machine.processes import Process, Processes
 from npuenv.facts.machine.system import Space
 from npuenv.messages import say
+from tests.support.changes import HEALTHY, both, find, gone, lost, put, variables
 
 if TYPE_CHECKING:
-    from changes import Change
+    from tests.support.changes import Change
 
 GIB = 1 << 20
 OK, WARN, FAIL, SKIP, UNKNOWN = Status.OK, Status.WARN, Status.FAIL, Status.SKIP, Status.UNKNOWN

@@ -7,13 +7,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from changes import HEALTHY, both, find, part, put
 
 from npuenv.checks import Status
 from npuenv.facts.manifest import MARKER, VERIFIED, Described, Verified, described
 from npuenv.facts.python.packages import Owned
 from npuenv.host.local import LocalHost
 from npuenv.messages import LANGUAGES, say
+from tests.support.changes import HEALTHY, both, find, part, put
 
 if TYPE_CHECKING:
     from pathlib import Path

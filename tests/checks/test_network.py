@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from edited_host import EditedHost
 
 from npuenv.checks import Finding, Status, check_all
 from npuenv.checks.network.host import CHECKS, is_excepted
@@ -16,6 +15,7 @@ from npuenv.checks.network.interfaces import hccl_choice, matching
 from npuenv.facts.collect import collect
 from npuenv.facts.network.interfaces import Interface
 from npuenv.messages import say
+from tests.support.edited_host import EditedHost
 
 Edit = Callable[[EditedHost], None]
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"

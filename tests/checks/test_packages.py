@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import HEALTHY, WHY, Change, both, cards, find, lost, packages, part, put, unread, variables
 
 from npuenv.checks import Status, check_all
 from npuenv.checks.python import CHECKS
@@ -20,6 +19,7 @@ from npuenv.matrix import load_matrix
 from npuenv.messages import LANGUAGES, say
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
+from tests.support.changes import HEALTHY, WHY, Change, both, cards, find, lost, packages, part, put, unread, variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from changes import HEALTHY, WHY
 
 from npuenv.checks import Status, check_all
 from npuenv.checks.python import CHECKS
 from npuenv.facts.asker import not_asked
 from npuenv.facts.base import absent, known
+from tests.support.changes import HEALTHY, WHY
 
 # Where it was reported, the versions there, Python, CANN ("" unknown), and the checks of which one has to speak.
 CASES = [

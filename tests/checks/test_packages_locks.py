@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from changes import HEALTHY, WHY
 
 from npuenv.checks import Status, check_all
 from npuenv.checks.python import CHECKS
@@ -17,6 +16,7 @@ from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
 from npuenv.messages import say
 from npuenv.resolve.derived import all_recipes
+from tests.support.changes import HEALTHY, WHY
 
 if TYPE_CHECKING:
     from npuenv.facts.cann.toolkit import Cann

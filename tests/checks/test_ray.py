@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import HEALTHY, both, find, gone, lost, packages, put, variables
 
 from npuenv.checks import Status
 from npuenv.facts.base import Evidence
@@ -15,9 +14,10 @@ from npuenv.facts.ray.session import Session
 from npuenv.facts.ray.status import Demand, Refusal, Resource, Trouble
 from npuenv.facts.ray.status import Status as Cluster
 from npuenv.messages import say
+from tests.support.changes import HEALTHY, both, find, gone, lost, packages, put, variables
 
 if TYPE_CHECKING:
-    from changes import Change
+    from tests.support.changes import Change
 
 GIB = 1 << 20
 OK, WARN, FAIL, SKIP, UNKNOWN = Status.OK, Status.WARN, Status.FAIL, Status.SKIP, Status.UNKNOWN

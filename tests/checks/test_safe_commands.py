@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
-from changes import HEALTHY, Change, both, find, packages, part, put, variables
 
 from npuenv.checks import Status, check_all
 from npuenv.checks.base import Context
@@ -21,6 +20,7 @@ from npuenv.facts.python.interpreter import Import
 from npuenv.facts.python.packages import Owned, Trouble
 from npuenv.matrix import load_matrix
 from npuenv.messages import LANGUAGES, say
+from tests.support.changes import HEALTHY, Change, both, find, packages, part, put, variables
 
 if TYPE_CHECKING:
     from npuenv.facts.base import Fact

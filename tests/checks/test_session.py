@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import HEALTHY, both, find, lost, packages, part, put, unread, variables
 
 from npuenv.checks import Status
 from npuenv.checks.registry import CHECKS
@@ -17,12 +16,12 @@ from npuenv.facts.cann.surroundings import Named
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 from npuenv.messages import say
+from tests.support.changes import HEALTHY, both, find, lost, packages, part, put, unread, variables
 
 if TYPE_CHECKING:
-    from changes import Change
-
     from npuenv.facts.collect import Facts
     from npuenv.matrix.rows import Variable
+    from tests.support.changes import Change
 
 ALLOC = "PYTORCH_NPU_ALLOC_CONF"
 NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,10 +17,6 @@ from npuenv.matrix import load_matrix
 from npuenv.messages import say
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
-
-FIXTURES = str(Path(__file__).parent.parent / "fixtures")
-if FIXTURES not in sys.path:
-    sys.path.insert(0, FIXTURES)
 
 NAME = "verl-0.7.1-cann8.5.0"
 SEEN = Evidence("a file", "a line")
@@ -43,7 +37,7 @@ def cann(version: str) -> Fact[Cann]:
 
 
 def judged(named: Stack | None, *, has_cann: Fact[Cann], has_python: Fact[Python], **variables: str) -> list[Finding]:
-    from scripted_host import ScriptedHost
+    from tests.support.scripted_host import ScriptedHost
 
     blank = collect(ScriptedHost(), only=frozenset())
     facts: Facts = replace(

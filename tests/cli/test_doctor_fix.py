@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
-from own_signals import interruptible
 
 import npuenv.report
 from npuenv.checks import Finding, Fix, Status
@@ -28,6 +27,7 @@ from npuenv.host.local import LocalHost
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
 from npuenv.plan.types import Want
+from tests.support.own_signals import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
-from own_signals import as_from_a_terminal
-from waiting import PATIENCE_S, until
 
 from npuenv.cli import main
+from tests.support.own_signals import as_from_a_terminal
+from tests.support.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 pytestmark = pytest.mark.usefixtures("home")
 ROOT = Path(__file__).parents[2]
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 HELD = str(HOSTS / "container_8020.json")
 REPLAY = ("doctor", "--from", HELD, "--level", "2")
 

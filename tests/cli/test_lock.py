@@ -121,7 +121,7 @@ def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
         (["cpu", "--verify", "--host", "this"], "--host does not go with --verify"),
         (["--all", "--os", "ubuntu22.04"], "--os does not go with --all"),
         (["--all", "--for", "verl==0.7.1"], "--for NAME==RELEASE does not go with --all"),
-        (["--all", "--host", "tests/fixtures/hosts/a3_healthy.json"], "--host does not go with --all"),
+        (["--all", "--host", "tests/support/hosts/a3_healthy.json"], "--host does not go with --all"),
         (["--all", "--stack-that-is-none"], "--stack-that-is-none"),
         (["cpuu", "--all"], "cpuu"),
     ],

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from own_signals import as_from_a_terminal, interruptible
-from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.cli import main
 from npuenv.host.running import Running
+from tests.support.own_signals import as_from_a_terminal, interruptible
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Recorded cards for real hosts: npu-smi and hccn_tool that say what a recorded machine says, and the driver's files.
 
 `prepare` once, then `replay` as often as wanted. What a tool says is a file named by its command line, so an edit of
-`tests/doctor/edits.py` changes what it prints. Nothing is written outside a host's namespaces and the test's folder.
+`tests/support/machines/edits.py` changes what it prints. Nothing is written outside a host's namespaces and the test's folder.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from simulated import SimulatedHost
+from tests.support.machines.simulated import SimulatedHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from namespaces import Machine, Machines
+    from tests.support.namespaces import Machine, Machines
 
 TOOLS = ("npu-smi", "hccn_tool")
 _DRIVER_TOOLS = "usr/local/Ascend/driver/tools"

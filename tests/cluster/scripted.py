@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 import psutil
-from scripted_ssh import install
-from simulated import SimulatedHost
-from uniform import description, name_of
 
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
+from tests.cluster.uniform import description, name_of
+from tests.support.machines.simulated import SimulatedHost
+from tests.support.scripted_ssh import install
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

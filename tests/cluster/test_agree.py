@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import both, lost, part, put, variables
-from uniform import cluster
-from voting import BAD, LINE, NAMES, USUAL, changed, differing, find, met, told
 
 from npuenv._toml import load_file
 from npuenv.checks.base import Finding, Status
@@ -20,11 +17,13 @@ from npuenv.facts.asker import not_asked
 from npuenv.facts.base import Evidence, known
 from npuenv.facts.network.interfaces import Interface
 from npuenv.messages import Message, say
+from tests.cluster.uniform import cluster
+from tests.cluster.voting import BAD, LINE, NAMES, USUAL, changed, differing, find, met, told
+from tests.support.changes import both, lost, part, put, variables
 
 if TYPE_CHECKING:
-    from changes import Change
-
     from npuenv.facts.collect import Facts
+    from tests.support.changes import Change
 
 PACKAGE = Path(__file__).parents[2] / "npuenv"
 
@@ -118,7 +117,7 @@ def _without_tls(facts: Facts) -> Facts:
     conf = facts.hccn.conf.value
     assert conf is not None
     rest = {card: {k: v for k, v in keys.items() if k != "tls_enable"} for card, keys in conf.by_device.items()}
-    from changes import gone
+    from tests.support.changes import gone
 
     return both(part("conf", by_device=rest), gone("hccn.tls", Evidence("/etc/hccn.conf", "no entry")))(facts)
 

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted import Nodes, capture_text
 
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
@@ -17,6 +16,7 @@ from npuenv.cluster.verdict import Judged, Verdict
 from npuenv.errors import ExitCode
 from npuenv.host.recorded import parse_capture
 from npuenv.messages import Message
+from tests.cluster.scripted import Nodes, capture_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import both, cards, gone, lost, packages, part, put, variables
-from test_agree import of_kernel
-from uniform import cluster
-from voting import LINE, NAMES, USUAL, changed, differing, find, met, told
 
 from npuenv.checks.base import Status
 from npuenv.cluster.agree import agreement
@@ -25,11 +21,14 @@ from npuenv.facts.network.names import HostName
 from npuenv.facts.npu.driver import Nodes
 from npuenv.facts.npu.queries import Spod
 from npuenv.messages import say
+from tests.cluster.test_agree import of_kernel
+from tests.cluster.uniform import cluster
+from tests.cluster.voting import LINE, NAMES, USUAL, changed, differing, find, met, told
+from tests.support.changes import both, cards, gone, lost, packages, part, put, variables
 
 if TYPE_CHECKING:
-    from changes import Change
-
     from npuenv.facts.collect import Facts
+    from tests.support.changes import Change
 
 WELL = ("ok", "skip")
 NO_DEVICES = Nodes((), (), ())

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from changes import both, put
-from uniform import cluster
-from voting import changed, told
 
 from npuenv.facts.machine.mounts import Mount
+from tests.cluster.uniform import cluster
+from tests.cluster.voting import changed, told
+from tests.support.changes import both, put
 
 if TYPE_CHECKING:
-    from changes import Change
+    from tests.support.changes import Change
 
 DOCKER, PODMAN = "/var/lib/docker/overlay2/l", "/var/lib/containers/storage/overlay/l"
 CONTAINERD = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots"

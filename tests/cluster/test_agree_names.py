@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from uniform import cluster
-from voting import USUAL, differing, find, met, told
 
 from npuenv.checks.base import Status
 from npuenv.cluster.agree.meeting import Met, looked_up
 from npuenv.messages import say
+from tests.cluster.uniform import cluster
+from tests.cluster.voting import USUAL, differing, find, met, told
 
 NODES = tuple(f"node{number:02}" for number in range(1, 17))
 

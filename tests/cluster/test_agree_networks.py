@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from changes import both, gone, put, variables
-from voting import BAD, LINE, changed, find, told
 
 from npuenv.checks.base import Status
 from npuenv.facts.base import known
 from npuenv.facts.hccn.a2 import Address, Gateway
 from npuenv.facts.network.interfaces import Interface, Route, number_of
 from npuenv.messages import say
+from tests.cluster.voting import BAD, LINE, changed, find, told
+from tests.support.changes import both, gone, put, variables
 
 if TYPE_CHECKING:
-    from changes import Change
-
     from npuenv.facts.collect import Facts
+    from tests.support.changes import Change
 
 _MASK = 0xFFFFFF00
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composed import names
-from uniform import cluster, planted
 
 from npuenv._toml import load_file
 from npuenv.checks.base import Finding, Status
 from npuenv.cluster.agree import agreement
 from npuenv.messages import say
+from tests.cluster.uniform import cluster, planted
+from tests.support.machines.composed import names
 
 BAD = (Status.WARN, Status.FAIL)
 PLANTED = Path(__file__).parent / "planted"

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from changes import both, lost, packages, part, put
-from uniform import cluster
-from voting import LINE, USUAL, changed, find, told
 
 from npuenv.checks.base import Status
 from npuenv.cluster.agree.table import aspects
 from npuenv.facts.base import known
 from npuenv.report.cluster import render
 from npuenv.report.terminal import Manner, Page
+from tests.cluster.uniform import cluster
+from tests.cluster.voting import LINE, USUAL, changed, find, told
+from tests.support.changes import both, lost, packages, part, put
 
 if TYPE_CHECKING:
-    from changes import Change
+    from tests.support.changes import Change
 
 UNKEPT = part("network.clock", is_synchronised=False)
 

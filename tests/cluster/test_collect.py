@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from own_signals import as_from_a_terminal
-from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.bundle import zipapp
 from npuenv.cluster.collect import Collected, collect
 from npuenv.cluster.types import Node, Trouble
 from npuenv.host.base import NotRecorded
+from tests.support.own_signals import as_from_a_terminal
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 CAPTURE = {"schema": "npuenv.capture/1", "npuenv": "1", "host": "host1", "environ": {}, "commands": [], "paths": {}}
 # A doctor that says where it is, and gives a capture with the words that it got.

@@ -15,9 +15,6 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
-from own_signals import as_from_a_terminal
-from scripted import Impatient, Nodes
-from waiting import PATIENCE_S, is_gone, until
 
 import npuenv.report
 from npuenv.checks import Finding, Status
@@ -28,6 +25,9 @@ from npuenv.cluster.verdict import Judged, Verdict
 from npuenv.messages import Message, say
 from npuenv.report.cluster import render, says_of
 from npuenv.report.terminal import Manner, Page
+from tests.cluster.scripted import Impatient, Nodes
+from tests.support.own_signals import as_from_a_terminal
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -224,7 +224,7 @@ def test_cards_are_counted_against_the_inventory(
     nodes = Nodes(tmp_path, monkeypatch, 4, {})
     bare = tmp_path / "captures" / "node04.json"
     bare.write_text(
-        (Path(__file__).parents[1] / "fixtures" / "hosts" / "no_card.json").read_text(encoding="utf-8"),
+        (Path(__file__).parents[1] / "support" / "hosts" / "no_card.json").read_text(encoding="utf-8"),
         encoding="utf-8",
     )
     nodes.inventory.write_text("node01 slots=8\nnode02 cards=16\nnode[03-04] cards=0\n")

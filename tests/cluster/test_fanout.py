@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from scripted import Impatient, Nodes
-from scripted_ssh import TEXTS
-from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.cli.cluster_waiting import naming
 from npuenv.cli.common import Ui
@@ -25,6 +22,9 @@ from npuenv.cluster import fanout
 from npuenv.cluster.fanout import ask
 from npuenv.cluster.ssh import Options, argv_for, deciding_line, keeps_keys, trouble_of
 from npuenv.cluster.types import Node, Trouble
+from tests.cluster.scripted import Impatient, Nodes
+from tests.support.scripted_ssh import TEXTS
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

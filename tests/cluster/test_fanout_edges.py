@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from test_fanout import SHED, client, expanded, node
 
 from npuenv.cluster import fanout
 from npuenv.cluster.fanout import ask
@@ -24,6 +23,7 @@ from npuenv.cluster.types import Node, Trouble
 from npuenv.cluster.verdict import Judged, Verdict, alike
 from npuenv.messages import say
 from npuenv.report.cluster import next_of, says_of
+from tests.cluster.test_fanout import SHED, client, expanded, node
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from test_inventory import names, refusal
 
 from npuenv.cluster.inventory import MOST_NODES, parse, read
 from npuenv.cluster.names import fold
 from npuenv.cluster.types import Node
+from tests.cluster.test_inventory import names, refusal
 
 if TYPE_CHECKING:
     from pathlib import Path

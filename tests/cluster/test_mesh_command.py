@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mesh_world import World
-from own_signals import as_from_a_terminal, interruptible
-from waiting import PATIENCE_S, until
 
 from npuenv.cli import cluster_mesh, main
 from npuenv.cli.cluster_mesh import Wish
 from npuenv.cluster.mesh.state import load, save
 from npuenv.cluster.mesh.types import Device, Outcome, Results
+from tests.cluster.mesh_world import World
+from tests.support.own_signals import as_from_a_terminal, interruptible
+from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.usefixtures("home")
 

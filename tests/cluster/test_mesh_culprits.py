@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mesh_planning import all_pings, cluster
 
 from npuenv.cluster.mesh.culprits import Crowd, Culprit, Kind, Suspect, reduce
 from npuenv.cluster.mesh.planning import full, sampled
 from npuenv.cluster.mesh.types import Device
+from tests.cluster.test_mesh_planning import all_pings, cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

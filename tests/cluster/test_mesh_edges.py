@@ -7,9 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_fanout import client
-from test_mesh_planning import all_pings, cluster
-from test_mesh_running import GOOD, Nodes, kept, run_of
 
 from npuenv.cluster.mesh import state
 from npuenv.cluster.mesh.asking import Heard
@@ -21,6 +18,9 @@ from npuenv.cluster.types import Node
 from npuenv.errors import BadInput
 from npuenv.host.base import Ran
 from npuenv.messages import Message
+from tests.cluster.test_fanout import client
+from tests.cluster.test_mesh_planning import all_pings, cluster
+from tests.cluster.test_mesh_running import GOOD, Nodes, kept, run_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,11 +8,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from mesh_world import World
-from namespaces import Machines, machines, why_not
-from own_signals import as_from_a_terminal
-from test_mesh_command import require_in_order
-from waiting import PATIENCE_S, until
+
+from tests.cluster.mesh_world import World
+from tests.cluster.test_mesh_command import require_in_order
+from tests.support.namespaces import Machines, machines, why_not
+from tests.support.own_signals import as_from_a_terminal
+from tests.support.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.cluster.mesh import remote
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

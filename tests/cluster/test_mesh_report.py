@@ -10,8 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 from jsonschema import Draft202012Validator
-from test_mesh_culprits import FAULTS
-from test_mesh_planning import all_pings, cluster
 
 import npuenv.report
 from npuenv.cluster.mesh.asking import Missing
@@ -20,6 +18,8 @@ from npuenv.cluster.mesh.planning import full, sampled
 from npuenv.cluster.mesh.types import Outcome, Results
 from npuenv.messages import LANGUAGES, Message
 from npuenv.report.mesh import lines, render_html
+from tests.cluster.test_mesh_culprits import FAULTS
+from tests.cluster.test_mesh_planning import all_pings, cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

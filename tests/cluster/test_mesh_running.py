@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_mesh_planning import all_pings, cluster
 
 from npuenv.cluster.mesh import state
 from npuenv.cluster.mesh.asking import Heard, Missing, Surveyed, devices_of, gone
@@ -22,6 +21,7 @@ from npuenv.cluster.types import Node
 from npuenv.errors import BadInput
 from npuenv.host.base import Ran
 from npuenv.messages import Message, say
+from tests.cluster.test_mesh_planning import all_pings, cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

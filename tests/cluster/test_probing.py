@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from namespaces import machines, why_not
 
 from npuenv.checks.base import Status
 from npuenv.cluster.agree.meeting import Met
@@ -31,6 +30,7 @@ from npuenv.cluster.probing.storage import share
 from npuenv.cluster.ssh import Options
 from npuenv.cluster.types import Answer, Node, Trouble
 from npuenv.messages import say
+from tests.support.namespaces import machines, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from namespaces import Machine, Machines, listens, machines, why_not
-from own_signals import as_from_a_terminal
-from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.cluster import ray, ray_state
 from npuenv.cluster.probing.asking import Way
 from npuenv.cluster.types import Node
 from npuenv.store.places import default_environment
+from tests.support.namespaces import Machine, Machines, listens, machines, why_not
+from tests.support.own_signals import as_from_a_terminal
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from namespaces import Machine, Machines, machines, why_not
-from own_signals import as_from_a_terminal
-from waiting import PATIENCE_S, is_gone, until
+
+from tests.support.namespaces import Machine, Machines, machines, why_not
+from tests.support.own_signals import as_from_a_terminal
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

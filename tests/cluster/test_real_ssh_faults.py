@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from edits import edited
-from namespaces import Machines, machines, why_not
-from replayed import prepare, replay, tools_folder
-from uniform import description, name_of, switched
 
 from npuenv._toml import load_file
+from tests.cluster.replayed import prepare, replay, tools_folder
+from tests.cluster.uniform import description, name_of, switched
+from tests.support.machines.edits import edited
+from tests.support.namespaces import Machines, machines, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,12 +11,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from composed import machine
-from edits import edited
-from simulated import SimulatedHost
-
 from npuenv.facts.collect import Facts, collect
 from npuenv.host.recorded import RecordingHost
+from tests.support.machines.composed import machine
+from tests.support.machines.edits import edited
+from tests.support.machines.simulated import SimulatedHost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

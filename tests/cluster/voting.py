@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from uniform import cluster, name_of
-
 from npuenv.checks.base import Finding, Status
 from npuenv.cluster.agree import agreement
 from npuenv.cluster.agree.meeting import Met, Offset
 from npuenv.facts.base import Evidence
 from npuenv.messages import say
+from tests.cluster.uniform import cluster, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from changes import Change
-
     from npuenv.facts.collect import Facts
+    from tests.support.changes import Change
 
 USUAL = "a2-b3-host-roll"
 BAD = (Status.WARN, Status.FAIL)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +11,14 @@ from npuenv._toml import load_file
 from npuenv.diagnose import Diagnosis, Verdict, diagnose
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
+from tests.benchmarks import diagnose_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 HERE = Path(__file__).parent
 CASES = sorted((HERE / "cases").glob("*.toml"))
 SHARED = HERE.parents[1].parent / "shared" / "cases"
-
-
-def benchmark() -> ModuleType:
-    """The counting script as a module."""
-    spec = importlib.util.spec_from_file_location("diagnose_cases", HERE.parent / "benchmarks" / "diagnose_cases.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def accepted(case: dict[str, Any]) -> set[str]:
@@ -111,7 +98,7 @@ def test_a_long_log_around_a_case_hides_nothing() -> None:
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the labelled cases lie beside this repository, not in it")
 def test_labelled_cases_stay_where_they_were_measured() -> None:
     """Floors well below what was measured, so that a new table row may cost a case and a broken rule may not."""
-    scores = benchmark().score_folder(SHARED)
+    scores = diagnose_cases.score_folder(SHARED)
     failures = [each for each in scores if each.case["kind"] == "failure" and each.case["grade"] in "AB"]
     healthy = [each for each in scores if each.case["kind"] == "healthy"]
     right = sum(each.outcome == "right" for each in failures)
@@ -120,7 +107,7 @@ def test_labelled_cases_stay_where_they_were_measured() -> None:
 
 
 def test_the_script_counts_our_own_cases() -> None:
-    module = benchmark()
+    module = diagnose_cases
     scores = module.score_folder(HERE / "cases")
     assert {each.outcome for each in scores} == {"right"}
     assert "must_not_claim 0" in module.table(scores)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npuenv.diagnose import Diagnosis
     from npuenv.facts.collect import Facts
 
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 FAULT = "AttributeError: `np.float_` was removed in the NumPy 2.0 release. Use `np.float64` instead."
 OTHER = "ImportError: libtorch_npu.so: undefined symbol: _ZN3c1012IValue"
 FORMS = (

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted_host import ScriptedHost, inventory, plain_machine, with_cann, with_cards
 
 from npuenv.checks import check_all
 from npuenv.facts.collect import collect
@@ -16,11 +15,12 @@ from npuenv.host.recorded import RecordingHost, load_capture, parse_capture
 from npuenv.host.shell import shell_line
 from npuenv.report.doctor import document
 from npuenv.report.terminal import Manner, Page, render_report
+from tests.support.scripted_host import ScriptedHost, inventory, plain_machine, with_cann, with_cards
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
 
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 INFO = "package_name=Ascend-cann-toolkit\nversion=8.5.0\narch=aarch64\npath=/usr/local/Ascend/cann-8.5.0\n"
 
 

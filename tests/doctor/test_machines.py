@@ -6,19 +6,12 @@ marked `blind` were written before the checks were seen.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-
-import composed  # noqa: E402
-import seeded  # noqa: E402
+from tests.support.machines import composed, seeded
 
 FAULTS = seeded.faults()
 WANTED = 0.97

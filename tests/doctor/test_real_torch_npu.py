@@ -9,8 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from stub_cann import target
-from stub_cann.build import build, environment, wanted
 
 from npuenv.checks import Finding, Status, check_all
 from npuenv.checks.registry import CHECKS
@@ -19,6 +17,8 @@ from npuenv.host.local import LocalHost
 from npuenv.host.recorded import RecordingHost
 from npuenv.messages import say
 from npuenv.report.doctor import document
+from tests.support.stub_cann import target
+from tests.support.stub_cann.build import build, environment, wanted
 
 if TYPE_CHECKING:
     from pathlib import Path

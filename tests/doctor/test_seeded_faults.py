@@ -83,7 +83,7 @@ def _answer(document: dict[str, Any], place: str, answer: Mapping[str, Any]) -> 
 
 def faulty_host(fault: Mapping[str, Any]) -> EditedHost:
     """The recorded host of a row with the row's edits."""
-    document = json.loads((HERE.parent / "fixtures" / "hosts" / f"{fault['host']}.json").read_text(encoding="utf-8"))
+    document = json.loads((HERE.parent / "support" / "hosts" / f"{fault['host']}.json").read_text(encoding="utf-8"))
     for place, old, new in fault.get("replace", ()):
         _edit_text(document, place, old, new)
     for place, answer in fault.get("ran", {}).items():

@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,14 +25,11 @@ from npuenv.store.places import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from npuenv.checks import Finding
     from npuenv.lock import Lock
     from npuenv.plan import Plan
-
-FIXTURES = str(Path(__file__).parent.parent / "fixtures")
-if FIXTURES not in sys.path:
-    sys.path.insert(0, FIXTURES)
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
 WHY = Message("plan.why-rest")

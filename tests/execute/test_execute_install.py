@@ -12,8 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from own_signals import interruptible
-from waiting import is_gone, until
 
 from npuenv.errors import BadInput, NothingFits, StepFailed
 from npuenv.execute import Event, Session, State, deciding_line, execute
@@ -25,6 +23,8 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message, say
 from npuenv.plan import Plan, Run, Step, Want
 from npuenv.render.script import render_script
+from tests.support.own_signals import interruptible
+from tests.support.waiting import is_gone, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from waiting import PATIENCE_S, until
 
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.pip import PipSettings, Setting, for_uv
@@ -38,6 +37,7 @@ from npuenv.render.activate import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from npuenv.store.places import Target
+from tests.support.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

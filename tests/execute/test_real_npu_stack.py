@@ -225,9 +225,8 @@ def reduced(workshop: Workshop) -> Environment:
 @pytest.fixture(scope="module")
 def cann(workshop: Workshop, reduced: Environment) -> Path:
     """The stand-in at the stack's root for CANN, with the variables that a real one's script sets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "fixtures"))
-        from stub_cann.build import build, environment
+    from tests.support.stub_cann.build import build, environment
+
     root: Path = build(reduced.site, workshop.cann_root)
     lines = [f"export {name}={value}\n" for name, value in environment(root).items()]
     (root / "set_env.sh").write_text("".join(lines), encoding="utf-8")

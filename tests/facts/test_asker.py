@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted_host import ScriptedHost
 
 from npuenv.facts import Evidence, Fact, State, known
 from npuenv.facts.asker import Asker, was_asked
+from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_host import ScriptedHost
 
 from npuenv import versions
 from npuenv.facts import State
 from npuenv.facts.cann import installs, kernels, parts, surroundings, toolkit
+from tests.support.scripted_host import ScriptedHost
 
 ROOT = "/usr/local/Ascend/cann-8.5.0"
 OLDER = "/usr/local/Ascend/ascend-toolkit/8.3.RC1"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import cann, hccn, machine, network, npu, python, ray
-from scripted_host import ScriptedHost
 
 from npuenv._toml import load_file
 from npuenv.facts import State
 from npuenv.facts.collect import plain
+from tests.facts.families import cann, hccn, machine, network, npu, python, ray
+from tests.support.scripted_host import ScriptedHost
 
 FACTS = {**machine.FACTS, **npu.FACTS, **hccn.FACTS, **network.FACTS, **cann.FACTS, **python.FACTS, **ray.FACTS}
 CASES = sorted(path for name in FACTS for path in (Path(__file__).parent / "cases" / name).glob("*.toml"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scripted_host import ScriptedHost
-
 from npuenv.facts.base import Evidence, Fact, State, known, unknown
 from npuenv.facts.hccn.a2 import Address, link, optical
 from npuenv.facts.hccn.asked import card_ids, survey_cards
@@ -13,6 +11,7 @@ from npuenv.facts.hccn.peers import network, peers
 from npuenv.facts.hccn.survey import Survey
 from npuenv.facts.npu.driver import Node, Nodes
 from npuenv.host.base import NotRecorded, Ran
+from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

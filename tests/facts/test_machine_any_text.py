@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from families import machine, ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_host import ScriptedHost
 
 from npuenv.facts import State
 from npuenv.facts.ray.status import parse
+from tests.facts.families import machine, ray
+from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

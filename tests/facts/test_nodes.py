@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from scripted_host import ScriptedHost
-
 from npuenv.facts.npu.driver import nodes
+from tests.support.scripted_host import ScriptedHost
 
 
 def test_cards_are_in_the_order_of_their_numbers_and_not_of_their_names() -> None:

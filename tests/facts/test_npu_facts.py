@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted_host import ScriptedHost
 
 from npuenv._toml import load_file
 from npuenv.facts import State, npu
@@ -14,6 +13,7 @@ from npuenv.facts.asker import Asker
 from npuenv.facts.npu import burn, holders, install, kernel
 from npuenv.facts.npu.smi import SmiTable, parse_info
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
+from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scripted_host import ScriptedHost
 
 from npuenv.facts.asker import Asker
 from npuenv.facts.base import State
 from npuenv.facts.network.proxies import Proxy, listen, proxies
+from tests.support.scripted_host import ScriptedHost
 
 PYTHON = "/env/bin/python"
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from python_answers import SITE, elf, files, hashes, packages
-from scripted_host import ScriptedHost, inventory
 
 from npuenv.facts import Fact, State
 from npuenv.facts.asker import Asker, was_asked
@@ -19,6 +17,8 @@ from npuenv.facts.python import elf as elf_facts
 from npuenv.facts.python import interpreter as python_facts
 from npuenv.facts.python import packages as package_facts
 from npuenv.host.base import Ran
+from tests.support.python_answers import SITE, elf, files, hashes, packages
+from tests.support.scripted_host import ScriptedHost, inventory
 
 PYTHON = "/opt/env/bin/python"
 WHERE = Evidence(f"{PYTHON} (inventory)", "")

@@ -16,13 +16,13 @@ from typing import Any
 
 import psutil
 import pytest
-from own_signals import as_from_a_terminal, interruptible
-from waiting import PATIENCE_S, is_gone, until
 
 import npuenv
 from npuenv.host import children
 from npuenv.host.children import Guard
 from npuenv.host.local import LocalHost
+from tests.support.own_signals import as_from_a_terminal, interruptible
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 # A tool that hangs, and so does what it has started.
 HANGS = '#!/bin/sh\necho $$ >> "$SEEN"\nsleep 600 &\necho $! >> "$SEEN"\nwait\n'

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from waiting import PATIENCE_S, is_gone, until
 
 import npuenv
 from npuenv.host.base import PathState
 from npuenv.host.local import MAX_BYTES, LocalHost, is_on_path
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

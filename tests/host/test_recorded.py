@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from scripted_host import ScriptedHost
 
 from npuenv.errors import BadInput
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 from npuenv.host.recorded import RecordingHost, load_capture, parse_capture
 from npuenv.messages import say
+from tests.support.scripted_host import ScriptedHost
 
 SECRETS = {
     "USER": "marialuisa",

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_host import ScriptedHost, inventory, plain_machine, with_cann
 
 from npuenv._toml import load_file
 from npuenv.cli import main
 from npuenv.host.base import Looked, PathState
 from npuenv.host.recorded import RecordingHost, load_capture
 from npuenv.host.redact import Redactor, redact_text
+from tests.support.scripted_host import ScriptedHost, inventory, plain_machine, with_cann
 
 SECRETS = load_file(Path(__file__).parent / "secrets.toml")["secret"]
 PS = "ps -eo pid,ppid,stat,comm"

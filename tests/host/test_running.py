@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from own_signals import interruptible
-from waiting import PATIENCE_S, is_gone, until
 
 from npuenv.host.running import Running
+from tests.support.own_signals import interruptible
+from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from plan_cases import Scripted, carry_out, runs, stack_and_lock
 
 from npuenv.errors import BadInput, StepFailed
 from npuenv.host.local import LocalHost
@@ -19,6 +18,7 @@ from npuenv.messages import say
 from npuenv.plan import WriteFile
 from npuenv.plan.cann_files import cann_steps, expected_names, recognise, with_found_cann
 from npuenv.store.places import Target
+from tests.plan.plan_cases import Scripted, carry_out, runs, stack_and_lock
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Stack

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from plan_cases import INDEXES, NPU, planned, requirements, runs, stack_and_lock, step_of
 
 from npuenv.facts.pip import UvSettings
 from npuenv.messages import say
@@ -17,6 +16,7 @@ from npuenv.plan.install import Tools, plan_install
 from npuenv.plan.target import room_mib
 from npuenv.render.script import render_script
 from npuenv.store.places import Target, default_environment, target_for
+from tests.plan.plan_cases import INDEXES, NPU, planned, requirements, runs, stack_and_lock, step_of
 
 
 @pytest.mark.parametrize("arch", ["aarch64", "x86_64"])

@@ -8,7 +8,6 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from plan_cases import NPU, planned, stack_and_lock, tiny, tiny_plan
 
 from npuenv.facts.pip import PipSettings, UvSettings
 from npuenv.messages import Message, say
@@ -18,6 +17,7 @@ from npuenv.plan.system import System, system_steps
 from npuenv.render.listing import list_plan
 from npuenv.render.script import render_script
 from npuenv.store.places import Target
+from tests.plan.plan_cases import NPU, planned, stack_and_lock, tiny, tiny_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

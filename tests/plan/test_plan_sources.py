@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from plan_cases import NPU, carry_out, planned, runs, stack_and_lock, tiny, tiny_plan
 
 from npuenv.errors import BadInput, StepFailed
 from npuenv.host.local import LocalHost
@@ -25,6 +24,7 @@ from npuenv.plan.sources import build
 from npuenv.resolve import resolve
 from npuenv.resolve.types import BuildStep, GitSource, Request, Stack
 from npuenv.store.places import Target
+from tests.plan.plan_cases import NPU, carry_out, planned, runs, stack_and_lock, tiny, tiny_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from plan_cases import Scripted, runs, stack_and_lock
 
 from npuenv.messages import say
 from npuenv.plan.system import System, look_at_system, system_steps
+from tests.plan.plan_cases import Scripted, runs, stack_and_lock
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Stack

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from plan_cases import Scripted, planned, runs, stack_and_lock, tiny, tiny_plan
 
 from npuenv.errors import BadInput, StepFailed
 from npuenv.execute import Outcome, Session, execute
@@ -22,6 +21,7 @@ from npuenv.messages import say
 from npuenv.plan.changes import replaced
 from npuenv.plan.target import existing_target, find_conda
 from npuenv.store.places import Target
+from tests.plan.plan_cases import Scripted, planned, runs, stack_and_lock, tiny, tiny_plan
 
 if TYPE_CHECKING:
     from pathlib import Path

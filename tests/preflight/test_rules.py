@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,18 +18,12 @@ from npuenv.preflight.rules.base import as_number, value
 from npuenv.preflight.rules.cards import mapping_of
 from npuenv.preflight.rules.keys import moves
 from npuenv.preflight.types import Change, Launch, Machine, Place, Setting
+from tests.preflight import case_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npuenv.matrix.rows.keys import Bound, Choice
-
-# The folder is no package, and the case files have a reader of their own.
-_SPEC = importlib.util.spec_from_file_location("preflight_case_files", Path(__file__).with_name("case_files.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-case_files = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = case_files
-_SPEC.loader.exec_module(case_files)
 
 FAULTS = [case for name in ("faults", "held_out", "held_out_2", "held_out_3") for case in case_files.cases_of(name)]
 RIGHT = case_files.cases_of("right")

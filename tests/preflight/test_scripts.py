@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,19 +16,12 @@ from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix, fix_all
 from npuenv.preflight.reading import Asked, all_of, read_text
 from npuenv.preflight.types import Machine
+from tests.preflight import case_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npuenv.preflight.reading import Reading
-
-# The folder is no package, and the case files have a reader of their own.
-_SPEC = importlib.util.spec_from_file_location("preflight_case_files", Path(__file__).with_name("case_files.py"))
-assert _SPEC is not None and _SPEC.loader is not None
-case_files = sys.modules.get(_SPEC.name) or importlib.util.module_from_spec(_SPEC)
-if _SPEC.name not in sys.modules:
-    sys.modules[_SPEC.name] = case_files
-    _SPEC.loader.exec_module(case_files)
 
 PATH = case_files.CASES / "verl" / "script.sh"
 RIGHT = (

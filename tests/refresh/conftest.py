@@ -16,7 +16,7 @@ import pytest
 from npuenv.facts.pip import PipSettings, Setting
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix.tables import Matrix
-from tests.fixtures.archives import pack
+from tests.support.archives import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,15 +16,11 @@ if TYPE_CHECKING:
 
     from npuenv.facts.collect import Facts
 
-FIXTURES = str(Path(__file__).parent.parent / "fixtures")
-if FIXTURES not in sys.path:
-    sys.path.insert(0, FIXTURES)
-
 
 @pytest.fixture
 def blank() -> Facts:
     """The facts of a machine of which only the variables are known."""
-    from scripted_host import ScriptedHost
+    from tests.support.scripted_host import ScriptedHost
 
     return collect(ScriptedHost(variables={"HOME": "/root", "PATH": "/usr/bin"}), only=frozenset())
 

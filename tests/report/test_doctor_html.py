@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npuenv.checks import Finding
     from npuenv.facts.collect import Facts
 
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 EVIL = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">' onload='x' </pre></details>"
 )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks import Finding
 
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 
 
 def test_each_status_has_its_element(found: Callable[..., Finding]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from npuenv.checks import Finding
 
-HOSTS = Path(__file__).parent.parent / "fixtures" / "hosts"
+HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 
 
 def obj(required: str = "", **properties: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
 
 SCHEMAS = Path(npuenv.report.__file__).parent / "schemas"
-HOSTS = sorted((Path(__file__).parent.parent / "fixtures" / "hosts").glob("*.json"))
+HOSTS = sorted((Path(__file__).parent.parent / "support" / "hosts").glob("*.json"))
 
 
 def validator(name: str) -> jsonschema.Draft202012Validator:

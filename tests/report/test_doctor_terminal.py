@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from scripted_host import ScriptedHost
 
 from npuenv.checks import Finding, Fix, Status
 from npuenv.facts.base import Evidence
@@ -19,6 +18,7 @@ from npuenv.facts.collect import collect
 from npuenv.messages import Message
 from npuenv.report.cells import clean
 from npuenv.report.terminal import Manner, Page, render_report
+from tests.support.scripted_host import ScriptedHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

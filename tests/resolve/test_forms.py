@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npuenv.facts.npu.smi import SmiTable
 
 MATRIX = load_matrix()
-HOSTS = Path(__file__).resolve().parents[1] / "fixtures" / "hosts"
+HOSTS = Path(__file__).resolve().parents[1] / "support" / "hosts"
 
 
 def stack_of(request: Request) -> Stack:

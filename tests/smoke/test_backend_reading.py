@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from backend_cases import BEFORE, PENDING, make_target, roll_step, verl_step
 
 from npuenv.checks import Status
 from npuenv.errors import StepFailed
@@ -17,6 +16,7 @@ from npuenv.smoke.backends import cause, judge
 from npuenv.smoke.backends.reading import Roll, Verl, bare, pending
 from npuenv.smoke.backends.rows import rows
 from npuenv.smoke.backends.target import write_rows
+from tests.smoke.backend_cases import BEFORE, PENDING, make_target, roll_step, verl_step
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_cases import AFTER, BEFORE, GOOD, PENDING, make_target, roll_step, verl_step
-from own_signals import as_from_a_terminal
-from waiting import is_gone, until
 
 from npuenv.cli import main
+from tests.smoke.backend_cases import AFTER, BEFORE, GOOD, PENDING, make_target, roll_step, verl_step
+from tests.support.own_signals import as_from_a_terminal
+from tests.support.waiting import is_gone, until
 
 
 def smoke(

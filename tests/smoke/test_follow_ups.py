@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from smoke_cases import Record, changed, not_fine, reset, restaged, without
 
 from npuenv.checks import Status
 from npuenv.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.reading import brief
+from tests.smoke.smoke_cases import Record, changed, not_fine, reset, restaged, without
 
 FAIL, UNKNOWN = Status.FAIL, Status.UNKNOWN
 

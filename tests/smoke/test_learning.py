@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from smoke_cases import Record, good_run, not_fine, reset
 
 from npuenv.checks import Status
 from npuenv.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.learning import CALIBRATED, CALIBRATED_STEPS
+from tests.smoke.smoke_cases import Record, good_run, not_fine, reset
 from trainer.config import Config
 
 FAIL, UNKNOWN = Status.FAIL, Status.UNKNOWN

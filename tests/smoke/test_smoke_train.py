@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from own_signals import as_from_a_terminal
 
 from npuenv.cli import main
 from npuenv.errors import ExitCode
 from npuenv.smoke import Target, start
+from tests.support.own_signals import as_from_a_terminal
 
 ROOT = Path(__file__).parents[2]
 

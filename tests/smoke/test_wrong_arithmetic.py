@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from stub_cann.build import build, environment
-from stub_cann.target import NotToBeHad, make
 
 from npuenv.cli import main
 from npuenv.errors import ExitCode
+from tests.support.stub_cann.build import build, environment
+from tests.support.stub_cann.target import NotToBeHad, make
 
 if TYPE_CHECKING:
     from pathlib import Path

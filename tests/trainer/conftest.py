@@ -1,10 +1,8 @@
-"""The trainer's tests need torch; without it they are skipped. They share `trainer_cases`."""
+"""The trainer's tests need torch; without it they are skipped."""
 
 from __future__ import annotations
 
 import signal
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 torch = pytest.importorskip("torch", reason="the trainer's tests need torch, which comes with a stack, not with npuenv")
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
 
 
 @pytest.fixture(autouse=True)

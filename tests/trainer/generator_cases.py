@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from trainer_cases import CPU, END, TINY, changed
-
+from tests.trainer.trainer_cases import CPU, END, TINY, changed
 from trainer.engines import remote, serving
 from trainer.engines.elsewhere import Generated, GeneratorLost, Referred
 from trainer.engines.serving import Order, Server

@@ -11,14 +11,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trainer_cases import ROOT, of_a_child
+
+from tests.trainer.trainer_cases import ROOT, of_a_child
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _BEGIN = """
-import json, pathlib, sys
-sys.path.insert(0, {here!r})
+import json, pathlib
 import torch
 torch.set_num_threads(1)
 from trainer import launch
@@ -38,9 +38,9 @@ LIMIT_S = 240
 
 
 def on_processes(script: str, folder: Path, size: int = 2) -> list[dict[str, Any]]:
-    """What each rank's script put into `found`; it has `world`, `here` (the folder) and this directory's modules."""
+    """What each rank's script put into `found`; it has `world`, `here` (the folder) and imports from `tests`."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = _BEGIN.format(here=str(ROOT / "tests" / "trainer"), folder=str(folder)) + script + _END
+    text = _BEGIN.format(folder=str(folder)) + script + _END
     (folder / "rendezvous").unlink(missing_ok=True)
     ranks = []
     for rank in range(size):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
-from core_cases import ADAPTIVE, GROUPS, REWARDS, batch, learner
 from torch import Tensor
-from trainer_cases import PAD
 
+from tests.trainer.core_cases import ADAPTIVE, GROUPS, REWARDS, batch, learner
+from tests.trainer.trainer_cases import PAD
 from trainer.algorithms.advantages import Scores, advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from trainer_cases import ROOT, of_a_child, only, read
 
+from tests.trainer.trainer_cases import ROOT, of_a_child, only, read
 from trainer import device as devices
 from trainer.distributed import Agreement, World, checksum
 from trainer.launch import Ended, run_ranks

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from trainer_cases import CPU, END, PAD, TINY, changed, group, rollout
 
+from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, group, rollout
 from trainer import faults
 from trainer.algorithms.packing import pack
 from trainer.assembly import assemble

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from generator_cases import Crew
-from trainer_cases import CPU, TINY, changed, of_a_child, only, read
 
+from tests.trainer.generator_cases import Crew
+from tests.trainer.trainer_cases import CPU, TINY, changed, of_a_child, only, read
 from trainer.assembly import assemble
 from trainer.engines import remote
 from trainer.engines.process import ProcessGenerator, pool

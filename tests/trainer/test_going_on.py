@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import SMALL
-from trainer_cases import CPU, changed, only, read, run
 
+from tests.trainer.core_cases import SMALL
+from tests.trainer.trainer_cases import CPU, changed, only, read, run
 from trainer.assembly import assemble
 from trainer.config import BadSetting, Config, differing, parse
 from trainer.metrics.records import FILE

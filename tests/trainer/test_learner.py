@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import Tensor
-from trainer_cases import END, PAD, TINY, changed, decoder, group
 
+from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack, select
 from trainer.learner import Learner, Update

@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import GROUPS, NUM_TOKENS, REWARDS, batch, by_policy, learner, off_policy, said, total, update
 from torch import Tensor
-from trainer_cases import END, PAD, group
 
+from tests.trainer.core_cases import (
+    GROUPS,
+    NUM_TOKENS,
+    REWARDS,
+    batch,
+    by_policy,
+    learner,
+    off_policy,
+    said,
+    total,
+    update,
+)
+from tests.trainer.trainer_cases import END, PAD, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction

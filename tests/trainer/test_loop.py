@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
 
+from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
 from trainer.assembly import assemble, draw
 from trainer.config import Config
 from trainer.loop import advance

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import GROUPS, REWARDS, batch
 from torch import Tensor
-from trainer_cases import CPU, END, PAD, TINY, changed, read, rollout
 
+from tests.trainer.core_cases import GROUPS, REWARDS, batch
+from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, read, rollout
 from trainer import device as devices
 from trainer.algorithms.packing import pack, select
 from trainer.algorithms.schedule import learning_rate

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from generator_cases import Crew, dead
-from trainer_cases import CPU, END, TINY, changed, only, read, run
 
+from tests.trainer.generator_cases import Crew, dead
+from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, read, run
 from trainer.assembly import assemble
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings

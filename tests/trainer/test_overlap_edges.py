@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trainer_cases import CPU, END
 
+from tests.trainer.trainer_cases import CPU, END
 from trainer.metrics.progress import Progress
 from trainer.overlap import Ahead, Drawn, Made, packed, unpacked
 from trainer.tasks.base import Characters, prompt

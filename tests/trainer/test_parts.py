@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import SMALL, on_ranks
-from trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted
 
+from tests.trainer.core_cases import SMALL, on_ranks
+from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted
 from trainer import device as devices
 from trainer.algorithms.advantages import Advantages
 from trainer.assembly import assemble, reward_limit_s

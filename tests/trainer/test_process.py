@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import only, read
 
+from tests.trainer.trainer_cases import only, read
 from trainer import __main__ as entry
 from trainer.config import Config
 from trainer.interrupt import Interrupt

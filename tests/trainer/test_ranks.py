@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import ADAPTIVE, batch, learner, on_ranks, update
 from torch import Tensor
 
+from tests.trainer.core_cases import ADAPTIVE, batch, learner, on_ranks, update
 from trainer import launch
 from trainer.__main__ import main
 from trainer.distributed import World

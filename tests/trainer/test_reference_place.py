@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import on_ranks
-from generator_cases import Crew
-from rank_processes import on_processes
-from trainer_cases import CPU, TINY, changed, only, read, run
 
+from tests.trainer.core_cases import on_ranks
+from tests.trainer.generator_cases import Crew
+from tests.trainer.rank_processes import on_processes
+from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, run
 from trainer import models
 from trainer.assembly import Parts, assemble
 from trainer.config import BadSetting, Config
@@ -292,9 +292,9 @@ def test_a_generator_that_reads_another_model_than_the_learner_ends_the_run_with
 
 
 SHARDED = """
-from generator_cases import Crew
-from test_reference_place import HERE, THERE, turns
-from trainer_cases import CPU, changed
+from tests.trainer.generator_cases import Crew
+from tests.trainer.test_reference_place import HERE, THERE, turns
+from tests.trainer.trainer_cases import CPU, changed
 from trainer.assembly import assemble
 from trainer.distributed import World
 from trainer.metrics.progress import Progress

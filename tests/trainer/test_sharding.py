@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from core_cases import SMALL
-from rank_processes import on_processes
-from trainer_cases import CPU, ROOT, changed, of_a_child
 
+from tests.trainer.core_cases import SMALL
+from tests.trainer.rank_processes import on_processes
+from tests.trainer.trainer_cases import CPU, ROOT, changed, of_a_child
 from trainer.assembly import assemble
 from trainer.config import BadSetting, parse
 from trainer.shards import is_sharded, like, local, put, whole
@@ -23,8 +23,8 @@ LIMITS = {"float64": 1e-12, "float32": 1e-5}  # of the largest gradient
 # Rank 0 has the first of three groups, rank 1 the others: unequal in tokens, in width and in the number of passes.
 SCRIPT = """
 from dataclasses import fields
-from core_cases import BARE, batch, by_row, learner, on_ranks, update
-from trainer_cases import CPU, changed, decoder
+from tests.trainer.core_cases import BARE, batch, by_row, learner, on_ranks, update
+from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import faults, sharding
 from trainer.distributed import World
 from trainer.learner import Learner, Update

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rank_processes import run_trainer
-from trainer_cases import CPU, only, read, run
 
+from tests.trainer.rank_processes import run_trainer
+from tests.trainer.trainer_cases import CPU, only, read, run
 from trainer.assembly import assemble
 from trainer.config import parse
 from trainer.metrics.progress import Progress

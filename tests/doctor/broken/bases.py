@@ -8,8 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from broken.bench import Bench, run_uv
-from broken.wheels import Distribution, module, numpy, plain, torch, torch_npu, triton_ascend
+from tests.doctor.broken.bench import Bench, run_uv
+from tests.doctor.broken.wheels import Distribution, module, numpy, plain, torch, torch_npu, triton_ascend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

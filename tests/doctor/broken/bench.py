@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uv
-from broken.wheels import build
+
+from tests.doctor.broken.wheels import build
 
 if TYPE_CHECKING:
-    from broken.wheels import Distribution
+    from tests.doctor.broken.wheels import Distribution
 
 ROOT = Path(__file__).resolve().parents[3]
 # The first entry of the path is the folder of the doctor, never the working folder: as in an installed program.

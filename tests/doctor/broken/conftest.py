@@ -1,24 +1,18 @@
-"""Lets this folder be imported as `broken`, and makes the environments that its tests break."""
+"""The environments that the tests of this folder break."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-PARENT = str(Path(__file__).resolve().parent.parent)
-if PARENT not in sys.path:
-    sys.path.insert(0, PARENT)
-
-from broken.bases import Bases  # noqa: E402 - found through the line above
-from broken.bench import diagnose  # noqa: E402
+from tests.doctor.broken.bases import Bases
+from tests.doctor.broken.bench import diagnose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from broken.bench import Seen
+    from tests.doctor.broken.bench import Seen
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import shutil
 import zipfile
 from typing import TYPE_CHECKING
 
-from broken.wheels import SHORT, SUFFIX, Distribution, build, library, module, numpy, plain
+from tests.doctor.broken.wheels import SHORT, SUFFIX, Distribution, build, library, module, numpy, plain
 
 if TYPE_CHECKING:
-    from broken.bench import Bench
+    from tests.doctor.broken.bench import Bench
 
 _CPU = "torch/lib/libtorch_cpu.so"
 

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from broken import damage, real, sets, starting
-
 from npuenv._toml import load_file
 from npuenv.checks.registry import CHECKS
 from npuenv.messages import Message, say
+from tests.doctor.broken import damage, real, sets, starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broken.bench import Bench, Seen
+    from tests.doctor.broken.bench import Bench, Seen
 
 LONGEST_S = 55.0  # below the shortest limit of an import: a run that waits for one is noticed, a busy machine is not
 SLOW_S = 180.0  # where a limit of time has to pass, or a real torch is read from a cold disk, on a busy machine

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broken.bench import other_python, run_uv
-from broken.wheels import Distribution, module
+from tests.doctor.broken.bench import other_python, run_uv
+from tests.doctor.broken.wheels import Distribution, module
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broken.bench import Bench
+    from tests.doctor.broken.bench import Bench
 
 _CPU = "torch/lib/libtorch_cpu.so"
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broken.wheels import Distribution, library, module, numpy, plain, torch, torch_npu, triton, triton_ascend
+from tests.doctor.broken.wheels import (
+    Distribution,
+    library,
+    module,
+    numpy,
+    plain,
+    torch,
+    torch_npu,
+    triton,
+    triton_ascend,
+)
 
 if TYPE_CHECKING:
-    from broken.bench import Bench
+    from tests.doctor.broken.bench import Bench
 
 
 def torch_of_another_release(bench: Bench) -> None:

@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from broken.bench import other_python, run_uv
-from broken.wheels import build, torch, torch_npu
+from tests.doctor.broken.bench import other_python, run_uv
+from tests.doctor.broken.wheels import build, torch, torch_npu
 
 if TYPE_CHECKING:
-    from broken.bench import Bench
+    from tests.doctor.broken.bench import Bench
 
 
 def python_link_to_nothing(bench: Bench) -> None:

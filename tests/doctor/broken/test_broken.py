@@ -11,20 +11,20 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from broken.bench import diagnose
-from broken.expect import LONGEST_S, SLOW_S, alarms, breaks, expected, incomplete, unnamed
 
 from npuenv.checks.base import title
 from npuenv.cli import main
 from npuenv.messages import say
+from tests.doctor.broken.bench import diagnose
+from tests.doctor.broken.expect import LONGEST_S, SLOW_S, alarms, breaks, expected, incomplete, unnamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from broken.bases import Bases
-    from broken.bench import Seen
-    from broken.expect import Expected
+    from tests.doctor.broken.bases import Bases
+    from tests.doctor.broken.bench import Seen
+    from tests.doctor.broken.expect import Expected
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 ROWS = expected()

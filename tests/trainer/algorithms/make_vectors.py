@@ -14,13 +14,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import roll_vectors
 import torch
-import trl_vectors
-import verl_vectors
+
+from tests.trainer.algorithms import roll_vectors, trl_vectors, verl_vectors
 
 if TYPE_CHECKING:
-    from framework_source import Vector
+    from tests.trainer.algorithms.framework_source import Vector
 
 HERE = Path(__file__).parent
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from trainer_cases import END, PAD, group
 
+from tests.trainer.trainer_cases import END, PAD, group
 from trainer.algorithms.packing import pack, select
 from trainer.types import Group, Rollout, Stop
 

@@ -7,7 +7,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from framework_source import Source, Vector, gradient, leaf, logprob_vectors, step, update, vector
+
+from tests.trainer.algorithms.framework_source import (
+    Source,
+    Vector,
+    gradient,
+    leaf,
+    logprob_vectors,
+    step,
+    update,
+    vector,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

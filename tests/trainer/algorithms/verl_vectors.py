@@ -8,7 +8,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from framework_source import MODES, Source, Vector, gradient, leaf, logprob_vectors, step, update, vector
+
+from tests.trainer.algorithms.framework_source import (
+    MODES,
+    Source,
+    Vector,
+    gradient,
+    leaf,
+    logprob_vectors,
+    step,
+    update,
+    vector,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from model_cases import END, QWEN2, QWEN3, decoder, naive_logits
 
+from tests.trainer.model_cases import END, QWEN2, QWEN3, decoder, naive_logits
 from trainer.engines import builtin
 from trainer.engines.base import Sampling
 from trainer.engines.builtin import Sampler

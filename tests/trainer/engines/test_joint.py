@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 import torch
-from generator_cases import FLAT, PROMPTS, Crew, InProcess, Local, dead, weights
-from trainer_cases import changed
 
+from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, Local, dead, weights
+from tests.trainer.trainer_cases import changed
 from trainer.engines import remote
 from trainer.engines.base import Sampling
 from trainer.engines.elsewhere import GeneratorLost

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from generator_cases import FLAT, PROMPTS, Crew, weights
-from trainer_cases import PAD, changed, of_a_child
 
+from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
+from tests.trainer.trainer_cases import PAD, changed, of_a_child
 from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
 from trainer.engines import remote
@@ -194,8 +194,8 @@ def test_a_child_that_cannot_begin_is_named_with_the_last_line_of_its_log(tmp_pa
 def test_children_end_with_the_process_that_started_them_even_when_it_is_killed_while_they_work() -> None:
     program = """
 import sys, time
-from generator_cases import PROMPTS
-from test_process import order, SEEDED
+from tests.trainer.generator_cases import PROMPTS
+from tests.trainer.engines.test_process import order, SEEDED
 from trainer.engines.process import pool
 made = pool(order(), (0, 1))
 for slot in made.slots:
@@ -205,10 +205,8 @@ for slot in made.slots:
 print(*(slot.generator.pid for slot in made.slots), flush=True)
 time.sleep(600)
 """
-    here = Path(__file__).parent
-    path = os.pathsep.join([of_a_child()["PYTHONPATH"], str(here), str(here.parent)])
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env={**of_a_child(), "PYTHONPATH": path}, text=True
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=of_a_child(), text=True
     ) as parent:
         assert parent.stdout is not None
         pids = [int(word) for word in parent.stdout.readline().split()]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from generator_cases import FLAT, PROMPTS, Crew, weights
-from trainer_cases import CPU, PAD, TEXT, changed, group
 
+from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
+from tests.trainer.trainer_cases import CPU, PAD, TEXT, changed, group
 from trainer.algorithms.packing import pack
 from trainer.assembly import assemble
 from trainer.config import BadSetting

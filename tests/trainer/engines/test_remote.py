@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from generator_cases import FLAT, PROMPTS, Crew, InProcess, dead, silent, weights
-from trainer_cases import END
 
+from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, dead, silent, weights
+from tests.trainer.trainer_cases import END
 from trainer.engines.base import Sampling
 from trainer.engines.draws import new_seeds, pick, uniform
 from trainer.engines.elsewhere import Generated, GeneratorLost

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from generator_cases import FLAT, PROMPTS, Crew, dead, weights
-from trainer_cases import CPU, changed
 
+from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, dead, weights
+from tests.trainer.trainer_cases import CPU, changed
 from trainer.engines import making, remote
 from trainer.engines.base import Sampling
 from trainer.engines.draws import pick, uniform

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from trainer_cases import END, PAD, group, rollout
 
+from tests.trainer.trainer_cases import END, PAD, group, rollout
 from trainer.algorithms.packing import pack
 from trainer.metrics.checks import (
     NOTHING,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trainer_cases import CPU, END, PAD, TEXT, TINY, changed, decoder, group, rollout
 
+from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, decoder, group, rollout
 from trainer.algorithms.packing import pack
 from trainer.config import Config
 from trainer.metrics import flops

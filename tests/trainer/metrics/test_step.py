@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_cases import CPU, END, PAD, TEXT, TINY, changed, group, rollout
 
+from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, group, rollout
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.assembly import assemble

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from model_cases import EVEN, UNEVEN, batch_of, decoder, gradients
 
+from tests.trainer.model_cases import EVEN, UNEVEN, batch_of, decoder, gradients
 from trainer.config import parse
 from trainer.models import build, save
 from trainer.models.decoder import Decoder, Shape

@@ -6,8 +6,8 @@ import copy
 from dataclasses import replace
 
 import torch
-from model_cases import EVEN, UNEVEN, batch_of
 
+from tests.trainer.model_cases import EVEN, UNEVEN, batch_of
 from trainer.algorithms.descent import copy_into
 from trainer.algorithms.packing import select
 from trainer.config import Config, parse

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from model_cases import EVEN, PAD, QWEN2, QWEN3, SINGLE_TOKENS, UNEVEN, batch_of, decoder, gradients, naive_score
 
+from tests.trainer.model_cases import (
+    EVEN,
+    PAD,
+    QWEN2,
+    QWEN3,
+    SINGLE_TOKENS,
+    UNEVEN,
+    batch_of,
+    decoder,
+    gradients,
+    naive_score,
+)
 from trainer.algorithms.packing import select
 from trainer.config import parse
 from trainer.models import attention, build, fill, ops

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from model_cases import QWEN2, QWEN3, decoder
 
+from tests.trainer.model_cases import QWEN2, QWEN3, decoder
 from trainer.config import BadSetting, parse
 from trainer.models import build, files, load, save
 

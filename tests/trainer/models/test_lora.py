@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from model_cases import QWEN2, QWEN3, UNEVEN, batch_of, decoder
 
+from tests.trainer.model_cases import QWEN2, QWEN3, UNEVEN, batch_of, decoder
 from trainer.config import BadSetting
 from trainer.models import lora
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cases import of_a_child
+from tests.trainer.trainer_cases import of_a_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,35 +5,27 @@ The launcher's way: the same command on every host, RANK, WORLD_SIZE and MASTER_
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from ray_cases import HAS_RAY, LIMIT_S, NO_RAY, Trial, wait_for
-from trainer_cases import of_a_child
+
+from tests.support import namespaces
+from tests.trainer.placement.ray_cases import HAS_RAY, LIMIT_S, NO_RAY, Trial, wait_for
+from tests.trainer.trainer_cases import of_a_child
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
 
-    import namespaces as found_by_mypy
-
-    class Fixture:
-        """What the module that is loaded here has, for who reads types."""
-
-        machines = staticmethod(found_by_mypy.machines)
-        why_not = staticmethod(found_by_mypy.why_not)
-
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
 
-FIXTURE = Path(__file__).parents[2] / "fixtures" / "namespaces.py"
 WORDS = ("device=cpu", "probe_packages=false", "cluster_limit_s=200")
 ENVIRON = {
     "PYTHONPATH": of_a_child()["PYTHONPATH"],
@@ -52,7 +44,7 @@ KEPT = [Path(torch.__file__).parents[1]]
 class Spread:
     """A program on each of some hosts, and the run that the first leads."""
 
-    hosts: found_by_mypy.Machines
+    hosts: namespaces.Machines
     programs: list[subprocess.Popen[bytes]]
     logs: list[Path]
     run: Trial
@@ -72,27 +64,17 @@ def told(number: int) -> str:
     return "has joined the Ray at" if number else "Ray's head is at"
 
 
-def namespaces() -> Fixture:
-    spec = importlib.util.spec_from_file_location("namespaces", FIXTURE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["namespaces"] = module
-    spec.loader.exec_module(module)
-    return cast("Fixture", module)
-
-
 @contextmanager
 def spread(folder: Path, count: int, *words: str, blind: int | None = None) -> Iterator[Spread]:
     """The trainer on so many hosts; all see the same output folder, but for one that is `blind`."""
-    fixture = namespaces()
-    if (reason := fixture.why_not()) is not None:
+    if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
     out, place = folder / "out", folder / "hosts"
     for each in (out, place):
         each.mkdir()
     environ = {**ENVIRON, "WORLD_SIZE": str(count)}
     with ExitStack() as stack:
-        hosts = stack.enter_context(fixture.machines(place, count, devices=8, env=environ, keep=[folder, *KEPT]))
+        hosts = stack.enter_context(namespaces.machines(place, count, devices=8, env=environ, keep=[folder, *KEPT]))
         if blind is not None:
             hosts[blind].run("mount", "-t", "tmpfs", "none", str(out))
         argv = [sys.executable, "-m", "trainer", "--out", str(out), *WORDS, *words]

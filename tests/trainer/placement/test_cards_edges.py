@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_cards import cluster, layout, where
 
+from tests.trainer.placement.test_cards import cluster, layout, where
 from trainer.config import BadSetting
 from trainer.placement.cards import Node, Unfit, seat
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trainer_cases import of_a_child
 
+from tests.trainer.trainer_cases import of_a_child
 from trainer.placement import head as heads
 from trainer.placement.cards import Node
 

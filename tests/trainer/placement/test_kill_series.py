@@ -19,13 +19,27 @@ from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM
 from typing import TYPE_CHECKING
 
 import pytest
-from ray_cases import HAS_RAY, NO_RAY, Home, Trial, computed, head, home, occupants, processes_of, ran, trial, wait_for
+
+from tests.trainer.placement.ray_cases import (
+    HAS_RAY,
+    NO_RAY,
+    Home,
+    Trial,
+    computed,
+    head,
+    home,
+    occupants,
+    processes_of,
+    ran,
+    trial,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ray_cases import Record
+    from tests.trainer.placement.ray_cases import Record
 
 NUM_KILLS = int(os.environ.get("NPUENV_RAY_KILLS", "0"))
 SEED = int(os.environ.get("NPUENV_RAY_KILL_SEED", "1"))

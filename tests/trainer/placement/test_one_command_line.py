@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ray_cases import HAS_RAY, NO_RAY, home, wait_for
-from test_across_hosts import namespaces
+
+from tests.support import namespaces
+from tests.trainer.placement.ray_cases import HAS_RAY, NO_RAY, home, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,8 +127,7 @@ def test_a_generator_one_step_behind_learns_what_one_process_learns(alone: Learn
 def test_three_hosts_learn_what_one_process_learns_and_take_the_steps_of_one_host(
     alone: Learnt, split: Learnt, tmp_path: Path
 ) -> None:
-    fixture = namespaces()
-    if (reason := fixture.why_not()) is not None:
+    if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
     out, place = tmp_path / "out", tmp_path / "hosts"
     place.mkdir()
@@ -136,7 +136,7 @@ def test_three_hosts_learn_what_one_process_learns_and_take_the_steps_of_one_hos
     environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_agent_register_timeout_ms": "120000"}
     environ |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "26379", "WORLD_SIZE": "3"}
     with ExitStack() as stack:
-        hosts = stack.enter_context(fixture.machines(place, 3, devices=8, env=environ, keep=keep))
+        hosts = stack.enter_context(namespaces.machines(place, 3, devices=8, env=environ, keep=keep))
         programs: list[subprocess.Popen[bytes]] = []
         logs = [tmp_path / f"{host.name}.log" for host in hosts]
         for number, host in enumerate(hosts):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import ROOT, of_a_child
 
+from tests.trainer.trainer_cases import ROOT, of_a_child
 from trainer.placement import occupant
 from trainer.placement.cards import Layout, Node, lost_nodes, seat
 from trainer.placement.generator import Packed, share

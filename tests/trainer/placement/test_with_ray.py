@@ -13,7 +13,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from ray_cases import HAS_RAY, NO_RAY, Home, head, home, occupants, processes_of, ran, rewards, trial, wait_for
+
+from tests.trainer.placement.ray_cases import (
+    HAS_RAY,
+    NO_RAY,
+    Home,
+    head,
+    home,
+    occupants,
+    processes_of,
+    ran,
+    rewards,
+    trial,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import CPU, ROOT, of_a_child
 
+from tests.trainer.trainer_cases import CPU, ROOT, of_a_child
 from trainer.saving import manifest
 from trainer.saving.checkpoint import MANIFEST, CorruptCheckpoint, difference, flatten, load, save
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trainer_cases import CPU, ROOT, TINY, changed, of_a_child, only, read
 
+from tests.trainer.trainer_cases import CPU, ROOT, TINY, changed, of_a_child, only, read
 from trainer import __main__ as entry
 from trainer.assembly import Parts, assemble
 from trainer.config import BadSetting, Config

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import batch, learner, update
-from rank_processes import on_processes
-from trainer_cases import CPU
 
+from tests.trainer.core_cases import batch, learner, update
+from tests.trainer.rank_processes import on_processes
+from tests.trainer.trainer_cases import CPU
 from trainer.assembly import assemble
 from trainer.config import parse
 from trainer.distributed import World
@@ -39,8 +39,8 @@ pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no di
 SETTINGS: dict[str, Any] = {"kl_coef": 0.1, "entropy_coef": 0.05, "lr": 0.01}
 # A group for each rank.
 SCRIPT = """
-from core_cases import BARE, batch, update
-from trainer_cases import CPU, changed, decoder
+from tests.trainer.core_cases import BARE, batch, update
+from tests.trainer.trainer_cases import CPU, changed, decoder
 from trainer import sharding
 from trainer.learner import Learner
 from trainer.saving import sharded

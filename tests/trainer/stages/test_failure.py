@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import torch
-from trainer_cases import END, group
 
+from tests.trainer.trainer_cases import END, group
 from trainer.saving import checkpoint
 from trainer.stages.failure import of_error
 from trainer.stages.stage import StageFailed

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from trainer_cases import CPU, ROOT, only, read
 
+from tests.trainer.trainer_cases import CPU, ROOT, only, read
 from trainer.assembly import assemble
 from trainer.config import parse
 from trainer.loop import train

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_cases import CPU, TINY, changed, only, read
 
+from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import models
 from trainer.assembly import assemble
 from trainer.config import BadSetting, Config

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from core_cases import on_ranks
-from trainer_cases import CPU, TINY, changed, read
 
+from tests.trainer.core_cases import on_ranks
+from tests.trainer.trainer_cases import CPU, TINY, changed, read
 from trainer.assembly import Parts, assemble
 from trainer.config import BadSetting, parse
 from trainer.metrics.progress import Progress

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from text_cases import files, row, said, settings
-
+from tests.trainer.tasks.text_cases import files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks import sandbox
 from trainer.tasks.code import read_tests, share, source_of
 from trainer.tasks.sandbox import Bounds
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 try:
     sandbox.require()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from text_cases import WORDS, files, row, said, settings
-
+from tests.trainer.tasks.text_cases import WORDS, files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks.base import prompt

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from text_cases import WORDS, files, jsonl, row, settings
-
+from tests.trainer.tasks.text_cases import WORDS, files, jsonl, row, settings
 from trainer.config import BadSetting
 from trainer.tasks.data import check, questions, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_prompts_come_in_the_order_of_the_file_with_what_judges_need(tmp_path: Path) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from text_cases import files, jsonl, said, settings
-
+from tests.trainer.tasks.text_cases import files, jsonl, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks import gsm8k_data
 from trainer.tasks.data import check, rows
 from trainer.tasks.gsm8k import INSTRUCTION, row, strict, tolerant
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RAW = {"question": "Ann has 1,200 eggs and 62 more. How many?", "answer": "1200+62 = 1262\n#### 1,262"}
 SMALL = {"question": "2+3?", "answer": "It is 5.\n#### 5"}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from text_cases import files, row, said, settings
-
+from tests.trainer.tasks.text_cases import files, row, said, settings
 from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks.math import judged
 from trainer.tasks.worker import Hung, Worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 needs_it = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the package math-verify")
 

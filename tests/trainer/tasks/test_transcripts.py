@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from text_cases import WORDS, jsonl
-
+from tests.trainer.tasks.text_cases import WORDS, jsonl
 from trainer.algorithms.packing import pack
 from trainer.config import BadSetting
 from trainer.tasks.tokenizers import Pretrained
 from trainer.tasks.transcripts import Transcript, read, spoken, transcript
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainer.tasks.base import Tokenizer
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}

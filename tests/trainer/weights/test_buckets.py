@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trainer_cases import decoder
 
+from tests.trainer.trainer_cases import decoder
 from trainer.weights.buckets import Bucket, Packer, checksum, unpack
 
 MIXED = {

@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from composed import faults, machine, names
-from edits import edited
-from simulated import SimulatedHost
-
 from npuenv.checks import check_all
 from npuenv.checks.base import Finding, Status
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
+from tests.support.machines.composed import faults, machine, names
+from tests.support.machines.edits import edited
+from tests.support.machines.simulated import SimulatedHost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,12 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from edits import copied
-
 from npuenv._toml import load_file
+from tests.support.machines.edits import copied
 
-HERE = Path(__file__).parent / "machines"
-LOCKS = Path(__file__).parent.parent.parent / "lockfiles"
+HERE = Path(__file__).parent
+LOCKS = HERE.parents[2] / "lockfiles"
 SLOT = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
 TREE = ("files", "folders", "devices", "links", "modes", "unreadable")
 TABLES = (*TREE, "environ", "commands", "programs", "mounts", "ids")

@@ -235,4 +235,4 @@ def _lies_in(told: Mapping[str, Any], library: str) -> str:
 @functools.cache
 def _requirements() -> dict[str, dict[str, list[str]]]:
     """Requires-Dist lines by package and version; `{cpu}` stands for the local part that x86_64 wheels ask for."""
-    return load_file(Path(__file__).parent / "machines" / "parts" / "requires.toml")
+    return load_file(Path(__file__).parent / "parts" / "requires.toml")

@@ -9,10 +9,9 @@ import posixpath
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from edits import TREE_KINDS, Description, is_under
-from target_answers import ELF, elf_answer, target_answer
-
 from npuenv.host.base import Looked, PathState, Ran
+from tests.support.machines.edits import TREE_KINDS, Description, is_under
+from tests.support.machines.target_answers import ELF, elf_answer, target_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

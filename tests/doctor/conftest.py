@@ -1,8 +1,0 @@
-"""Lets the tests of this folder import the scripted host and the stub CANN."""
-
-import sys
-from pathlib import Path
-
-FIXTURES = str(Path(__file__).parent.parent / "fixtures")
-if FIXTURES not in sys.path:
-    sys.path.insert(0, FIXTURES)

@@ -1,0 +1,77 @@
+"""Asserts what a text says without quoting it: by the key and arguments of the message, whatever its words are now.
+
+The words themselves stand in the golden files of `tests/golden`, once per command and language.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import TYPE_CHECKING
+
+from npuenv.messages import Message, say
+
+if TYPE_CHECKING:
+    from re import Pattern
+
+_LEAST_LETTERS = 6  # of a template that stands without arguments: fewer would be found anywhere
+
+
+class part(str):  # noqa: N801 - read as a word of the assertion: says(text, "x.y", path=part("lib"))
+    """An argument of which only this much is known: the sentence has it somewhere inside the value."""
+
+    __slots__ = ()
+
+
+def sentence(key: str, lang: str = "en", **args: object) -> str:
+    """The sentence of `key`, with every argument given."""
+    return say(Message(key, args), lang)
+
+
+def says(text: str, key: str, lang: str = "en", **args: object) -> bool:
+    """Whether `text` has the sentence of `key` in it, with these arguments; those not given may be anything.
+
+    White space counts as one blank, so that a sentence may be wrapped. Raises KeyError for an argument that the
+    sentence has no place for, ValueError where what is left fixed would be found in any text.
+    """
+    return pattern(key, lang, **args).search(text) is not None
+
+
+def pattern(key: str, lang: str = "en", **args: object) -> Pattern[str]:
+    """What `says` looks for, as an expression: for `pytest.raises(match=...)`."""
+    pieces, fixed, names = [], "", set()
+    for literal, name, spec, _ in string.Formatter().parse(say_template(key, lang)):
+        pieces.append(_folded(literal))
+        fixed += literal
+        if name is not None:
+            names.add(name)
+            pieces.append(_value(args[name], spec or "", lang) if name in args else "(?:.+?)")
+            fixed += str(args.get(name, ""))
+    if unknown := set(args) - names:
+        raise KeyError(f"{key} has no place for {', '.join(sorted(unknown))}; it has {', '.join(sorted(names))}")
+    if sum(each.isalnum() for each in fixed) < _LEAST_LETTERS:
+        raise ValueError(f"{key} with so few arguments would be found in any text")
+    return re.compile("".join(pieces), re.DOTALL)
+
+
+def say_template(key: str, lang: str = "en") -> str:
+    """The sentence of `key` with its placeholders, as the catalogue has it."""
+    from npuenv.messages import _catalogue
+
+    area, _, name = key.partition(".")
+    return _catalogue(lang, area)[name]
+
+
+def _value(value: object, spec: str, lang: str) -> str:
+    if isinstance(value, part):
+        return f"(?:.*?{_folded(value)}.*?)"
+    text = say(Message("doctor.source", {"source": value}), lang) if isinstance(value, (Message, tuple, list)) else None
+    if text is not None:
+        marker = say(Message("doctor.source", {"source": "\0"}), lang)
+        before, _, after = marker.partition("\0")
+        text = text[len(before) : len(text) - len(after)]
+    return _folded(format(value, spec) if text is None else text)
+
+
+def _folded(text: str) -> str:
+    return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
