@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 for _name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
     os.environ.pop(_name, None)
 os.environ["LANG"] = "C.UTF-8"
+# Where nothing compiled is kept, each process that a test starts compiles all of npuenv anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if importlib.util.find_spec("hypothesis") is not None:
     import hypothesis
