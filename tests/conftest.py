@@ -48,6 +48,10 @@ def lend_torch() -> None:
 lend_torch()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regenerate", action="store_true", help="write the golden files of tests/golden anew")
+
+
 @pytest.fixture(scope="session")
 def cpu_environment() -> Path:
     """The folder of the installed CPU stack; skips where there is none."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from npuenv._toml import load_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ def said_by_the_product() -> set[tuple[str, ...]]:
     """The runs of words of the English catalogues, and of what the trainer says, whose sentences stand in its code."""
     found: set[tuple[str, ...]] = set()
     for path in (ROOT / "npuenv/messages/en").glob("*.toml"):
-        for table in tomllib.loads(path.read_text(encoding="utf-8")).values():
+        for table in load_file(path).values():
             for text in table.values():
                 found.update(runs(text))
     for path in (ROOT / "trainer").rglob("*.py"):
@@ -60,7 +61,10 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 def asserted(function: ast.FunctionDef) -> Iterator[str]:
-    """The texts in a test's assertions, and in what a raised error must match."""
+    """The texts in a test's assertions, in what a raised error must match, and in the table that it is run on."""
+    for mark in function.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("parametrize"):
+            yield from texts(mark)
     for node in ast.walk(function):
         if isinstance(node, ast.Assert):
             yield from texts(node.test)

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 _LEAST_LETTERS = 6  # of a template that stands without arguments: fewer would be found anywhere
 
 
-class part(str):  # noqa: N801 - read as a word of the assertion: says(text, "x.y", path=part("lib"))
+class part(str):
     """An argument of which only this much is known: the sentence has it somewhere inside the value."""
 
     __slots__ = ()
 
 
-def sentence(key: str, lang: str = "en", **args: object) -> str:
+def sentence(key: str, /, lang: str = "en", **args: object) -> str:
     """The sentence of `key`, with every argument given."""
     return say(Message(key, args), lang)
 
 
-def says(text: str, key: str, lang: str = "en", **args: object) -> bool:
+def says(text: str, key: str, /, lang: str = "en", **args: object) -> bool:
     """Whether `text` has the sentence of `key` in it, with these arguments; those not given may be anything.
 
     White space counts as one blank, so that a sentence may be wrapped. Raises KeyError for an argument that the
@@ -37,7 +37,7 @@ def says(text: str, key: str, lang: str = "en", **args: object) -> bool:
     return pattern(key, lang, **args).search(text) is not None
 
 
-def pattern(key: str, lang: str = "en", **args: object) -> Pattern[str]:
+def pattern(key: str, /, lang: str = "en", **args: object) -> Pattern[str]:
     """What `says` looks for, as an expression: for `pytest.raises(match=...)`."""
     pieces, fixed, names = [], "", set()
     for literal, name, spec, _ in string.Formatter().parse(say_template(key, lang)):

@@ -1,0 +1,119 @@
+"""The sentences of each command, as a user reads them, in both languages: one file per command and language.
+
+`python -m pytest tests/golden --regenerate` writes them anew; `git diff tests/golden` then shows what became of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import platform
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import npuenv
+from npuenv._toml import load_file
+from npuenv.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    Program: TypeAlias = Callable[[list[str]], int]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CASES = ROOT / "tests/diagnose/cases"
+RUNS: dict[str, dict[str, Any]] = load_file(HERE / "runs.toml")
+LOCALE = {"en": "C", "zh": "zh_CN.UTF-8"}
+FILES = [(name, lang) for name in RUNS for lang in LOCALE if (name, lang) != ("trainer", "zh")]
+# Where packages and images lie is no sentence, and stands in the matrix alone.
+_ADDRESS = re.compile(r"https?://[^\s\"'`;,)]+|\b[\w-]+(\.[\w-]+)*\.(com|cn|io)/[^\s\"'`;,)]+")
+LONGEST = 120  # lines of a run's output; more says nothing new about sentences
+
+
+def lines_of(command: str) -> Iterator[str]:
+    """The command lines of a file."""
+    yield from RUNS[command]["runs"]
+    if count := RUNS[command].get("reports"):
+        cases = sorted(CASES.glob("*.toml"))
+        for path in cases[:: max(1, len(cases) // count)][:count]:
+            yield f"doctor --from-report {{reports}}/{path.stem}.log"
+
+
+def run(
+    program: Callable[[list[str]], int], line: str, places: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> str:
+    """A command line as a shell shows it: the line, what it printed, its exit code."""
+    argv = [word.format(**places) for word in shlex.split(line)]
+    for word in argv:
+        if word.startswith(str(places["reports"])):
+            Path(word).write_text(load_file(CASES / f"{Path(word).stem}.toml")["report"], encoding="utf-8")
+    capfd.readouterr()
+    code = program(argv)
+    out, err = capfd.readouterr()
+    shown = f"$ {line}\n{cut(plain(out, places))}"
+    if err:
+        shown += f"stderr:\n{cut(plain(err, places))}"
+    return f"{shown}exit: {code}\n"
+
+
+def trainer_program() -> Program:
+    pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack")
+    from trainer.__main__ import main as train
+    from trainer.interrupt import Interrupt
+
+    return lambda argv: train(argv, interrupt=Interrupt())  # not installed: the signals stay as they are
+
+
+def plain(text: str, places: dict[str, Path]) -> str:
+    """Without what differs from machine to machine."""
+    for name, path in sorted(places.items(), key=lambda item: -len(str(item[1]))):
+        text = text.replace(str(path), f"<{name}>")
+    text = text.replace(str(ROOT), "<checkout>").replace(sys.executable, "<python>").replace(sys.prefix, "<venv>")
+    text = text.replace(npuenv.__version__, "<version>")
+    text = _ADDRESS.sub("<address>", text)
+    text = re.sub(r"\b\d+(\.\d+)? (s|ms|GiB|MiB)\b", r"<n> \2", text)
+    return "\n".join(each.rstrip() for each in text.split("\n"))
+
+
+def cut(text: str) -> str:
+    lines = text.split("\n")
+    if len(lines) <= LONGEST:
+        return text
+    return "\n".join([*lines[:LONGEST], f"[{len(lines) - LONGEST} more lines]", ""])
+
+
+@pytest.mark.parametrize(("command", "lang"), FILES)
+def test_what_a_command_says_is_what_its_golden_file_holds(
+    command: str,
+    lang: str,
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "reports").mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("LANG", LOCALE[lang])
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    places = {"hosts": ROOT / "tests/support/hosts", "scripts": HERE / "scripts", "work": work, "home": home}
+    places["reports"] = tmp_path / "reports"
+    program = trainer_program() if command == "trainer" else main
+    shown = "\n".join(run(program, line, places, capfd) for line in lines_of(command))
+    path = HERE / f"{command}.{lang}.txt"
+    if request.config.getoption("--regenerate"):
+        path.write_text(shown, encoding="utf-8")
+        return
+    kept = path.read_text(encoding="utf-8")
+    diff = difflib.unified_diff(kept.split("\n"), shown.split("\n"), path.name, "now", lineterm="", n=1)
+    assert shown == kept, os.linesep.join(["--regenerate writes this:", *diff])
