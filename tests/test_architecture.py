@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,12 @@ def modules(package: str) -> dict[str, Path]:
     return found
 
 
-def imports(name: str, path: Path) -> Iterator[str]:
+@functools.cache
+def imports(name: str, path: Path) -> frozenset[str]:
+    return frozenset(read_imports(name, path))
+
+
+def read_imports(name: str, path: Path) -> Iterator[str]:
     """Every module that a file names in an import, at any depth of the file, type-checking blocks included.
 
     `from package import submodule` names the submodule; the package itself only where something of its own is taken.
@@ -89,7 +95,7 @@ def imports(name: str, path: Path) -> Iterator[str]:
 def arrows(package: str) -> list[tuple[str, str]]:
     """Pairs (importer, imported) inside one package, both as dotted names of existing modules."""
     known = modules(package)
-    return [(name, other) for name, path in known.items() for other in set(imports(name, path)) if other in known]
+    return [(name, other) for name, path in known.items() for other in imports(name, path) if other in known]
 
 
 def floor_of(package: str, name: str) -> int:
@@ -101,7 +107,16 @@ def floor_of(package: str, name: str) -> int:
 
 
 @pytest.mark.parametrize("package", ["npuenv", "trainer"])
-def test_imports_point_downwards_only(package: str) -> None:
+def test_imports_point_downwards_only_in_no_circle_and_at_nothing_forbidden(package: str) -> None:
+    """One test: what takes its time is to read the package."""
+    imports_point_downwards_only(package)
+    no_import_goes_in_a_circle(package)
+    forbidden_packages_are_not_imported(package)
+    if package == "npuenv":
+        programs_for_targets_are_imported_by_nobody()
+
+
+def imports_point_downwards_only(package: str) -> None:
     upward = []
     for importer, imported in arrows(package):
         if imported == package or importer == package:
@@ -112,8 +127,7 @@ def test_imports_point_downwards_only(package: str) -> None:
     assert upward == []
 
 
-@pytest.mark.parametrize("package", ["npuenv", "trainer"])
-def test_no_import_cycle(package: str) -> None:
+def no_import_goes_in_a_circle(package: str) -> None:
     """A package's own `__init__` counts with what it imports; importing a submodule does not make a cycle by itself."""
     graph: dict[str, set[str]] = {}
     for importer, imported in arrows(package):
@@ -134,8 +148,7 @@ def test_no_import_cycle(package: str) -> None:
         visit(name, ())
 
 
-@pytest.mark.parametrize("package", ["npuenv", "trainer"])
-def test_forbidden_packages_are_not_imported(package: str) -> None:
+def forbidden_packages_are_not_imported(package: str) -> None:
     offending = [
         f"{name} imports {other}"
         for name, path in modules(package).items()
@@ -145,7 +158,7 @@ def test_forbidden_packages_are_not_imported(package: str) -> None:
     assert offending == []
 
 
-def test_programs_for_targets_are_imported_by_nobody() -> None:
+def programs_for_targets_are_imported_by_nobody() -> None:
     programs = [name for name in modules("npuenv") if name.startswith(f"{SENT_TO_TARGETS}.")]
     # Parts of one program name each other; they are sent as one text.
     arrows_in = [(one, other) for one, other in arrows("npuenv") if other in programs and one not in programs]
@@ -179,4 +192,4 @@ def test_only_device_py_names_accelerators_in_code() -> None:
 def test_the_picture_would_notice_an_upward_arrow() -> None:
     assert floor_of("npuenv", "npuenv.messages") < floor_of("npuenv", "npuenv.cli")
     path = ROOT / "npuenv" / "messages" / "__init__.py"
-    assert "npuenv._toml" in set(imports("npuenv.messages", path))
+    assert "npuenv._toml" in imports("npuenv.messages", path)

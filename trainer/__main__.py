@@ -142,9 +142,11 @@ def _order(words: Sequence[str]) -> Order:
 
 def _is_lent(config: Config) -> bool:
     """Whether this process only lends its node to a run that another one leads: the folder is not its to read."""
+    if not config.placement.train_cards or launch.is_placed():
+        return False
     from trainer.placement import daemon
 
-    return bool(config.placement.train_cards) and not launch.is_placed() and daemon.is_lent()
+    return daemon.is_lent()
 
 
 def _ranks_of_cards(config: Config) -> list[str]:

@@ -240,12 +240,14 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
     from npuenv.lock.shelf import put_text, shelf_locks
     from npuenv.matrix import load_matrix
     from npuenv.report.shelf import shelf_json, shelf_page, shelf_rows, show_shelf
-    from npuenv.resolve import published
+    from npuenv.resolve import published_requests, resolve
     from npuenv.resolve.types import Stack
 
     request = _narrowed(request)
-    every = tuple(published(load_matrix()))
-    meant = [(asked, result) for asked, result in every if _is_meant(asked, result, request)]
+    matrix = load_matrix()
+    every = tuple(published_requests(matrix))
+    possible = [(asked, resolve(asked, matrix)) for asked in every if _may_be_meant(asked, request)]
+    meant = [(asked, result) for asked, result in possible if _is_meant(asked, result, request)]
     if not meant:
         raise BadInput(Message("lock.nothing-asked"))
     stacks = [result for _, result in meant if isinstance(result, Stack)]
@@ -263,7 +265,7 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
             failed = error  # said after what is known
     locks = shelf_locks(folder)
     if failed is None and len(meant) == len(every):
-        put_text(shelf_page(shelf_rows(every, locks, done)), folder / "README.md")
+        put_text(shelf_page(shelf_rows(meant, locks, done)), folder / "README.md")
     places = {(row.stack, row.platform) for row in done}
     rows = shelf_rows(meant, [lock for lock in locks if (lock.stack, lock.platform) in places], done)
     is_open = failed is not None or any(row.status == PARTIAL for row in rows)
@@ -286,6 +288,13 @@ def _narrowed(request: Request) -> Request:
     choosing = replace(request, framework=None, hardware=None, arch=None, python=None, cann=None)
     refuse_with("--all", {**options_of(choosing), "--for NAME==RELEASE": request.release})
     return request
+
+
+def _may_be_meant(asked: Request, request: Request) -> bool:
+    """False for a published stack that the options leave out whatever it resolves to: to resolve all takes seconds."""
+    pairs = [(request.stack, asked.stack), (request.hardware, asked.hardware), (request.arch, asked.arch)]
+    pairs += [(request.python, asked.python)] if asked.python else []
+    return all(wanted in (None, there) for wanted, there in pairs)
 
 
 def _is_meant(asked: Request, result: Stack | Conflict, request: Request) -> bool:

@@ -43,6 +43,11 @@ class Text:
         self._words = frozenset(_WORD.findall(self._whole))
         self._letters = "\n".join(sorted(self._words))
 
+    def perhaps(self, wanted: tuple[str, ...]) -> list[str]:
+        """Some texts without those of which a word is missing: `all` finds none of these. Signs and codes stay."""
+        words, letters = self._words, self._letters
+        return [text for text, word, is_whole in _words_of(wanted) if word in (words if is_whole else letters)]
+
     def first(self, wanted: str) -> Line | None:
         """The first line that holds the text."""
         return next(self.all(wanted), None)
@@ -109,6 +114,12 @@ def _parts(wanted: str) -> tuple[tuple[str, ...], str, str, bool]:
     inner = [match.group() for match in words if match.start() > 0 and match.end() < len(anchor)]
     word = max(inner or [match.group() for match in words], key=len, default="")
     return parts, anchor, word, bool(inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def _words_of(wanted: tuple[str, ...]) -> tuple[tuple[str, str, bool], ...]:
+    """Each text with its word and whether that is a whole one; with an empty piece where it is a sign or a code."""
+    return tuple((text, *(("", False) if text[0] in "@#" else _parts(text)[2:])) for text in wanted)
 
 
 def _holds(line: str, parts: tuple[str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Names of people and machines that a text gives away by its shape. Start from `users_in` and `hosts_in`.
+"""Names of people and machines that a text gives away by its shape. Start from `given_away`.
 
 Homes, prompts, `id`, `uname -a`, tables of users and of mounts; what stands elsewhere is found only once it is known.
 Each shape names words that it never comes without, so that most texts are not looked at.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from npuenv.host.secrets import KEPT, SHORT
+from npuenv.host.words import one_of
 
 # At the start of a path, or below one folder of a shared disk.
 HOMES = r"(?<![A-Za-z0-9_.~-])(?:/(?:data|mnt|nfs|share|shared|gpfs|lustre|storage|export))?/(?:home|Users)/"
@@ -40,33 +40,51 @@ _SERVERS = (
     (("://", "@"), rf"(?<=[/@])((?:[a-zA-Z0-9-]+\.)+(?:{_PRIVATE_ZONES}|local))(?![\w-])"),
 )
 
-
-def users_in(text: str) -> Iterator[str]:
-    """User names, as often as they are found."""
-    return _found(_USERS, text)
+_ANY_WORD = one_of(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) for word in words)
 
 
-def owners_of_homes(text: str) -> Iterator[str]:
-    """Names of folders in which users live; they can be ordinary words."""
-    if "/home/" in text or "/Users/" in text:
-        yield from _compiled(HOMES + r"([^./\s:'\",;\\][^/\s:'\",;\\]*)").findall(text)
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a text gives away, each as often as it is found."""
+
+    users: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # names of machines, with or without their domain
+    servers: tuple[str, ...] = ()  # whole names in a company's private zones; their first words can be ordinary ones
 
 
-def hosts_in(text: str) -> Iterator[str]:
-    """Names of machines, with or without their domain, as often as they are found."""
-    return _found(_HOSTS, text)
+_NO_NAMES = Names()
 
 
-def servers_in(text: str) -> Iterator[str]:
-    """Whole names in the private zones of a company; their first words (`pypi`) can be ordinary ones."""
-    return _found(_SERVERS, text)
+def given_away(text: str) -> Names:
+    """The names of users and machines that a text shows by its shape."""
+    return _of_short(text) if len(text) < SHORT else _names(text.lower(), text)
 
 
-def _found(shapes: tuple[tuple[tuple[str, ...], str], ...], text: str) -> Iterator[str]:
+@functools.lru_cache(KEPT)
+def _of_short(text: str) -> Names:
     lowered = text.lower()
-    for words, pattern in shapes:
-        if any(word in lowered for word in words):
-            yield from _compiled(pattern).findall(text)
+    return _names(lowered, text) if _ANY_WORD.search(lowered) else _NO_NAMES
+
+
+def _names(lowered: str, text: str) -> Names:
+    return Names(*(_found(shapes, lowered, text) for shapes in (_USERS, _HOSTS, _SERVERS)))
+
+
+def _found(shapes: tuple[tuple[tuple[str, ...], str], ...], lowered: str, text: str) -> tuple[str, ...]:
+    return tuple(
+        name
+        for words, pattern in shapes
+        if any(word in lowered for word in words)
+        for name in _compiled(pattern).findall(text)
+    )
+
+
+def owners_of_homes(text: str) -> tuple[str, ...]:
+    """Names of folders in which users live, each once; they can be ordinary words."""
+    if "/home/" not in text and "/Users/" not in text:
+        return ()
+    found = _compiled(HOMES + r"([^./\s:'\",;\\][^/\s:'\",;\\]*)").findall(text)
+    return tuple(dict.fromkeys(found))
 
 
 @functools.cache

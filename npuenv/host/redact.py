@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.host.names import HOMES, hosts_in, owners_of_homes, servers_in, users_in
+from npuenv.host.names import HOMES, given_away, owners_of_homes
 from npuenv.host.secrets import SECRET, lines_of, on_lines, unlined, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 # Variables a diagnosis can need; all others stay on the machine.
 _KEPT_VARIABLE = re.compile(
@@ -66,6 +66,7 @@ class Redactor:
 
     def __init__(self) -> None:
         self._stand_ins: dict[str, str] = {}  # real name -> stand-in
+        self._ordered: tuple[tuple[str, str], ...] = ()  # the same, the longest name first
         self._anywhere: set[str] = set()  # names that are replaced wherever they stand as a word
         self._secrets: set[str] = set()
         self._addresses: dict[str, str] = {}  # public address -> stand-in
@@ -123,27 +124,32 @@ class Redactor:
         if ":x:" in text:
             text = _GECOS.sub(r"\1", text)
         text = self._without_serials(text)
-        text = _ADDRESS.sub(self._for_address, text)
-        text = _ADDRESS_6.sub(self._for_address_6, text)
+        if text.count(".") >= 3:
+            text = _ADDRESS.sub(self._for_address, text)
+        if ":" in text:
+            text = _ADDRESS_6.sub(self._for_address_6, text)
         return unlined(self._replace_names(text))
 
     def restore(self, text: str) -> str:
         """The text with stand-ins for names turned back."""
-        for real, stand_in in self._by_length():
-            text = _word(stand_in).sub(lambda _, real=real: real, text)  # type: ignore[misc]
+        for real, stand_in in self._ordered:
+            if stand_in in text:
+                text = _word(stand_in).sub(lambda _, real=real: real, text)  # type: ignore[misc]
         for real, stand_in in (*self._addresses.items(), *self._addresses_6.items()):
-            text = re.sub(rf"(?<![\w.]){re.escape(stand_in)}(?![\w]|\.[0-9])", real, text)
+            if stand_in in text:
+                text = re.sub(rf"(?<![\w.]){re.escape(stand_in)}(?![\w]|\.[0-9])", real, text)
         return text
 
     def _learn_from(self, text: str) -> None:
         """Names that a text gives away: homes, prompts, `id`, `uname -a`, tables of users and mounts."""
-        for name in dict.fromkeys(owners_of_homes(text.replace(self._own, "/") if self._own else text)):
+        for name in owners_of_homes(text.replace(self._own, "/") if self._own else text):
             self._learn(name, "user", anywhere=False)
-        for name in users_in(text):
+        found = given_away(text)
+        for name in found.users:
             self.learn_user(name)
-        for name in hosts_in(text):
+        for name in found.hosts:
             self.learn_host(name)
-        for name in servers_in(text):
+        for name in found.servers:
             self._learn(name, "host", anywhere=True)
 
     def _without_serials(self, text: str) -> str:
@@ -186,6 +192,7 @@ class Redactor:
         if name not in self._stand_ins:
             keeps = _STAND_IN.fullmatch(name) is not None  # a text that was redacted before
             self._stand_ins[name] = name if keeps else stand_in or self._free(kind)
+            self._ordered = tuple(sorted(self._stand_ins.items(), key=lambda item: (-len(item[0]), item[0])))
         if anywhere:
             self._anywhere.add(name)
 
@@ -197,15 +204,12 @@ class Redactor:
         return f"{kind}{number}"
 
     def _replace_names(self, text: str) -> str:
-        for real, stand_in in self._by_length():
+        for real, stand_in in self._ordered:
             if real in text:
                 text = re.sub(rf"({HOMES}){re.escape(real)}(?![^/\s:'\",;])", rf"\g<1>{stand_in}", text)
                 if real in self._anywhere:
                     text = _word(real).sub(stand_in, text)
         return text
-
-    def _by_length(self) -> Iterable[tuple[str, str]]:
-        return sorted(self._stand_ins.items(), key=lambda item: (-len(item[0]), item[0]))
 
 
 def _word(name: str) -> re.Pattern[str]:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npuenv.host.words import one_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -20,7 +22,8 @@ _ESCAPED_END = re.compile(r"(\\+)n")
 _MARKED_END = re.compile(f"({_MARK}+)\n")
 _LINE_END = re.compile(f"{_MARK}*\n")
 _AFTER_NAMES = "=:\"'\\\0\n"
-_SHORT = 2000  # letters; up to here it is faster to look at the whole text
+SHORT = 2000  # letters; up to here it is faster to look at the whole text
+KEPT = 4096  # short texts whose answers are kept: names of files and lines of tables come again and again
 _OPEN = r"(?:\\*[\"'])?"
 # What a quote opens ends at the next one, which can be escaped itself: texts lie inside JSON inside JSON.
 _VALUE = r"""(?:(?<=")(?:[^"\\\n]|\\+(?![\\"]))+|(?<=')(?:[^'\\\n]|\\+(?![\\']))+|[^\s\0"',;&|<>)\]}\\]+)"""
@@ -181,6 +184,7 @@ _RULES = (
     ),
     Rule(("ssh-", "ecdsa-"), r"((?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+)\s+)AAAA[A-Za-z0-9+/=]+", rf"\1{SECRET}"),
 )
+_ANY_WORD = one_of(("private key", *(word for rule in _RULES for word in rule.words)))
 
 
 def without_secrets(text: str) -> str:
@@ -188,6 +192,15 @@ def without_secrets(text: str) -> str:
 
     Long texts cost by the lines that could hold one.
     """
+    return _of_short(text) if len(text) < SHORT else _hidden(text)
+
+
+@functools.lru_cache(KEPT)
+def _of_short(text: str) -> str:
+    return _hidden(text) if _ANY_WORD.search(text.lower()) else text
+
+
+def _hidden(text: str) -> str:
     if "PRIVATE KEY" in text:
         text = _compiled(_PRIVATE_KEY).sub(_hidden_lines, text)
     lowered = text.lower()
@@ -215,7 +228,7 @@ def unlined(text: str) -> str:
 
 def _applied(rule: Rule, text: str, lowered: str) -> str:
     change = functools.partial(_compiled(rule.pattern).sub, rule.instead)
-    if len(text) < _SHORT:
+    if len(text) < SHORT:
         return change(text)
     return on_lines(rule.words, text, lowered, change, after=_AFTER_NAMES if rule.is_named else "")
 

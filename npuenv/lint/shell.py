@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 UNKNOWN = "\x01"  # stands in a word for what the text does not decide
 ARCH = "\x02"  # stands in a word for the architecture, such as the output of `uname -m`
 _OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "&>", "<(", ";", "|", "&", "(", ")", ">", "<", "\n")
+_OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
 _REDIRECTIONS = ("<<<", ">>", ">&", "&>", "<(", ">", "<")
+_PLAIN = re.compile(r"[^\\'`\"$ \t\r\n;&|<>()]+")  # what neither ends a word nor holds one together
+_SPECIAL = re.compile(r"['\"\\$`]")  # a word with none of these stands for itself
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|\{([A-Za-z_]\w*):?-([^}]*)\}|([A-Za-z_]\w*))")
 _ARCH_COMMAND = re.compile(r"\$\(\s*(?:uname -[mi]|arch|dpkg --print-architecture)\s*\)|`\s*uname -[mi]\s*`")
@@ -91,6 +94,8 @@ class _Branch:
 
 def expand(word: str, env: Mapping[str, str]) -> str:
     """A word without its quotes, variables filled in. Example: `"v${X}"` with X = 1 gives v1; without X, v UNKNOWN."""
+    if not _SPECIAL.search(word):
+        return word
     parts = []
     for piece in re.findall(r"'[^']*'?|\"(?:\\.|[^\"\\])*\"?|\\.|[^'\"\\]+|\\", _without_commands(word), re.DOTALL):
         if piece.startswith("'"):
@@ -104,6 +109,8 @@ def expand(word: str, env: Mapping[str, str]) -> str:
 
 def _without_commands(word: str) -> str:
     """A word with ARCH or UNKNOWN for each `$(...)` and backquoted command outside single quotes."""
+    if "$(" not in word and "`" not in word:
+        return word
     parts, at, quoted = list[str](), 0, False
     while at < len(word):
         start = at
@@ -144,7 +151,8 @@ def tokens(source: Source) -> Iterator[Token]:
             at += 2
         elif char == "#":
             at = _until(text, "\n", at)
-        elif operator := next((each for each in _OPERATORS if text.startswith(each, at)), ""):
+        elif found := _OPERATOR.match(text, at):
+            operator = found[0]
             line, at = source.line_of(at), at + len(operator)
             if operator in ("<<", "<<-"):
                 while at < len(text) and text[at] in " \t":
@@ -184,7 +192,9 @@ def _word_end(text: str, at: int) -> int:
     start = at
     while at < len(text):
         char = text[at]
-        if char == "\\":
+        if plain := _PLAIN.match(text, at):
+            at = plain.end()
+        elif char == "\\":
             at += 2
         elif char in "'`":
             at = _until(text, char, at + 1) + 1

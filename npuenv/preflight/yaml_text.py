@@ -69,6 +69,21 @@ def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
 
     Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping.
     """
+    kept = _KEPT.get(text)
+    if kept is None:
+        kept = _read(text, path)
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
+        _KEPT[text] = kept
+    return kept
+
+
+# Entries know nothing of the file they stand in. A correction looks at the same text again and again.
+_KEPT: dict[str, tuple[Entry, ...]] = {}
+_MOST_KEPT = 32
+
+
+def _read(text: str, path: str) -> tuple[Entry, ...]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.candidate import Candidate
     from npuenv.resolve.types import Conflict, Stack
 
-__all__ = ["published", "resolve", "stack_names"]
+__all__ = ["published", "published_requests", "resolve", "stack_names"]
 
 
 def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
@@ -68,8 +68,14 @@ def _why_not(wanted: Request, asked: list[Recipe], others: list[Recipe], matrix:
 
 
 def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:
-    """Every published stack on every hardware and architecture, with the request that names it: an NPU stack on its
-    published Python, a CPU stack on all of its Pythons.
+    """Every published stack, with the request that names it."""
+    for request in published_requests(matrix):
+        yield request, resolve(request, matrix)
+
+
+def published_requests(matrix: Matrix) -> Iterator[Request]:
+    """What names every published stack on every hardware and architecture: an NPU stack on its published Python, a CPU
+    stack on all of its Pythons.
 
     A vllm-ascend release is asked for on A2 and A3 whether or not it was built for both: where it was not, the conflict
     says so. Stacks of torch_npu alone are left out; they are made when somebody asks.
@@ -81,8 +87,7 @@ def published(matrix: Matrix) -> Iterator[tuple[Request, Stack | Conflict]]:
         places = wanted if recipe.framework == "vllm-ascend" else recipe.hardware or (None,)
         pythons = recipe.python[:1] if recipe.hardware else recipe.python
         for arch, hardware, python in itertools.product(recipe.arch, places, pythons):
-            request = Request(stack=recipe.id, arch=arch, hardware=hardware, python=python)
-            yield request, resolve(request, matrix)
+            yield Request(stack=recipe.id, arch=arch, hardware=hardware, python=python)
 
 
 _TRAINING = ("a2", "a3")

@@ -5,6 +5,7 @@ A clash has a key of its own, and some are part of a broader one about the whole
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from npuenv import versions
@@ -35,12 +36,20 @@ def clash_key(clash: Clash) -> str:
 
     That no stack of a framework is published for some hardware is one rule, not one for each of its stacks.
     """
-    kind = clash.says.key.replace(".stacks-", ".stack-").replace(".some-", ".stack-")
+    key, args = clash.says.key, clash.says.args
+    kind = _kind(key)
     if kind in OF_ALL_STACKS:
-        about = (str(clash.says.args[name]) for name in OF_ALL_STACKS[kind])
-        return "|".join((kind, str(clash.says.args["framework"]), *about))
-    demands = [str(clash.says.args.get(name, "")) for name in ("needs", "field", "package")]
-    return "|".join((clash.rule, clash.says.key, clash.source, *demands))
+        about = (str(args[name]) for name in OF_ALL_STACKS[kind])
+        return "|".join((kind, str(args["framework"]), *about))
+    # One expression: the search asks for these keys some hundred thousand times.
+    needs, field, package = args.get("needs", ""), args.get("field", ""), args.get("package", "")
+    return f"{clash.rule}|{key}|{clash.source}|{needs}|{field}|{package}"
+
+
+@functools.cache
+def _kind(key: str) -> str:
+    """The key of an objection, that of a single stack where it speaks of some or all of them."""
+    return key.replace(".stacks-", ".stack-").replace(".some-", ".stack-")
 
 
 def broader(clash: Clash, candidate: Candidate, request: Request) -> Clash | None:

@@ -33,8 +33,9 @@ from npuenv.bundle.offline.fetch import (
 )
 from npuenv.errors import StepFailed
 from npuenv.facts.pip import PipSettings, Setting
-from npuenv.messages import say
+from npuenv.messages import Message, say
 from tests.support.own_signals import interruptible
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,7 +233,7 @@ def test_a_refusal_for_good_is_not_asked_again(status: int, server: Server, tmp_
 
 def test_nobody_listening_is_one_sentence(tmp_path: Path, home: Path) -> None:
     said = why(tmp_path, Wanted("x.whl", "http://user:secret@127.0.0.1:1/x.whl", ("0" * 64,), 5))
-    assert said.startswith("x.whl does not come") and "secret" not in said and "\n" not in said
+    assert says(said, "bundle.not-coming", file="x.whl") and "secret" not in said and "\n" not in said
 
 
 def test_one_failure_stops_the_others_and_keeps_what_has_come(server: Server, tmp_path: Path) -> None:
@@ -355,7 +356,7 @@ def test_a_full_disk_is_told_and_what_has_come_stays(
         return _Full(file, 600_000) if path.name.endswith(".part") and mode != "rb" else file
 
     monkeypatch.setattr(Path, "open", full)
-    assert "no space left" in why(tmp_path, wanted)
+    assert says(why(tmp_path, wanted), "bundle.disk-full")
     monkeypatch.undo()
     has = (tmp_path / "big.part").stat().st_size
     assert 0 < has < len(DATA)
@@ -365,8 +366,8 @@ def test_a_full_disk_is_told_and_what_has_come_stays(
 
 
 def test_a_disk_that_refuses_for_another_reason_is_told_with_it(tmp_path: Path) -> None:
-    said = say(failed_by_disk(PermissionError(errno.EACCES, "Permission denied"), tmp_path).message)
-    assert said == f"{tmp_path} cannot be written: Permission denied"
+    message = failed_by_disk(PermissionError(errno.EACCES, "Permission denied"), tmp_path).message
+    assert message == Message("bundle.cannot-write", {"path": str(tmp_path), "why": "Permission denied"})
 
 
 PROGRAM = """

@@ -16,7 +16,8 @@ from npuenv.bundle.offline.manifest import is_inside, manifest_text, parse_manif
 from npuenv.bundle.offline.opened import open_bundle
 from npuenv.bundle.offline.write import plain_member, write_tar
 from npuenv.errors import BadInput, StepFailed
-from npuenv.messages import say
+from npuenv.messages import Message, say
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +97,7 @@ def _folder_link(place: Path) -> None:
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo, _link, _folder_link])
 def test_whatever_was_added_is_named(make: Callable[[Path], None], bundle_folder: Path) -> None:
     make(bundle_folder / "added")
-    assert "added does not belong to it" in refusal(bundle_folder)
+    assert says(refusal(bundle_folder), "bundle.extra-file", file="added")
 
 
 def test_a_link_in_the_place_of_a_file_is_refused_even_with_the_right_content(
@@ -105,7 +106,7 @@ def test_a_link_in_the_place_of_a_file_is_refused_even_with_the_right_content(
     wheel = bundle_folder / "wheels/one-1-py3-none-any.whl"
     wheel.rename(tmp_path / "outside.whl")
     wheel.symlink_to(tmp_path / "outside.whl")
-    assert "not a plain file" in refusal(bundle_folder)
+    assert says(refusal(bundle_folder), "bundle.no-plain-file", file="wheels/one-1-py3-none-any.whl")
     wheel.unlink()
     (tmp_path / "outside.whl").rename(wheel)
     (bundle_folder / "wheels").rename(tmp_path / "elsewhere")
@@ -138,7 +139,7 @@ def test_no_part_of_an_archive_can_be_cut_off_or_added(bundle_archive: Path) -> 
         assert refusal(bundle_archive)
     for more in (b"\0", b"x", bytes(512), bytes(10240)):
         bundle_archive.write_bytes(data + more)
-        assert "the end of the archive" in refusal(bundle_archive)
+        assert says(refusal(bundle_archive), "bundle.after-the-end")
 
 
 def _changed_member(kind: bytes, link: str = "") -> Callable[[tarfile.TarInfo], None]:
@@ -203,7 +204,7 @@ def test_a_file_that_stands_twice_in_an_archive_is_refused(bundle_archive: Path,
         for member in old.getmembers():
             for _ in range(2 if member.name.endswith("install.sh") else 1):
                 new.addfile(member, old.extractfile(member))
-    assert "install.sh does not belong to it" in refusal(twice)
+    assert says(refusal(twice), "bundle.extra-file", file="install.sh")
 
 
 @pytest.mark.parametrize("first", ["install.sh", ""])
@@ -212,7 +213,7 @@ def test_an_archive_that_does_not_begin_with_the_manifest_is_refused(
 ) -> None:
     path = tmp_path / "other.tar"
     write_tar(bundle_folder, path, top="npuenv-tiny", first=(first,))
-    assert "does not begin with a manifest.json" in refusal(path)
+    assert says(refusal(path), "bundle.no-manifest", name="manifest.json")
 
 
 @pytest.mark.parametrize("data", [b"", b"no archive", b"\x1f\x8b" + bytes(600), bytes(10240), os.urandom(4096)])
@@ -225,7 +226,7 @@ def test_what_is_no_archive_is_refused_in_one_sentence(data: bytes, tmp_path: Pa
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught, open_bundle(tmp_path / "nothing"):
         pass
-    assert say(caught.value.message) == f"there is no bundle at {tmp_path / 'nothing'}"
+    assert caught.value.message == Message("bundle.absent", {"path": str(tmp_path / "nothing")})
     (tmp_path / "empty").mkdir()
     assert "manifest.json" in refusal(tmp_path / "empty")
 
@@ -237,7 +238,7 @@ def _edit(bundle: Path, **values: object) -> None:
 
 def test_an_edited_manifest_is_refused(bundle_folder: Path) -> None:
     _edit(bundle_folder, stack="other")
-    assert "changed after it was written" in refusal(bundle_folder)
+    assert says(refusal(bundle_folder), "bundle.changed-manifest")
     _edit(bundle_folder, schema="npuenv.bundle/2")
     assert "npuenv.bundle/2" in refusal(bundle_folder)
     (bundle_folder / "manifest.json").write_bytes(b"\xff{")
@@ -251,14 +252,14 @@ def test_a_manifest_that_names_a_path_outside_is_refused_whatever_its_seal(path:
     rows = tuple(sorted((*manifest.files[1:], type(row)(path, row.kind, 0, row.sha256)), key=lambda row: row.path))
     forged = type(manifest)(**{name: getattr(manifest, name) for name in manifest.__slots__} | {"files": rows})
     (bundle_folder / "manifest.json").write_text(manifest_text(forged), encoding="utf-8")
-    assert "its manifest is wrong" in refusal(bundle_folder)
+    assert says(refusal(bundle_folder), "bundle.bad-manifest")
 
 
 def test_a_lock_other_than_the_one_named_is_refused(bundle_folder: Path) -> None:
     manifest = parse_manifest((bundle_folder / "manifest.json").read_bytes(), "x")
     forged = type(manifest)(**{name: getattr(manifest, name) for name in manifest.__slots__} | {"lock": "0" * 12})
     (bundle_folder / "manifest.json").write_text(manifest_text(forged), encoding="utf-8")
-    assert "locks/tiny.toml is not the lock" in refusal(bundle_folder)
+    assert says(refusal(bundle_folder), "bundle.other-lock", file="locks/tiny.toml")
 
 
 def test_names_inside_are_plain() -> None:
@@ -272,7 +273,7 @@ def test_a_disk_without_room_to_unpack_is_told_as_such(
     monkeypatch.setattr(Path, "mkdir", _no_space)
     with pytest.raises(StepFailed) as caught, open_bundle(bundle_archive, tmp_path):
         pass
-    assert "no space left" in say(caught.value.message)
+    assert caught.value.message.key == "bundle.disk-full"
     assert caught.value.hint is not None and "TMPDIR=" in say(caught.value.hint)
 
 

@@ -228,7 +228,7 @@ def test_what_the_user_adds_is_not_asked_for(tmp_path: Path) -> None:
         ("Ascend-cann-nnal_8.3.RC1_linux-aarch64.run", "is for 8.3.RC1"),
         ("Ascend-cann-A3-ops_8.5.0_linux-aarch64.run", "is for a3"),
         ("Ascend-cann-kernels-310p_8.5.0_linux-aarch64.run", "is for 310p"),
-        ("readme.txt", "not named as a file of CANN"),
+        ("readme.txt", "plan.cann-name"),
         ("Ascend-cann-toolkit_8.5.0_linux-aarch64.run", "publicly known"),
         ("nnal with a blank.run", "letters, digits"),
         ("absent.run", "no file"),
@@ -239,7 +239,7 @@ def test_a_file_of_cann_that_does_not_fit_is_refused(name: str, part: str, tmp_p
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(BadInput) as caught:
         check_cann_files([tmp_path / name], npu_stack(), load_matrix())
-    assert part in say(caught.value.message)
+    assert part == caught.value.message.key or part in say(caught.value.message)
 
 
 @pytest.mark.parametrize("names", ["nnal_8.5.0", "nnal_8.5.0 910b-ops_8.5.0.B160"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from npuenv.cli import main
+from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -108,6 +109,7 @@ def test_script_is_valid_shell_and_names_no_secret(
     subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=300)
 
 
+@pytest.mark.usefixtures("packed_doctor")
 def test_rendered_folder_is_the_committed_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["render-docker", "roll-cann9.1.0", "--hardware", "a3", "-o", str(home / "out"), "--lang", "en"]
     assert main(words) == 0
@@ -118,7 +120,7 @@ def test_rendered_folder_is_the_committed_one(home: Path, capsys: pytest.Capture
     same = [p for p in golden.iterdir() if p.suffix != ".pyz"]  # the doctor's bytes stand in for real ones there
     assert all((made / p.name).read_text() == p.read_text() for p in same)
     assert main(words) == 0
-    assert "up to date" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "cli.was-rendered", path=str(made))
 
 
 def test_doctor_without_cards_says_so_and_points_to_the_trial(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,16 +132,18 @@ def test_doctor_without_cards_says_so_and_points_to_the_trial(home: Path, capsys
     assert "/dev" in said  # what was looked at
 
 
-def test_doctor_for_cpu_does_not_ask_for_cards(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["doctor", "--for", "cpu", "--json"])
+def test_doctor_for_cpu_does_not_ask_for_cards(bare_python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--for", "cpu", "--python", bare_python, "--json"])
     document = json.loads(capsys.readouterr().out)
     found = {finding["check"]: finding["status"] for finding in document["findings"]}
     assert found["cards.present"] == "skip"
 
 
-def test_a_saved_capture_gives_the_same_findings(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_capture_gives_the_same_findings(
+    home: Path, bare_python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     capture = home / "host.json"
-    first_code = main(["doctor", "--json", "--save", str(capture)])
+    first_code = main(["doctor", "--python", bare_python, "--json", "--save", str(capture)])
     first = json.loads(capsys.readouterr().out)
     assert main(["doctor", "--json", "--from", str(capture)]) == first_code
     assert json.loads(capsys.readouterr().out) == first

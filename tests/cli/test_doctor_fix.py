@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +31,7 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message
 from npuenv.plan.types import Want
 from tests.support.own_signals import interruptible
+from tests.support.sentences import part, says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,10 +88,10 @@ def test_what_is_mended_is_said_and_can_be_taken_back(tmp_path: Path, capsys: py
     world.add("cards.healthy", lambda host: False, ("npu-smi", "info"), is_automatic=False)
     assert world.mend() is ExitCode.PROBLEMS
     out = capsys.readouterr().out
-    assert "mended: disk space\n" in out and "still there: card health\n" in out
+    assert says(out, "fix.mended", names="disk space") and says(out, "fix.left", names="card health")
     assert mark.exists() and world.num_looks == 2
     undo = data() / "fixes" / "1" / "undo.sh"
-    assert f"to take it back: sh {undo}" in out
+    assert says(out, "fix.undo", path=undo)
     subprocess.run(["sh", str(undo)], check=True)
     assert not mark.exists()
 
@@ -100,7 +104,7 @@ def test_a_second_run_has_nothing_to_do_and_leaves_no_folder(
     world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
     assert world.mend() is ExitCode.FINE
     assert world.mend() is ExitCode.FINE
-    assert capsys.readouterr().out.endswith("nothing for npuenv to do: no finding has a cure that may be run\n")
+    assert capsys.readouterr().out.endswith(f"{sentence('fix.nothing')}\n")
     assert [path.name for path in (data() / "fixes").iterdir()] == ["1"]
 
 
@@ -113,9 +117,12 @@ def test_a_dry_run_shows_everything_and_changes_nothing(tmp_path: Path, capsys: 
     assert world.mend(is_dry_run=True, yes=False) is ExitCode.PROBLEMS
     out = capsys.readouterr().out
     assert f"1. machine-disk: npuenv doctor\n     $ touch {mark}\n" in out
-    assert "     for: disk space · cannot be taken back\n" in out
+    assert f"     {sentence('fix.plan-for', checks='disk space')} · {sentence('fix.plan-once')}\n" in out
     assert "     $ export A_B='1 2'\n" in out
-    assert "only shown, not run:\n  - TLS of the cards (never run by npuenv" in out
+    assert says(out, "fix.shown-head")
+    assert says(
+        out, "fix.shown", names=sentence("check_network.title-network-tls-agrees"), why=sentence("fix.dangerous")
+    )
     assert not mark.exists() and not data().exists() and world.num_looks == 1
 
 
@@ -125,7 +132,9 @@ def test_what_several_checks_want_is_shown_once(capsys: pytest.CaptureFixture[st
         world.add(check, lambda host: False, ("npu-smi", "info"), is_automatic=False)
     world.mend(is_dry_run=True)
     out = capsys.readouterr().out
-    assert "  - card health, cards in use (has to be done by hand): npuenv doctor\n     $ npu-smi info\n" in out
+    names = f"{sentence('check_npu.title-cards-healthy')}, {sentence('check_npu.title-cards-free')}"
+    shown = sentence("fix.shown", names=names, why=sentence("fix.by-hand"), says="npuenv doctor")
+    assert f"  - {shown}\n     $ npu-smi info\n" in out
     assert out.count("npu-smi info") == 1
 
 
@@ -163,12 +172,12 @@ def test_a_shell_that_reads_the_file_is_looked_at_too(capsys: pytest.CaptureFixt
     assert world.mend() is ExitCode.PROBLEMS
     out = capsys.readouterr().out
     file = data() / "session.sh"
-    assert "mended once you have run the line below: HCCL settings, proxies\n" in out
-    assert "still there: task queue setting\n" in out
+    assert says(out, "fix.mended-in-shell", names="HCCL settings, proxies")
+    assert says(out, "fix.left", names=sentence("check_session.title-session-task-queue"))
     assert f"     $ . {file}\n" in out
     assert world.mend() is ExitCode.PROBLEMS
     out = capsys.readouterr().out
-    assert "nothing left to do here; what is for your own shell is written already\n" in out and f"$ . {file}" in out
+    assert says(out, "fix.already") and f"$ . {file}" in out
     assert [path.name for path in (data() / "fixes").iterdir()] == ["1"]
 
 
@@ -199,8 +208,8 @@ def test_a_failed_step_keeps_the_others_going_and_is_told(tmp_path: Path, capsys
     # The failed cure counts although another step made its check well.
     assert world.mend() is ExitCode.PROBLEMS
     out = capsys.readouterr().out
-    assert "step machine-glibc failed: ls ended with 2: " in out and "/no/such/place" in out
-    assert mark.exists() and "mended: C library, CANN\n" in out
+    assert says(out, "execute.step-failed", step="machine-glibc", why=part("/no/such/place"))
+    assert mark.exists() and says(out, "fix.mended", names="C library, CANN")
 
 
 def test_quiet_tells_only_what_is_not_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +220,7 @@ def test_quiet_tells_only_what_is_not_mended(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "" and mark.exists()
     world.add("cards.healthy", lambda host: False, ("true",))
     assert world.mend(is_quiet=True) is ExitCode.PROBLEMS
-    assert capsys.readouterr().out == "still there: card health\n"
+    assert capsys.readouterr().out == f"{sentence('fix.left', names='card health')}\n"
 
 
 def test_an_interrupted_cure_says_how_it_is_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +233,7 @@ def test_an_interrupted_cure_says_how_it_is_taken_back(tmp_path: Path, capsys: p
     with interruptible(), pytest.raises(KeyboardInterrupt):
         world.mend()
     undo = data() / "fixes" / "1" / "undo.sh"
-    assert capsys.readouterr().err.endswith(f"to take it back: sh {undo}\n")
+    assert capsys.readouterr().err.endswith(f"{sentence('fix.undo', path=undo)}\n")
     assert "touch mark; sleep 30" in undo.read_text(encoding="utf-8") and not mark.exists()
     assert "interrupted" in (data() / "fixes" / "1" / ".npuenv" / "journal.jsonl").read_text(encoding="utf-8")
 
@@ -235,7 +244,7 @@ def test_a_failure_that_was_none_before_is_told(tmp_path: Path, capsys: pytest.C
     world.add("machine.disk", lambda host: mark.exists(), ("touch", str(mark)))
     world.add("cann.found", lambda host: not mark.exists(), is_automatic=False)
     assert world.mend() is ExitCode.PROBLEMS
-    assert "new since then, undo it if it is worse: CANN\n" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "fix.new", names="CANN")
 
 
 def test_without_a_terminal_and_without_yes_the_plan_is_shown_and_nothing_done(
@@ -280,7 +289,7 @@ def test_a_step_that_is_done_already_is_not_run(tmp_path: Path, capsys: pytest.C
     want = Want("path.state", (str(mark),), "file")
     world.add("machine.disk", lambda host: False, ("touch", str(tmp_path / "never")), done_when=(want,))
     assert world.mend() is ExitCode.PROBLEMS
-    assert "nothing left to do here" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "fix.already")
     assert not (tmp_path / "never").exists() and not data().exists()
 
 
@@ -294,6 +303,18 @@ def test_the_undo_names_a_step_before_it_begins(tmp_path: Path) -> None:
     assert f"rm {seen}" in seen.read_text(encoding="utf-8")
 
 
+def with_pip(folder: Path) -> Path:
+    """The Python of a new environment whose pip is this one's, compiled as it is: to unpack another takes seconds."""
+    venv.create(folder, symlinks=True)
+    pip = importlib.metadata.distribution("pip")
+    (packages,) = folder.glob("lib/python3.*/site-packages")
+    for file in pip.files or ():
+        place = packages / str(file)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(str(pip.locate_file(file)), place)
+    return folder / "bin" / "python"
+
+
 def test_pip_mends_a_real_environment_with_the_users_own_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,8 +322,7 @@ def test_pip_mends_a_real_environment_with_the_users_own_settings(
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     write_wheel(wheels, "numbers", "2.4", files={"numbers_a.py": "A = 1\n"})
-    venv.create(tmp_path / "env", with_pip=True)
-    python = str(tmp_path / "env" / "bin" / "python")
+    python = str(with_pip(tmp_path / "env"))
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     want = Want("dist.version", (python, "numbers"), "2.4")
@@ -327,20 +347,23 @@ def overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, backend in (("triton-ascend", "ascend"), ("triton", "nvidia")):
         files = {"triton/__init__.py": f"OWNER = {name!r}\n", f"triton/backends/{backend}/__init__.py": ""}
         write_wheel(wheels, name, "3.2.0", files={**files, "triton/backends/__init__.py": ""})
-    venv.create(tmp_path / "env", with_pip=True)
-    python = str(tmp_path / "env" / "bin" / "python")
+    python = with_pip(tmp_path / "env")
+    (packages,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
+    for name in ("triton_ascend", "triton"):
+        (wheel,) = wheels.glob(f"{name}-3.2.0-*.whl")
+        with zipfile.ZipFile(wheel) as files_of_wheel:  # as an installer does it, one over the other
+            files_of_wheel.extractall(packages)
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
-    for name in ("triton-ascend", "triton"):
-        subprocess.run([python, "-m", "pip", "install", "-q", name], check=True)
-    return python
+    return str(python)
 
 
 def owner(python: str) -> str:
     return subprocess.run([python, "-c", "import triton; print(triton.OWNER)"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_an_overwritten_triton_ascend_is_mended_and_the_damage_can_be_taken_back(
     overwritten: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -360,7 +383,7 @@ def test_nothing_is_removed_where_the_replacement_cannot_be_had(
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", "/no/such/folder")
     assert main(["doctor", "--level", "1", "--python", overwritten, "--fix", "--yes"]) == 1
-    assert "step python-triton failed" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "execute.step-failed", step="python-triton")
     assert owner(overwritten) == "triton\n"
 
 
@@ -396,8 +419,8 @@ def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_name
     from npuenv.plan.fix import Place, plan_cures
     from npuenv.report.fix import plan_lines
 
-    says = Message("cli.saved", {"path": "/home/user1/x"})
-    cure = Fix(says, (("usermod", "-aG", "HwHiAiUser", "user1"),), is_dangerous=True, needs_root=True)
+    saved = Message("cli.saved", {"path": "/home/user1/x"})
+    cure = Fix(saved, (("usermod", "-aG", "HwHiAiUser", "user1"),), is_dangerous=True, needs_root=True)
     ill = Finding("devices.openable", Status.FAIL, SAYS, (), "", cure)
 
     def restore(text: str) -> str:
@@ -405,4 +428,4 @@ def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_name
 
     lines = list(plan_lines(plan_cures([ill], Place("/s"), restore), "en", restore=restore))
     assert lines[-1] == "     # usermod -aG HwHiAiUser ann"
-    assert "saved to /home/ann/x" in lines[-2]
+    assert says(lines[-2], "cli.saved", path="/home/ann/x")

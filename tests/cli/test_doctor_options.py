@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -9,7 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-import venv
+import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -18,6 +20,7 @@ import pytest
 
 from npuenv.cli import main
 from tests.support.own_signals import as_from_a_terminal
+from tests.support.sentences import says, sentence
 from tests.support.waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -91,12 +94,14 @@ def test_a_report_that_cannot_be_written_is_one_sentence_before_any_looking(
     assert main(["doctor", "--level", "3", "-o", place]) == 2
     assert not slow_tool.seen.exists()
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {place} cannot be written: ") and len(err.splitlines()) == 2
+    assert says(err, "cli.cannot-save", path=f"error: {place}") and len(err.splitlines()) == 2
 
 
 def test_a_report_that_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*REPLAY, "--format", "html", "-o", "/dev/full"]) == 2
-    assert capsys.readouterr().err.startswith("error: /dev/full cannot be written: No space left on device\n")
+    reason = os.strerror(errno.ENOSPC)
+    said = sentence("cli.error", message=sentence("cli.cannot-save", path="/dev/full", reason=reason))
+    assert capsys.readouterr().err.startswith(f"{said}\n")
 
 
 @pytest.mark.parametrize(
@@ -265,17 +270,45 @@ def in_terminal(*words: str, columns: int = 100, **env: str) -> tuple[str, int]:
     return shown.decode("utf-8").replace("\r\n", "\n"), process.wait(PATIENCE_S)
 
 
-def test_a_terminal_gets_a_coloured_tree_of_its_width() -> None:
-    shown, code = in_terminal(*REPLAY, columns=72)
+def here_in_terminal(patch: pytest.MonkeyPatch, *words: str, columns: int = 100, **env: str) -> tuple[str, int]:
+    """The same with the command in this process."""
+    for name in ("NO_COLOR", "TERM", "COLUMNS"):
+        patch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": str(columns), **env}.items():
+        patch.setenv(name, value)
+    parent, child = pty.openpty()
+    shown: list[bytes] = []
+    reader = threading.Thread(target=lambda: shown.extend(iter(partial(read_all, parent), b"")))
+    reader.start()
+    with open(child, "w", encoding="utf-8") as screen:
+        patch.setattr(sys, "stdout", screen)
+        patch.setattr(sys, "stderr", screen)
+        code = main(list(words))
+        patch.undo()
+    reader.join(PATIENCE_S)
+    os.close(parent)
+    return b"".join(shown).decode("utf-8").replace("\r\n", "\n"), code
+
+
+def read_all(parent: int) -> bytes:
+    """The next bytes of a terminal; none once its other end is closed."""
+    try:
+        return os.read(parent, 65536)
+    except OSError:
+        return b""
+
+
+def test_a_terminal_gets_a_coloured_tree_of_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, code = here_in_terminal(monkeypatch, *REPLAY, columns=72)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert code == 1 and "\x1b[1;31m" in shown and "✘ FAIL" in plain and "└── " in plain
     assert max(len(line) for line in plain.splitlines() if " $ " not in line) <= 72
 
 
 @pytest.mark.parametrize("words", [("--no-color",), ()])
-def test_no_color_is_obeyed_on_a_terminal(words: tuple[str, ...]) -> None:
+def test_no_color_is_obeyed_on_a_terminal(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     env: dict[str, Any] = {} if words else {"NO_COLOR": "1"}
-    shown, _ = in_terminal(*REPLAY, *words, **env)
+    shown, _ = here_in_terminal(monkeypatch, *REPLAY, *words, **env)
     assert "\x1b" not in shown and "✘ FAIL" in shown
 
 
@@ -291,9 +324,9 @@ def test_a_reader_that_goes_away_is_met_in_silence() -> None:
     assert (ran.stdout, ran.stderr) == ("{\n", "")
 
 
-def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: SlowTool) -> None:
+def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: SlowTool, bare_python: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "npuenv", "doctor", "--lang", "en"],
+        [sys.executable, "-m", "npuenv", "doctor", "--lang", "en", "--python", bare_python],
         cwd=ROOT,
         env={**os.environ, "PATH": slow_tool.path},
         stdout=subprocess.PIPE,
@@ -305,14 +338,14 @@ def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: SlowToo
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
-    assert err.lstrip() == "interrupted; nothing that was finished is lost, run the same command again\n"
+    assert err.lstrip() == f"{sentence('cli.interrupted')}\n"
 
 
-def test_a_slow_look_says_on_a_terminal_what_it_waits_for(slow_tool: SlowTool) -> None:
-    shown, _ = in_terminal("doctor", "--lang", "en", PATH=slow_tool.path)
+def test_a_slow_look_says_on_a_terminal_what_it_waits_for(slow_tool: SlowTool, bare_python: str) -> None:
+    shown, _ = in_terminal("doctor", "--lang", "en", "--python", bare_python, PATH=slow_tool.path)
     assert re.search(r"… \S*npu-smi info \(\d+ s\)", shown)
     assert "\x1b[2K" in shown
-    quiet, _ = in_terminal("doctor", "-q", PATH=slow_tool.path)
+    quiet, _ = in_terminal("doctor", "-q", "--python", bare_python, PATH=slow_tool.path)
     assert "… " not in quiet
 
 
@@ -325,7 +358,7 @@ def test_a_report_in_a_file_keeps_the_stand_ins_and_a_pipe_has_commands_as_typed
     text = (tmp_path / "report").read_text(encoding="utf-8")
     assert "home folder" in text and "zacharias" not in text
     shown, _ = in_terminal("doctor", "--level", "0", "--no-color", columns=1000, HOME=str(home))
-    assert "/zacharias is not there" in shown
+    assert says(shown, "check_machine.home-absent", path=str(home))
 
 
 def test_quiet_with_warnings_alone_says_how_many_in_one_line(
@@ -344,20 +377,20 @@ def test_quiet_with_warnings_alone_says_how_many_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "key"),
     [
-        ("/nope", "there is no Python at /nope"),
-        ("nonesuch-python", "there is no Python at nonesuch-python"),
-        ("/etc/passwd", "it cannot be executed"),
-        ("/", "is a folder"),
-        ("/bin/ls", "is a program, but no Python"),
+        ("/nope", "absent"),
+        ("nonesuch-python", "absent"),
+        ("/etc/passwd", "no-program"),
+        ("/", "folder"),
+        ("/bin/ls", "other"),
     ],
 )
-def test_what_is_no_python_is_refused_at_once(path: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_python_is_refused_at_once(path: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
     for more in ((), ("--fix", "--yes")):
         assert main(["doctor", "--python", path, *more]) == 2
         out, err = capsys.readouterr()
-        assert words in err and "  try: " in err and out == ""
+        assert says(err, f"doctor.python-{key}", path=path) and "  try: " in err and out == ""
 
 
 def test_a_folder_with_a_python_in_it_is_answered_with_that_python(
@@ -371,17 +404,21 @@ def test_a_folder_with_a_python_in_it_is_answered_with_that_python(
     assert json.loads(capsys.readouterr().out)["schema"] == "npuenv.doctor/1"  # a broken Python is judged
 
 
-def test_an_empty_report_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_report_is_said_to_be_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "report"
     path.write_text(" \n\n", encoding="utf-8")
     assert main(["doctor", "--from-report", str(path)]) == 2
-    assert f"the report {path} is empty" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "doctor.empty-report", path=path)
+    with path.open(encoding="utf-8") as empty, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", empty)
+        assert main(["doctor", "--from-report", "-"]) == 2
+        assert says(capsys.readouterr().err, "doctor.empty-report", path="-")
     argv = [sys.executable, "-m", "npuenv", "doctor", "--from-report", "-"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    empty = subprocess.run(argv, env=env, input="\n", capture_output=True, text=True, timeout=300, check=False)
-    assert empty.returncode == 2 and "the report - is empty" in empty.stderr
     full = subprocess.run(argv, env=env, input="x\n", capture_output=True, text=True, timeout=300, check=False)
-    assert full.returncode == 3 and "is empty" not in full.stderr
+    assert full.returncode == 3 and not says(full.stderr, "doctor.empty-report")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["/bin/sh", "-c", 'echo x > "$0"', str(pipe)]):
@@ -389,18 +426,18 @@ def test_an_empty_report_is_said_to_be_empty(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_use_of_which_nothing_is_installed_is_said_with_the_command_that_installs_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bare_python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    venv.create(tmp_path / "env", symlinks=True)
-    python = ["--python", str(tmp_path / "env" / "bin" / "python")]
+    python = ["--python", bare_python]
     main(["doctor", "--for", "cpu", *python])
-    assert "nothing of cpu is installed in this Python: `npuenv up --for cpu` puts" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "doctor.nothing-of", name="cpu", command="npuenv up --for cpu")
     main(["doctor", "--for", "verl", *python])
-    assert "`npuenv install --host this --for verl` puts it there" in capsys.readouterr().out
+    command = "npuenv install --host this --for verl"
+    assert says(capsys.readouterr().out, "doctor.nothing-of", name="verl", command=command)
     main(["doctor", *python])
-    assert "nothing of" not in capsys.readouterr().out
+    assert not says(capsys.readouterr().out, "doctor.nothing-of")
     main(["doctor", "--for", "verl", "--from", HELD])
-    assert "nothing of" not in capsys.readouterr().out
+    assert not says(capsys.readouterr().out, "doctor.nothing-of")
 
 
 def test_a_file_whose_name_promises_another_form_is_not_written_without_a_word(
@@ -408,11 +445,12 @@ def test_a_file_whose_name_promises_another_form_is_not_written_without_a_word(
 ) -> None:
     for name, options, form in (("x.html", ["--json"], "json"), ("r.pdf", [], "text")):
         main([*REPLAY, "-o", str(tmp_path / name), *options])
-        assert f"what is in it is {form}, whatever its name says" in capsys.readouterr().err
+        assert says(capsys.readouterr().err, "doctor.written-as", path=tmp_path / name, format=form)
     main([*REPLAY, "-o", str(tmp_path / "x.json")])
     assert capsys.readouterr().err == f"{tmp_path}/x.json written\n"
 
 
 def test_a_capture_is_refused_where_there_is_no_such_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--level", "0", "--save", str(tmp_path / "none" / "x.json")]) == 2
-    assert "cannot be written" in capsys.readouterr().err and not (tmp_path / "none").exists()
+    path = tmp_path / "none" / "x.json"
+    assert says(capsys.readouterr().err, "cli.cannot-save", path=path) and not path.parent.exists()

@@ -26,6 +26,7 @@ from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Pin, Platform, Reason, Request, Stack
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +62,7 @@ def lock_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_verify_ends_with_0_where_all_is_there(lock_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lock", "--verify", str(lock_file)]) == 0
     captured = capsys.readouterr()
-    assert f"tiny.{TAG}.toml (complete): 2 of 2 packages are there as locked" in captured.out
+    assert says(captured.out, "lock.verified", name=f"tiny.{TAG}.toml", status="complete", there=2, all=2)
     assert captured.err == f"[1/1] tiny.{TAG}.toml\n"
 
 
@@ -90,7 +91,12 @@ def test_verify_takes_several_files_and_refuses_an_edited_one(
     assert main(["lock", "--verify", str(lock_file), str(other)]) == 2
     said = capsys.readouterr().err
     line = other.read_text().split("\n").index("[[package]]") + 1
-    assert f"line {line}: the table [[package]] base is not as it was written" in said and "--renew" in said
+    assert (
+        says(
+            said, "lock.edited", path=other, line=line, what=sentence("lock.table-changed", kind="package", name="base")
+        )
+        and "--renew" in said
+    )
 
 
 def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
@@ -109,19 +115,22 @@ def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
         (["cpu", "cpu-full"], "--verify only"),
         (["cpu", "--format", "pylock"], "--bundle DIR"),
         (["cpu", "--bundle", "x"], "--format pylock"),
-        (["--all", "--format", "requirements"], "--format does not go with --all"),
-        (["--verify", "--renew", "cpu"], "--renew does not go with --verify"),
-        (["--verify", "--all"], "--all does not go with --verify"),
+        (["--all", "--format", "requirements"], sentence("lock.not-with", option="--format", other="--all")),
+        (["--verify", "--renew", "cpu"], sentence("lock.not-with", option="--renew", other="--verify")),
+        (["--verify", "--all"], sentence("lock.not-with", option="--all", other="--verify")),
         (["--verify", "no-such-stack"], "no-such-stack"),
-        (["--all", "--pin", "numpy==1.26.4"], "--pin does not go with --all"),
-        (["cpu", "--verify", "--python", "3.12"], "--python does not go with --verify"),
-        (["cpu", "--verify", "--offline"], "--offline does not go with --verify"),
-        (["--verify", "--for", "cpu"], "--for does not go with --verify"),
-        (["--verify", "--newest"], "--newest does not go with --verify"),
-        (["cpu", "--verify", "--host", "this"], "--host does not go with --verify"),
-        (["--all", "--os", "ubuntu22.04"], "--os does not go with --all"),
-        (["--all", "--for", "verl==0.7.1"], "--for NAME==RELEASE does not go with --all"),
-        (["--all", "--host", "tests/support/hosts/a3_healthy.json"], "--host does not go with --all"),
+        (["--all", "--pin", "numpy==1.26.4"], sentence("lock.not-with", option="--pin", other="--all")),
+        (["cpu", "--verify", "--python", "3.12"], sentence("lock.not-with", option="--python", other="--verify")),
+        (["cpu", "--verify", "--offline"], sentence("lock.not-with", option="--offline", other="--verify")),
+        (["--verify", "--for", "cpu"], sentence("lock.not-with", option="--for", other="--verify")),
+        (["--verify", "--newest"], sentence("lock.not-with", option="--newest", other="--verify")),
+        (["cpu", "--verify", "--host", "this"], sentence("lock.not-with", option="--host", other="--verify")),
+        (["--all", "--os", "ubuntu22.04"], sentence("lock.not-with", option="--os", other="--all")),
+        (["--all", "--for", "verl==0.7.1"], sentence("lock.not-with", option="--for NAME==RELEASE", other="--all")),
+        (
+            ["--all", "--host", "tests/support/hosts/a3_healthy.json"],
+            sentence("lock.not-with", option="--host", other="--all"),
+        ),
         (["--all", "--stack-that-is-none"], "--stack-that-is-none"),
         (["cpuu", "--all"], "cpuu"),
     ],
@@ -204,7 +213,7 @@ def test_all_keeps_what_answers_and_proves_what_cannot_be(home: Path, capsys: py
     document = json.loads(capsys.readouterr().out)
     assert [(row["stack"], row["status"]) for row in document["rows"]] == [("cpu", "complete")]
     assert main(words) == 0
-    assert "1 in all: 1 complete" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "lock.shelf-count", all=1, complete=1)
     assert not (folder / "README.md").exists()  # the page is about all published stacks
 
 
@@ -231,7 +240,7 @@ def test_renew_mends_a_lock_that_cannot_be_trusted(
     path = home / "data/npuenv/locks" / f"cpu.{stack.platform.tag}.toml"
     path.write_text(path.read_text().replace("a" * 64, "b" * 64, 1))
     assert main([*CPU]) == 2
-    assert "`npuenv lock cpu --renew`" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "lock.renew", stack="cpu")
     assert main([*CPU, "--renew", "-o", str(home / "out")]) == 0  # to another place, as asked
     assert main([*CPU]) == 2
     capsys.readouterr()
@@ -297,7 +306,7 @@ def test_a_folder_that_takes_no_lock_is_one_sentence(home: Path, capsys: pytest.
     (home / "file").write_text("")
     assert main([*CPU, "-o", str(home / "file")]) == 2
     captured = capsys.readouterr()
-    assert "cannot be written" in captured.err and len(captured.err.strip().splitlines()) == 2
+    assert says(captured.err, "lock.unwritable") and len(captured.err.strip().splitlines()) == 2
 
 
 def test_the_json_of_a_lock_says_its_status(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,7 +331,7 @@ def test_a_folder_without_the_packages_is_not_as_locked(
 ) -> None:
     assert main(["lock", "cpu", "--arch", "x86_64", "--python", "3.11", "--installed", str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    assert "numpy is locked at" in said and "nothing in the stack explains it" in said
+    assert says(said, "consistent.not-as-locked", name="numpy") and says(said, "consistent.unexplained")
     assert main(["lock", "cpu", "--installed", str(tmp_path / "none")]) == 2
     assert main(["lock", "cpu", "--installed", str(tmp_path), "--all"]) == 2
     assert main(["lock", "cpu", "--installed", str(tmp_path), "--verify"]) == 2

@@ -13,6 +13,7 @@ from npuenv.errors import CannotTell
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.refresh import Proposal
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,10 +36,14 @@ def spoil(tables: Path, file: str, old: str, new: str) -> None:
     (tables / file).write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
+# As the table of contradictions has it.
+TWO_RELEASES, BELIEVED = "torch_npu of vllm-ascend 0.11.0rc3 and 0.11.0", "2.7.1; 2.7.1.post1 is on no index"
+
+
 def test_check_names_the_side_that_is_believed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "--lang", "en"]) == 0
     said = capsys.readouterr().out
-    assert "  torch_npu of vllm-ascend 0.11.0rc3 and 0.11.0\n    believed: 2.7.1; 2.7.1.post1 is on no index\n" in said
+    assert f"  {TWO_RELEASES}\n    {sentence('matrix.believed', side=BELIEVED)}\n" in said
     assert "    not: 2.7.1.post1\n" in said
     assert "not settled: 0)" in said
     assert "source: " not in said
@@ -47,15 +52,15 @@ def test_check_names_the_side_that_is_believed(capsys: pytest.CaptureFixture[str
 def test_check_verbose_adds_sources_reasons_and_what_is_settled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "-v", "--lang", "en"]) == 0
     said = capsys.readouterr().out
-    assert "An installer follows the wheel's metadata, not the table." in said
-    assert "settled by contradiction.vllm-ascend-0.18.0-one-off-builds" in said
+    assert says(said, "contradiction.metadata-is-what-gets-installed")
+    assert says(said, "matrix.settled-by", by="contradiction.vllm-ascend-0.18.0-one-off-builds")
     assert "source: verl-qwen3.5 install guide (2026-02)" in said
 
 
 def test_check_speaks_chinese(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "check", "--lang", "zh"]) == 0
     said = capsys.readouterr().out
-    assert "采信：2.7.1; 2.7.1.post1 is on no index" in said
+    assert sentence("matrix.believed", "zh", side=BELIEVED) in said
     assert "无人处理：0" in said
 
 
@@ -84,8 +89,8 @@ def test_a_contradiction_that_nobody_wrote_down_is_exit_1(tables: Path, capsys: 
     words = ["matrix", "check", "--tables", str(tables)]
     assert main([*words, "--quiet", "--lang", "en"]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[0].strip().startswith("vllm-ascend.0.13.0rc3: the policy table names torch-npu 2.8.0.post4")
-    assert "not settled" in said[1] or "not settled" in said[2]
+    assert says(said[0], "matrix.found-policy-torch-npu", row="vllm-ascend.0.13.0rc3", table="2.8.0.post4")
+    assert says("\n".join(said[1:3]), "matrix.unsettled")
     assert main([*words, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     (unsettled,) = [each for each in document["found"] if each["standing"] == "unsettled"]
@@ -114,7 +119,7 @@ def test_a_folder_without_tables_is_exit_2(tmp_path: Path, capsys: pytest.Captur
 def test_a_misspelt_verb_leads_to_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "chekc", "--lang", "en"]) == 2
     said = capsys.readouterr().err
-    assert "there is no command `matrix chekc`" in said
+    assert says(said, "cli.no-command", name="matrix chekc")
     assert "npuenv matrix check" in said
 
 
@@ -152,7 +157,7 @@ def test_lint_of_requirements_that_fit_is_exit_0(tmp_path: Path, capsys: pytest.
     path = tmp_path / "requirements.txt"
     path.write_text("tqdm>=4\n", encoding="utf-8")
     assert main(["matrix", "lint", str(path), "--lang", "en"]) == 0
-    assert capsys.readouterr().out == "Nothing to complain about.\n"
+    assert capsys.readouterr().out == f"{sentence('matrix.lint-clean')}\n"
 
 
 def test_lint_of_nothing_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cli import main
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("home", "packed_doctor")
 
 STACK = ["render-docker", "verl-0.7.1-cann8.5.0", "--hardware", "a2", "--os", "ubuntu22.04"]
 FOLDER = "verl-0.7.1-cann8.5.0.a2.ubuntu22.04"
@@ -132,20 +133,29 @@ def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where
         (["--as", "run,"], ["--as ''"]),
         (["--as", "Singularity"], ["--as apptainer"]),
         (["--as", "run", "--cards", "0-99"], ["no card 99", "15"]),
-        (["--as", "run", "--cards", "1,1"], ["card 1 stands twice"]),
+        (["--as", "run", "--cards", "1,1"], ["1 stands twice"]),
         (["--as", "run", "--data", "data"], ["--data /srv/data"]),
         (["--as", "run", "--data", "/x'y"], ["--data", "quotes"]),
         (["--as", "run", "--data", "/x\ny"], ["--data", "line ends"]),
         (["--as", "run", "--name", "a$(b)"], ["a$(b)", "for instance a-b"]),
         (["--as", "run", "--nodes", "two"], ["--nodes"]),
-        (["--cards", "0-3"], ["--cards says how a container runs", "--as run"]),
+        (["--cards", "0-3"], [sentence("container.needs-form", options="--cards"), "--as run"]),
         (["--as", "dockerfile", "--nodes", "2", "--add-ons"], ["--nodes, --add-ons"]),
-        (["--as", "run", "--command="], ["--command is empty", "get a shell"]),
-        (["--as", "run,k8s", "--image-user", "me"], ["--image-user is about the image", "--as dockerfile,run,k8s"]),
+        (["--as", "run", "--command="], ["--command", sentence("container.no-words-hint")]),
+        (
+            ["--as", "run,k8s", "--image-user", "me"],
+            [
+                sentence("container.image-needs-dockerfile", options="--image-user", forms="run,k8s"),
+                "--as dockerfile,run,k8s",
+            ],
+        ),
         (["--as", "run", "--base-digest", DIGEST, "--image-user", "me"], ["--base-digest, --image-user"]),
         (["--base-digest", "md5:1"], ["'md5:1'", "sha256:"]),
         (["--image-user", "a b"], ["'a b'", "lower-case"]),
-        (["--check", "--as", "run", "--user", "7"], ["--as, --user is about files", "leave --check out"]),
+        (
+            ["--check", "--as", "run", "--user", "7"],
+            [sentence("container.check-alone", options="--as, --user"), "leave --check out"],
+        ),
         (["--check", "--base-digest", "xx", "--cards", "99"], ["--base-digest, --cards"]),
         (["--check", "--force", "--without-doctor", "--image-user", "me"], ["--image-user, --without-doctor, --force"]),
     ],
@@ -162,7 +172,7 @@ def test_what_cannot_be_is_one_sentence_with_exit_2_and_writes_nothing(
 
 def test_a_stack_without_cards_has_no_run_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render-docker", "cpu", "--arch", "x86_64", "-o", str(tmp_path / "out"), "--as", "run"]) == 2
-    assert "stack cpu runs without cards" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "container.no-cards", stack="cpu")
     assert not (tmp_path / "out").exists()
 
 
@@ -208,7 +218,7 @@ def test_the_doctor_goes_into_the_image_and_its_health_check(
 
 def test_an_option_without_its_text_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([*STACK, "--as", "run", "-o", str(tmp_path), "--command", ""]) == 2
-    assert "what follows --command is empty" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "cli.empty-value", option="--command")
 
 
 def test_check_writes_nothing_and_lists_every_difference_in_text_as_in_json(
@@ -223,10 +233,12 @@ def test_check_writes_nothing_and_lists_every_difference_in_text_as_in_json(
     published = "verl-project/verl docker/ascend/Dockerfile.ascend_8.5.0_a2_v0.7.1"
     assert document.pop("upstream").startswith(f"{published} @")
     assert document == {"schema": "npuenv.upstream/1", "exit": 0, "stack": "verl-0.7.1-cann8.5.0", "arch": "x86_64"}
-    assert published in first and first.endswith(f"differences in meaning: {len(listed)}")
+    assert published in first and says(first, "render.upstream-is", stack="verl-0.7.1-cann8.5.0", num=len(listed))
     assert len(differences) == len(listed) > 5
     assert {"kind": "source", "name": "verl", "theirs": "release/v0.7.1", "ours": "v0.7.1"} in differences
-    assert "source verl: upstream has release/v0.7.1, this image v0.7.1" in listed
+    assert says(
+        "\n".join(listed), "render.upstream-source-differs", name="verl", theirs="release/v0.7.1", ours="v0.7.1"
+    )
     assert [each["name"] for each, line in zip(differences, listed, strict=True) if each["name"] not in line] == []
     assert names(tmp_path) == []
 
@@ -266,7 +278,7 @@ def test_a_digest_pins_the_base_and_without_one_it_is_said(tmp_path: Path, capsy
     pinned = capsys.readouterr().out
     assert main([*STACK, "-o", str(tmp_path / "open")]) == 0
     unpinned = capsys.readouterr().out
-    assert "is not pinned" in unpinned and "is not pinned" not in pinned
+    assert says(unpinned, "render.base-unpinned") and not says(pinned, "render.base-unpinned")
     texts = [(tmp_path / place / FOLDER / "Dockerfile").read_text(encoding="utf-8") for place in ("pinned", "open")]
     assert [f'@{DIGEST}"' in text for text in texts] == [True, False]
     base = next(line for line in texts[0].splitlines() if line.startswith("ARG NPUENV_BASE_IMAGE="))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -10,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-import venv
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -21,6 +21,7 @@ import pytest
 from npuenv.cli import main
 from npuenv.host.running import Running
 from tests.support.own_signals import as_from_a_terminal, interruptible
+from tests.support.sentences import part, says, sentence
 from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("home")
 ROOT = Path(__file__).parents[2]
+FULL = os.strerror(errno.ENOSPC)
 
 
 def npuenv(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -82,6 +84,11 @@ def fake_environment(tmp_path: Path) -> Path:
     return tmp_path / "fake"
 
 
+def error(key: str, **args: Any) -> str:
+    """The line of an error on stderr."""
+    return sentence("cli.error", message=sentence(key, **args)) + "\n"
+
+
 def wait_for(path: Path) -> str:
     """The text of a file once it has any."""
     assert until(lambda: path.exists() and path.read_text() != ""), f"{path} never came"
@@ -99,11 +106,11 @@ def test_a_signal_ends_the_trainer_and_its_children_with_one_line(
         _, said = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 130
     # click ends the line of the terminal's ^C first
-    assert said.strip() == "interrupted; the same command with resume=auto goes on from its last checkpoint"
+    assert said.strip() == sentence("smoke.interrupted")
     assert until(partial(is_gone, child))
 
 
-def test_ctrl_c_at_many_moments_gives_one_line_and_no_traceback() -> None:
+def test_ctrl_c_at_many_moments_gives_one_line_and_no_traceback(bare_python: str) -> None:
     """Moments from the first imports to the end. One that comes after the last word changes nothing."""
     # It tells us at its first import, so that `main` has begun: from there on a signal is ours.
     program = (
@@ -113,7 +120,7 @@ def test_ctrl_c_at_many_moments_gives_one_line_and_no_traceback() -> None:
         "    builtins.__import__ = real\n"
         "    print('up', flush=True)\n"
         "    return real(*asked)\n"
-        "sys.argv = ['npuenv', 'doctor', '--for', 'cpu']\n"
+        f"sys.argv = ['npuenv', 'doctor', '--for', 'cpu', '--python', {bare_python!r}]\n"
         "from npuenv.cli import main\n"
         "builtins.__import__ = first\n"
         "main()\n"
@@ -121,7 +128,7 @@ def test_ctrl_c_at_many_moments_gives_one_line_and_no_traceback() -> None:
     with started("-c", program) as run:
         run.communicate(timeout=300)
     whole = run.returncode
-    for moment in (0.0, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8):
+    for moment in (0.0, 0.03, 0.1, 0.25, 0.6):
         with started("-c", program) as run:
             assert run.stdout is not None
             run.stdout.readline()
@@ -150,7 +157,7 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout) == (130, "")
-    assert ran.stderr == "interrupted; nothing that was finished is lost, run the same command again\n"
+    assert ran.stderr == f"{sentence('cli.interrupted')}\n"
 
 
 # Two places in which Python prints what is raised, and goes on: where an imported module's lock goes, and in __del__.
@@ -183,7 +190,7 @@ def test_ctrl_c_where_it_would_be_lost_is_heeded_a_moment_later(comes: str) -> N
     with started("-c", f"{begin}sys.argv = ['npuenv', 'resolve', 'cpu']\n{comes}\nmain()") as run:
         out, said = run.communicate(timeout=300)
     assert (run.returncode, out) == (130, "")
-    assert said == "interrupted; nothing that was finished is lost, run the same command again\n"
+    assert said == f"{sentence('cli.interrupted')}\n"
 
 
 def test_interrupts_during_start_and_stop_leave_no_process(tmp_path: Path) -> None:
@@ -214,7 +221,7 @@ def test_a_run_that_was_forgotten_before_its_block_is_stopped(tmp_path: Path) ->
 def test_a_full_disk_under_stdout_is_said_on_stderr(words: list[str]) -> None:
     ran = in_shell('"$@" > /dev/full', *words)
     assert ran.returncode == 1
-    assert ran.stderr.startswith("error: the system refuses: No space left on device\n")
+    assert ran.stderr.startswith(error("cli.os-error-nameless", reason=FULL))
     assert "Traceback" not in ran.stderr and "Exception" not in ran.stderr
 
 
@@ -226,60 +233,74 @@ def test_closed_streams_change_neither_the_exit_code_nor_the_files(tmp_path: Pat
     assert json.loads((tmp_path / "saved").read_text())["schema"] == "npuenv.capture/1"
 
 
-def test_a_capture_that_does_not_fit_on_the_disk_leaves_the_old_one(tiny_disk: Path) -> None:
-    (tiny_disk / "saved").write_text("the old one")
-    with pytest.raises(OSError, match="No space left"):
+def test_a_capture_that_does_not_fit_on_the_disk_leaves_the_old_one(
+    tiny_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tiny_disk / "saved").write_text("before")
+    with pytest.raises(OSError, match=FULL):
         (tiny_disk / "filling").write_bytes(bytes(1 << 20))
-    ran = npuenv("doctor", "--for", "cpu", "--level", "0", "--quiet", "--save", str(tiny_disk / "saved"))
-    assert ran.returncode == 2
-    assert ran.stderr.startswith(f"error: {tiny_disk / 'saved'} cannot be written: No space left on device\n")
-    assert (tiny_disk / "saved").read_text() == "the old one"
+    assert main(["doctor", "--for", "cpu", "--level", "0", "--quiet", "--save", str(tiny_disk / "saved")]) == 2
+    assert capsys.readouterr().err.startswith(error("cli.cannot-save", path=tiny_disk / "saved", reason=FULL))
+    assert (tiny_disk / "saved").read_text() == "before"
 
 
-def test_a_stopped_smoke_test_leaves_a_folder_that_the_next_one_takes(tmp_path: Path) -> None:
+def test_a_stopped_smoke_test_leaves_a_folder_that_the_next_one_takes(
+    tmp_path: Path, bare_python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Stopped before its first record, as by Ctrl-C while torch is imported, or on a full disk."""
-    venv.create(tmp_path / "bare", symlinks=True)
     (tmp_path / "out" / "scene" / "work").mkdir(parents=True)
     (tmp_path / "out" / "trainer.log").write_text("")
-    ran = npuenv("smoke-train", "--target", str(tmp_path / "bare"), "-o", str(tmp_path / "out"))
-    assert ran.returncode == 1
-    assert "No module named 'torch'" in ran.stdout
-    assert "FAIL" in ran.stdout
+    bare = Path(bare_python).parent.parent
+    assert main(["smoke-train", "--target", str(bare), "-o", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "No module named 'torch'" in said and "FAIL" in said
 
 
-def test_two_smoke_tests_do_not_share_a_folder(fake_environment: Path, tmp_path: Path) -> None:
+def test_two_smoke_tests_do_not_share_a_folder(
+    fake_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["smoke-train", "--target", str(fake_environment), "-o", str(tmp_path / "out")]
     with started("-m", "npuenv", *words, "--quiet") as run:
         wait_for(tmp_path / "child")
-        second = npuenv(*words)
+        second = main(words)
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=PATIENCE_S)
-    assert second.returncode == 2
-    assert second.stderr.startswith(f"error: another smoke test is at work in {tmp_path / 'out'}\n  try: ")
+    assert second == 2
+    assert capsys.readouterr().err.startswith(f"{error('smoke.busy', path=tmp_path / 'out')}  try: ")
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "key", "args"),
     [
-        ("kill -9 $$", "killed by signal 9"),
-        ("exit 3", "ended with 3 and left no word"),
-        ("exit 0", "lacks its last record"),
-        ("echo 'broken torch' >&2; exit 1", "broken torch"),
+        ("kill -9 $$", "killed", {"signal": 9}),
+        ("exit 3", "ended-in-silence", {"code": 3}),
+        ("exit 0", "cut-off", {}),
+        ("echo 'broken torch' >&2; exit 1", "not-completed", {"code": 1, "reason": part("broken torch")}),
     ],
 )
 def test_a_trainer_that_dies_fails_with_a_reason(
-    script: str, reason: str, fake_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: str,
+    key: str,
+    args: dict[str, Any],
+    fake_environment: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (fake_environment / "bin" / "python").write_text(f"#!/bin/sh\n{script}\n")
     assert main(["smoke-train", "--target", str(fake_environment), "-o", str(tmp_path / "out")]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert reason in said and "FAIL: the run " in said and "Training does not work here." in said
+    said = capsys.readouterr().out
+    assert says(said, f"smoke.{key}", **args) and "FAIL: " in said and says(said, "smoke.fail-follows")
 
 
 def test_a_python_that_is_none_is_bad_input(fake_environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (fake_environment / "bin" / "python").write_text("no program")
     assert main(["smoke-train", "--target", str(fake_environment)]) == 2
-    assert "bin/python cannot be started: Exec format error" in capsys.readouterr().err
+    assert says(
+        capsys.readouterr().err,
+        "smoke.bad-python",
+        path=fake_environment / "bin" / "python",
+        reason="Exec format error",
+    )
 
 
 def test_a_relative_target_means_the_folder_where_one_stands(
@@ -298,22 +319,22 @@ def test_a_relative_path_in_a_removed_folder_is_bad_input(
     monkeypatch.chdir(gone)
     shutil.rmtree(gone)
     assert main(["install", "cpu", "--dry-run", "--target", "env"]) == 2
-    assert capsys.readouterr().err.startswith("error: env is relative, and the working folder has been removed\n")
+    assert capsys.readouterr().err.startswith(error("cli.no-cwd", path="env"))
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "key", "args"),
     [
-        (["smoke-train", "-o", ""], "an argument is empty"),
-        (["install", "cpu", "--target", ""], "what follows --target is empty"),
-        (["doctor", "--save", ""], "what follows --save is empty"),
+        (["smoke-train", "-o", ""], "empty-argument", {}),
+        (["install", "cpu", "--target", ""], "empty-value", {"option": "--target"}),
+        (["doctor", "--save", ""], "empty-value", {"option": "--save"}),
     ],
 )
 def test_an_empty_argument_is_never_the_working_folder(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], key: str, args: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
-    assert capsys.readouterr().err.startswith(f"error: {says}\n")
+    assert capsys.readouterr().err.startswith(error(f"cli.{key}", **args))
 
 
 def test_chinese_reaches_a_terminal_of_an_unknown_locale() -> None:
@@ -330,7 +351,7 @@ def test_json_stays_json_where_the_output_cannot_take_every_character() -> None:
 
 def test_a_name_that_is_not_text_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["smoke-train", "-o", "/tmp/\udcff"]) == 2
-    assert capsys.readouterr().err.startswith("error: '/tmp/\\udcff' is not text in this locale\n")
+    assert capsys.readouterr().err.startswith(error("cli.not-text", word="'/tmp/\\udcff'"))
 
 
 def test_a_target_below_a_file_is_bad_input(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ def test_a_name_like_nothing_gets_a_stack_of_every_use_and_the_uses(
     offered = [word.strip(",") for word in hint.partition("named like ")[2].partition(", …")[0].split()]
     assert set(offered) <= set(stack_names(load_matrix()))
     assert [any(word.startswith(use) for word in offered) for use in FRAMEWORKS] == [True] * len(FRAMEWORKS)
-    assert f"--for with one of {', '.join(FRAMEWORKS)}" in hint
+    assert ", ".join(FRAMEWORKS) in hint
 
 
 def test_a_misspelt_use_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,4 +33,4 @@ def test_a_misspelt_use_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> No
     ("name", "near"), [("cpu-ful", "cpu-full"), ("roll-deepsped-cann8.5.1", "roll-deepspeed-cann8.5.1")]
 )
 def test_a_misspelt_stack_gets_the_nearest(name: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert hint_for(name, capsys).startswith(f"Did you mean {near}?")
+    assert near in hint_for(name, capsys)

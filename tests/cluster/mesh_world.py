@@ -1,7 +1,7 @@
 """A cluster of nodes for the ping mesh: a scripted ssh that runs commands here, and a scripted hccn_tool.
 
-The tool prints what real ones print (success, loss, no answer, busy, no address), by files in which faults are planted.
-It writes down when it began and ended, and it notices where it runs twice at once for a node.
+`World` plants faults in what the tool says. Where neither ssh nor the program on the nodes is what is looked at,
+`Direct` has the nodes answer without any process.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ import json
 import os
 import stat
 import sys
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npuenv.cluster.mesh import remote
+from npuenv.cluster.mesh.asking import Heard
+from npuenv.cluster.mesh.running import Line, OverSsh
+from tests.cluster import mesh_tool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _SSH = """#!/bin/sh
 # The words before the command line end with the name of the node.
@@ -27,53 +34,11 @@ for word; do name=$command; command=$word; done
 NODE=$name PATH="$WORLD/$name:$WORLD:$PATH" exec setsid --wait sh -c "$command"
 """
 
-# Real texts; X stands for the address that is asked.
-_TOOL = """#!%(python)s -IS
-import json, os, sys, time
-world, words = os.environ["WORLD"], sys.argv[1:]
-node = os.environ.get("NODE") or os.uname().nodename
-faults = json.load(open(world + "/faults.json"))
-card = words[words.index("-i") + 1]
-own = faults["addresses"].get(node + ":" + card)
-if node in faults["refusals"]:
-    sys.exit(faults["refusals"][node])
-if "-ip" in words:
-    if own is None:
-        sys.exit("Get ipconf failed, because no ip was preset there!")
-    print("ipaddr:" + own + "\\nnetmask:" + faults["netmask"])
-    sys.exit(0)
-target, began = words[words.index("address") + 1], time.time()
-mark = world + "/running." + node
-try:
-    os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-    twice = False
-except FileExistsError:
-    twice = True
-how = faults["pings"].get(own + " " + target, "ok")
-if how == "cold":  # the first packet of all is lost
-    met = world + "/met." + own + "." + target
-    how = "ok" if os.path.exists(met) else "lossy"
-    open(met, "w").close()
-print("device " + card + " PING " + target)
-hold, log = world + "/hold", world + "/log"
-while os.path.exists(hold) and os.path.exists(log) and open(log).read().count("\\n") >= int(open(hold).read()):
-    time.sleep(0.02)
-time.sleep(faults["seconds"].get(how, 0))
-ok, lossy, weak = ["0.181", "0.055", "0.048"], ["out", "0.097", "0.066"], ["out", "out", "0.066"]
-rows = {"ok": ok, "lossy": lossy, "weak": weak, "silent": []}.get(how, ["out"] * 3)
-for number, row in enumerate(rows):
-    print("recv time out seq=%%d" %% number if row == "out" else "recv seq=%%d,time=%%s000ms" %% (number, row))
-count = sum(row != "out" for row in rows)
-if rows:
-    print("3 packets transmitted, %%d received, %%.2f%%%% packet loss" %% (count, 100 * (3 - count) / 3))
-line = json.dumps([node, own, target, began, time.time(), twice])
-with open(log, "a") as file:
-    file.write(line + "\\n")
-if not twice:
-    os.remove(mark)
-if how == "failed":
-    print("Command execute failed!", file=sys.stderr)
+# This very interpreter and no site: what is first on PATH may be a script that looks for one.
+_PYTHON = """#!/bin/sh
+exec "{python}" -IS "$@"
 """
+_TOOL = "#!{python} -IS\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +71,10 @@ class World:
         self.hosts = folder / "hosts"
         self.hosts.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self._program("ssh", _SSH)
-        tool = self._program("hccn_tool", _TOOL % {"python": os.path.realpath(sys.executable)})
+        python = os.path.realpath(sys.executable)
+        self._program("python3", _PYTHON.format(python=python))
+        text = Path(mesh_tool.__file__).read_text(encoding="utf-8")
+        tool = self._program("hccn_tool", _TOOL.format(python=python) + text)
         for node in self.nodes:  # each has its own, as machines do
             (folder / node).mkdir(exist_ok=True)
             (folder / node / "hccn_tool").unlink(missing_ok=True)
@@ -158,3 +126,43 @@ class World:
         path.write_text(text, encoding="utf-8")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         return path
+
+
+class Direct(OverSsh):
+    """Has the nodes answer in this process, in step, as the program there would: the same tool says the same."""
+
+    def __call__(
+        self, questions: Mapping[str, Line], *, limit_s: float, tell: Callable[[str, Line], object] | None = None
+    ) -> Iterator[tuple[str, Heard]]:
+        heard: dict[str, list[dict[str, Any]]] = {node: [] for node in questions}
+        stopped = set[str]()
+        for _, node, number, card, ip in sorted(_calls(questions)):
+            if node in stopped:
+                continue
+            question = questions[node]
+            is_ping = "jobs" in question
+            line = _answer(node, [word.format(card=card, ip=ip) for word in question["words"]])
+            line["job" if is_ping else "card"] = number
+            heard[node].append(line)
+            if tell:
+                tell(node, line)
+            if is_ping and remote.has_any(line, list(question["stop"])):
+                stopped.add(node)
+        for node, lines in heard.items():
+            yield node, Heard((*lines, {"end": True}))
+
+
+def _calls(questions: Mapping[str, Line]) -> Iterator[tuple[int, str, int, int, str]]:
+    """The step of each call of the tool, its node, its number there, and whom it asks."""
+    for node, question in questions.items():
+        for number, (step, card, ip) in enumerate(question.get("jobs", ())):
+            yield step, node, number, card, ip
+        for card in question.get("otherwise", ()):
+            yield 0, node, card, card, ""
+
+
+def _answer(node: str, words: list[str]) -> dict[str, Any]:
+    out, err, began_s = StringIO(), StringIO(), time.monotonic()
+    code = mesh_tool.run(os.environ["WORLD"], node, words, out, err)
+    said = {"out": out.getvalue(), "err": err.getvalue(), "s": round(time.monotonic() - began_s, 4)}
+    return {"code": code, "late": False, "stuck": False, **said}

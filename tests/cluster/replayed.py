@@ -1,7 +1,8 @@
 """Recorded cards for real hosts: npu-smi and hccn_tool that say what a recorded machine says, and the driver's files.
 
 `prepare` once, then `replay` as often as wanted. What a tool says is a file named by its command line, so an edit of
-`tests/support/machines/edits.py` changes what it prints. Nothing is written outside a host's namespaces and the test's folder.
+`tests/support/machines/edits.py` changes what it prints. Nothing is written outside a host's namespaces and the test's
+folder.
 """
 
 from __future__ import annotations

@@ -50,12 +50,13 @@ class Nodes:
         kinds: Mapping[str, str],
         *,
         machine: str = MACHINE,
+        gives_captures: bool = True,  # False where nobody looks: what is sent comes back
     ) -> None:
         self.names = [name_of(number) for number in range(1, count + 1)]
         self.inventory, self.log, captures = folder / "hosts", folder / "log", folder / "captures"
         captures.mkdir()
         for number, name in enumerate(self.names, start=1):
-            if kinds.get(name, "well") in ("well", "half", "greets"):
+            if gives_captures and kinds.get(name, "well") in ("well", "half", "greets"):
                 (captures / f"{name}.json").write_text(capture_text(number, machine=machine), encoding="utf-8")
         self.inventory.write_text(f"{name_of(1)[:-2]}[01-{count:02}]\n")
         plan = {"nodes": dict(kinds), "captures": str(captures), "log": str(self.log)}

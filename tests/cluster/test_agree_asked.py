@@ -17,6 +17,7 @@ from npuenv.errors import ExitCode
 from npuenv.host.recorded import parse_capture
 from npuenv.messages import Message
 from tests.cluster.scripted import Nodes, capture_text
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +70,7 @@ def test_nodes_that_do_not_try_each_other_leave_the_question_open(
     code: int,
 ) -> None:
     """The scripted client gives captures, and no answer when nodes are asked about each other."""
-    nodes = Nodes(tmp_path, monkeypatch, 3, {})
+    nodes = Nodes(tmp_path, monkeypatch, 2, {})
     for number, name in enumerate(nodes.names, start=1):
         (tmp_path / "captures" / f"{name}.json").write_text(capture_text(number, level=2), encoding="utf-8")
     said = main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll", "--json", *words])
@@ -84,7 +85,7 @@ def test_a_relative_folder_is_refused_before_anybody_is_asked(
     nodes = Nodes(tmp_path, monkeypatch, 2, {})
     for folder in ("data", "./data", "~/data", "-"):
         assert main(["doctor", "--hosts", str(nodes.inventory), "--shared", folder]) == 2
-        assert f"--shared {folder} is no absolute path" in capsys.readouterr().err
+        assert says(capsys.readouterr().err, "cluster.shared-relative", path=folder)
     assert nodes.calls() == []
 
 

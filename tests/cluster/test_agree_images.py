@@ -8,7 +8,7 @@ import pytest
 
 from npuenv.facts.machine.mounts import Mount
 from tests.cluster.uniform import cluster
-from tests.cluster.voting import changed, told
+from tests.cluster.voting import changed, odd, same, told, words
 from tests.support.changes import both, put
 
 if TYPE_CHECKING:
@@ -34,21 +34,22 @@ def stacked(node: int, stack: str | None, count: int = 12) -> Change:
 
 def test_another_stack_in_an_image_is_named() -> None:
     nodes = changed(3, {at: stacked(at, "roll-guide" if at == 2 else "verl-0.7.1-cann8.5.0") for at in (1, 2, 3)})
-    says = "NPUENV_STACK: node02: roll-guide; the other 2: verl-0.7.1-cann8.5.0"
+    says = "NPUENV_STACK: " + odd("node02: roll-guide", 2, "verl-0.7.1-cann8.5.0")
     assert told("image", nodes) == ("warn", says)
-    assert told("container", nodes) == ("ok", "docker on all 3")
+    assert told("container", nodes) == ("ok", same("docker", 3))
 
 
 def test_an_image_that_names_no_stack_is_another_one() -> None:
     nodes = changed(3, {at: stacked(at, None if at == 3 else "verl-0.7.1-cann8.5.0") for at in (1, 2, 3)})
-    assert told("image", nodes) == ("warn", "NPUENV_STACK: node03: none; the other 2: verl-0.7.1-cann8.5.0")
+    says = "NPUENV_STACK: " + odd(f"node03: {words('word-none')}", 2, "verl-0.7.1-cann8.5.0")
+    assert told("image", nodes) == ("warn", says)
 
 
 @pytest.mark.parametrize("folder", [DOCKER, PODMAN, CONTAINERD])
 def test_another_number_of_layers_is_another_image(folder: str) -> None:
     nodes = changed(3, {at: layered(folder, 14 if at == 1 else 15, at, one_by_one=at == 3) for at in (1, 2, 3)})
     status, says = told("image", nodes)
-    assert status == "warn" and "node01: 14; the other 2: 15" in says
+    assert status == "warn" and odd("node01: 14", 2, "15") in says
 
 
 def test_one_image_is_no_alarm_whatever_a_store_calls_its_folders() -> None:

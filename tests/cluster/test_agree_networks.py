@@ -11,7 +11,7 @@ from npuenv.facts.base import known
 from npuenv.facts.hccn.a2 import Address, Gateway
 from npuenv.facts.network.interfaces import Interface, Route, number_of
 from npuenv.messages import say
-from tests.cluster.voting import BAD, LINE, changed, find, told
+from tests.cluster.voting import BAD, LINE, changed, find, odd, same, tied, told, words
 from tests.support.changes import both, gone, put, variables
 
 if TYPE_CHECKING:
@@ -38,16 +38,17 @@ def spread(*subnets: int, interface: str = "enp189s0f0") -> dict[str, Facts]:
 
 @pytest.mark.parametrize("subnets", [(1, 2), (1, 1, 2, 2)])
 def test_two_networks_that_are_equally_frequent_are_told_and_their_gateways_follow(subnets: tuple[int, ...]) -> None:
-    status, says = told("host-subnet", spread(*subnets))
-    assert (status, "10.30.2.0/24; none of these is the majority" in says) == ("warn", True)
-    assert told("gateway-of-hosts", spread(*subnets)) == ("skip", "follows from: subnet of the interface for HCCL")
+    one, two = ("node01", "node02") if len(subnets) == 2 else ("node[01-02]", "node[03-04]")
+    assert told("host-subnet", spread(*subnets)) == ("warn", tied(f"{one}: 10.30.1.0/24, {two}: 10.30.2.0/24"))
+    because = words("because", cause=words("title-host-subnet"))
+    assert told("gateway-of-hosts", spread(*subnets)) == ("skip", because)
 
 
 @pytest.mark.parametrize("subnets", [(1, 2, 3), (1, 1, 2, 2, 3, 3)])
 def test_three_networks_and_more_are_a_plan(subnets: tuple[int, ...]) -> None:
     found = {name: find(name, spread(*subnets)) for name in ("host-subnet", "gateway-of-hosts")}
     assert {item.status for item in found.values()} == {Status.OK}
-    assert say(found["host-subnet"].says) == "3 values, as if by design: none of them is the common one"
+    assert say(found["host-subnet"].says) == words("layout", count=3)
 
 
 def test_each_pod_has_a_network_of_its_own() -> None:
@@ -63,7 +64,7 @@ def test_gateways_of_one_network_are_never_a_plan() -> None:
     other = put(routes=(Route("enp189s0f0", 0x0A140000, _MASK, 0, 0), Route("enp189s0f0", 0, 0, 0x0A1400FE, 0)))
     assert told("gateway-of-hosts", changed(2, {2: other})) == (
         "warn",
-        "node01: 10.20.0.1, node02: 10.20.0.254; none of these is the majority",
+        tied("node01: 10.20.0.1, node02: 10.20.0.254"),
     )
 
 
@@ -72,7 +73,7 @@ def test_other_interface_names_in_several_networks_are_not_excused_by_one() -> N
         **spread(1, 2, 3),
         "node03": hosted(3, 3, "enp2s0")(spread(1, 2, 3)["node03"]),
     }
-    assert told("hccl-interface", nodes) == ("warn", "node03: enp2s0; the other 2: enp189s0f0")
+    assert told("hccl-interface", nodes) == ("warn", odd("node03: enp2s0", 2, "enp189s0f0"))
 
 
 def of_cards(number: int, *, has_gateways: bool) -> Change:
@@ -89,7 +90,7 @@ def test_a_network_of_cards_for_each_of_two_nodes_is_a_plan_where_gateways_lead_
     shut = changed(2, {number: of_cards(number, has_gateways=False) for number in (1, 2)})
     status, says = told("card-subnets", shut)
     assert status == "warn"
-    assert says.startswith("NPU 0: node01: 10.12.1.0/24, node02: 10.12.2.0/24; none of these is the majority")
+    assert says.startswith("NPU 0: " + tied("node01: 10.12.1.0/24, node02: 10.12.2.0/24"))
 
 
 def with_interface(name: str, address: str) -> Change:
@@ -98,6 +99,10 @@ def with_interface(name: str, address: str) -> Change:
         return put(interfaces=(*found, Interface(name, "up", 1500, (address,))))(facts)
 
     return both(change, variables(HCCL_SOCKET_IFNAME=None))
+
+
+def shared(who: str) -> str:
+    return words("shared", value="192.168.1.100", who=who)
 
 
 @pytest.mark.parametrize(
@@ -120,16 +125,16 @@ def with_interface(name: str, address: str) -> Change:
 @pytest.mark.parametrize("on", [(1, 2, 3), (1, 2)])
 def test_what_each_host_has_inside_is_no_clash_and_not_what_hccl_takes(name: str, on: tuple[int, ...]) -> None:
     nodes = changed(3, {number: with_interface(name, "192.168.1.100") for number in on})
-    assert told("host-addresses", nodes) == ("ok", "3, none given twice")
-    assert told("hccl-interface", nodes)[1] == "enp189s0f0 on all 3"
+    assert told("host-addresses", nodes) == ("ok", words("unique", count=3))
+    assert told("hccl-interface", nodes)[1] == same("enp189s0f0", 3)
     assert find("host-mtu", nodes).status is Status.OK
 
 
 def test_an_address_that_all_have_by_one_unknown_name_is_inside() -> None:
     nodes = changed(3, {number: with_interface("vendor7", "192.168.1.100") for number in (1, 2, 3)})
-    assert told("host-addresses", nodes) == ("ok", "3, none given twice")
+    assert told("host-addresses", nodes) == ("ok", words("unique", count=3))
     some = changed(3, {number: with_interface("vendor7", "192.168.1.100") for number in (1, 2)})
-    assert told("host-addresses", some) == ("fail", "given twice: 192.168.1.100 on node[01-02]")
+    assert told("host-addresses", some) == ("fail", words("clash", groups=shared("node[01-02]")))
 
 
 @pytest.mark.parametrize("name", ["enp3s0", "eth0", "bond1", "ib0", "br0"])
@@ -137,7 +142,7 @@ def test_an_address_that_all_have_by_one_unknown_name_is_inside() -> None:
 def test_an_address_that_all_have_where_a_cable_is_plugged_in_is_a_clash(name: str, count: int) -> None:
     """Such as that of an image which all were made from."""
     nodes = changed(count, dict.fromkeys(range(1, count + 1), with_interface(name, "192.168.1.100")))
-    assert told("host-addresses", nodes) == ("fail", f"given twice: 192.168.1.100 on node[01-0{count}]")
+    assert told("host-addresses", nodes) == ("fail", words("clash", groups=shared(f"node[01-0{count}]")))
 
 
 def test_hosts_without_any_address_are_not_called_different() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -91,7 +92,7 @@ def test_a_capture_comes_back_and_nothing_stays(here: Here) -> None:
 
 @pytest.mark.parametrize("program", [HANGS, STUBBORN], ids=["orderly", "stubborn"])
 def test_a_doctor_that_takes_too_long_is_ended_there_with_all_it_started(here: Here, program: str) -> None:
-    for limit_s in (8.0, PATIENCE_S):  # more where this machine is too busy to start all of it in time
+    for limit_s in (4.0, PATIENCE_S):  # more where this machine is too busy to start all of it in time
         here.seen.unlink(missing_ok=True)
         got = here.ask(program, limit_s=limit_s)
         assert got.trouble is Trouble.TIMED_OUT and got.host is None
@@ -104,13 +105,11 @@ def test_a_doctor_that_takes_too_long_is_ended_there_with_all_it_started(here: H
 
 
 def test_a_doctor_that_dies_is_named_with_its_last_words(here: Here) -> None:
-    got = here.ask("raise RuntimeError('no such thing')")
-    assert got.trouble is Trouble.BROKEN and got.line == "RuntimeError: no such thing"
+    got = here.ask("raise RuntimeError('broken', 7)")
+    assert got.trouble is Trouble.BROKEN and got.line == "RuntimeError: ('broken', 7)"
     assert here.ask("import os\nos.kill(os.getpid(), 9)").line == "exit code -9"
-    refused = here.ask(
-        "import sys\nprint('error: there is no Python at /x\\nhint: give one', file=sys.stderr)\nsys.exit(2)"
-    )
-    assert refused.line == "error: there is no Python at /x"
+    refused = here.ask("import sys\nprint('error: /x is wrong\\nhint: give one', file=sys.stderr)\nsys.exit(2)")
+    assert refused.line == "error: /x is wrong"
     assert here.is_clean()
 
 
@@ -200,12 +199,13 @@ def test_a_client_that_keeps_no_keys_is_told_from_a_key_that_is_not_known(tmp_pa
 
 def test_a_full_disk_there_is_said(here: Here) -> None:
     fails = "lambda prefix: open('/dev/full', 'wb', 0).write(b'x')"
+    words = os.strerror(errno.ENOSPC)
     script = f"import sys, tempfile; tempfile.mkdtemp = {fails}; exec(sys.argv[2])"
     full = here.temporary.parent / "python-full"
     full.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{script}" "$@"\n')
     full.chmod(0o755)
     got = here.ask(GIVES, python=str(full))
-    assert got.trouble is Trouble.BROKEN and "No space left on device" in got.line
+    assert got.trouble is Trouble.BROKEN and words in got.line
 
 
 def test_a_shell_that_greets_does_not_disturb(here: Here, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from npuenv.cluster.verdict import Judged, Verdict, alike
 from npuenv.messages import say
 from npuenv.report.cluster import next_of, says_of
 from tests.cluster.test_fanout import SHED, client, expanded, node
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,10 +57,10 @@ def test_what_the_caller_does_with_an_answer_is_not_taken_off_the_others_time(
 
 
 def test_of_long_complaints_the_end_is_kept(tmp_path: Path) -> None:
-    script = "i=0; while [ $i -lt 3000 ]; do echo complaint $i of very many, all of them alike >&2; i=$((i+1)); done"
+    script = "i=0; while [ $i -lt 3000 ]; do echo complaint $i ---------------------------- >&2; i=$((i+1)); done"
     (answer,) = ask([node("a")], ("x",), limit_s=60, client=client(tmp_path, script))
     assert len(answer.err) == 1 << 16
-    assert answer.err.endswith("complaint 2999 of very many, all of them alike\n")
+    assert answer.err.endswith("complaint 2999 ----------------------------\n")
 
 
 def test_the_client_asks_no_window_for_a_password_and_is_given_the_users_language(
@@ -192,7 +193,7 @@ def test_what_is_proposed_to_type_leads_where_we_go() -> None:
         found = next_of(Verdict((Judged(node, trouble=trouble, line=line, at=at),)), "AGAIN")
         return say(found) if found else ""
 
-    assert f"`ssh {way}` must log in without a question: `ssh-copy-id {way}`" in following(Trouble.DENIED)
+    assert says(following(Trouble.DENIED), "cluster.next-denied", ssh=f"ssh {way}", copy_id=f"ssh-copy-id {way}")
     assert f"`ssh {way} true`" in following(Trouble.TOO_MUCH)
     assert "`ssh node1 true`" in following(Trouble.CLIENT), "what is wrong is set for its name"
     assert f"`ssh -F FILE {way}`" in following(Trouble.NO_KEYS)
@@ -201,7 +202,7 @@ def test_what_is_proposed_to_type_leads_where_we_go() -> None:
     assert "ssh-keygen -R alias.lan`" in following(Trouble.HOST_KEY, changed)
     assert "ssh-keygen -R '[10.0.0.1]:2222'`" in following(Trouble.HOST_KEY)
     assert "`ssh -o ProxyJump=first -p 23 ops@bastion true`" in following(Trouble.DENIED, at="bastion")
-    assert "let the jump host bastion pass connections on" in following(Trouble.FORBIDDEN, at="bastion")
+    assert says(following(Trouble.FORBIDDEN, at="bastion"), "cluster.next-forbidden", host="bastion")
 
 
 def test_nodes_behind_a_jump_host_that_fails_are_told_together_and_not_with_others() -> None:
@@ -209,5 +210,9 @@ def test_nodes_behind_a_jump_host_that_fails_are_told_together_and_not_with_othe
         Judged(Node(name, name), trouble=Trouble.REFUSED, at=at) for name, at in (("a", "b"), ("c", "b"), ("d", ""))
     ]
     told = [say(says_of(group)[1]) for group in alike(nodes)]
-    assert told[0] == "a, c (2): the way there ends at b: b is there, but no ssh server listens at the port"
-    assert told[1] == "d (1): d is there, but no ssh server listens at the port"
+    at_b, at_d = (sentence("cluster.trouble-refused", address=name) for name in ("b", "d"))
+    on_the_way = sentence("cluster.trouble-on-the-way", host="b", says=at_b)
+    assert told == [
+        sentence("cluster.node-silent", names="a, c", count=2, says=on_the_way),
+        sentence("cluster.node-silent", names="d", count=1, says=at_d),
+    ]

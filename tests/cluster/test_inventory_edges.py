@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def test_the_nodes_of_all_lines_together_are_counted() -> None:
     assert len(names(f"n[1-{MOST_NODES - 1}]\nhead")) == MOST_NODES
-    assert f"more than {MOST_NODES} nodes" in refusal(f"n[1-{MOST_NODES - 1}]\nhead\nlast")
+    many = {"says": "too-many", "most": MOST_NODES}
+    assert many.items() <= refusal(f"n[1-{MOST_NODES - 1}]\nhead\nlast").items()
 
 
 def test_what_stands_at_a_name_holds_before_what_its_line_says() -> None:
@@ -36,21 +37,21 @@ def test_a_mark_before_the_first_letter_of_a_file_is_no_part_of_a_name(tmp_path:
 def test_only_a_word_of_its_own_begins_a_comment() -> None:
     (node,) = parse("box python=/opt/a#b #c d", "hosts").nodes
     assert node.python == "/opt/a#b"
-    assert "node01#x is no name of a host" in refusal("node01#x")
+    assert {"says": "name", "name": "node01#x"}.items() <= refusal("node01#x").items()
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "wrong"),
     [
-        ("a port=\uff12\uff12", "is no number from 1 to 65535"),
-        ("a cards=-1", "cards=-1 is no number from 0 to 1024"),
-        ("node[\uff11-\uff13]", "is no range"),
-        ("a port=65536", "port=65536 is no number"),
-        ("a cards=1025", "cards=1025 is no number"),
+        ("a port=\uff12\uff12", {"says": "number", "least": 1, "most": 65535}),
+        ("a cards=-1", {"says": "number", "key": "cards", "value": "-1", "least": 0, "most": 1024}),
+        ("node[\uff11-\uff13]", {"says": "range"}),
+        ("a port=65536", {"says": "number", "key": "port", "value": "65536"}),
+        ("a cards=1025", {"says": "number", "key": "cards", "value": "1025"}),
     ],
 )
-def test_numbers_are_written_with_ascii_digits_and_have_a_bound(text: str, says: str) -> None:
-    assert says in refusal(text)
+def test_numbers_are_written_with_ascii_digits_and_have_a_bound(text: str, wrong: dict[str, object]) -> None:
+    assert wrong.items() <= refusal(text).items()
 
 
 def test_the_largest_numbers_are_accepted() -> None:

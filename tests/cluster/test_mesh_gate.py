@@ -51,7 +51,7 @@ def test_what_is_said_later_reaches_commands_that_already_run(tmp_path: Path) ->
         if len(heard) == 2:
             heard.append(("", b""))
             return {"a": b"go a\nto ", "b": b"go b\n", "c": b"go c\n"}
-        return {"a": b"the end\n", "b": b"b ends\n"} if len(heard) == 5 else {}
+        return {"a": b"node05\n", "b": b"b ends\n"} if len(heard) == 5 else {}
 
     answers = ask(
         [Node("a", "a"), Node("b", "b")],
@@ -64,4 +64,4 @@ def test_what_is_said_later_reaches_commands_that_already_run(tmp_path: Path) ->
         more=further,
     )
     said = {answer.node.name: answer.out.decode().splitlines() for answer in answers}
-    assert said == {"a": ["a first", "a go a", "a to the end"], "b": ["b first", "b go b", "b b ends"]}
+    assert said == {"a": ["a first", "a go a", "a to node05"], "b": ["b first", "b go b", "b b ends"]}

@@ -117,16 +117,26 @@ def culprits_of_a_dead_device(plan: Plan, dead: int) -> tuple[list[Suspect], lis
 
 @pytest.mark.parametrize(
     "shape",
-    [[8], [4, 4], [8] * 2, [8] * 3, [8] * 8, [16] * 8, [1] * 8, [1] * 65, [2] * 9, [8] * 16, [8] * 32, [8] * 64, [3]],
+    [
+        *([8], [4, 4], [8] * 2, [8] * 3, [8] * 8, [16] * 8, [1] * 8, [1] * 65, [2] * 9, [8] * 16, [3]),
+        *(pytest.param([8] * count, marks=pytest.mark.slow) for count in (32, 64)),
+    ],
     ids=lambda shape: f"{len(shape)}x{shape[0]}",
 )
 def test_a_sample_names_each_single_dead_device_in_turn(shape: list[int]) -> None:
-    plan = sampled(cluster(shape))
-    for dead in range(len(plan.devices)):
+    require_each_is_named(sampled(cluster(shape)))
+
+
+def test_a_sample_of_512_devices_names_a_dead_one_of_each_card_number() -> None:
+    require_each_is_named(sampled(cluster([8] * 64)), every=17)
+
+
+def require_each_is_named(plan: Plan, every: int = 1) -> None:
+    for dead in range(0, len(plan.devices), every):
         assert culprits_of_a_dead_device(plan, dead) == ([Suspect(Kind.CARD, (dead,))], [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SHAPES, st.booleans())
 def test_a_sample_of_any_shape_names_each_single_dead_device(shape: list[int], is_a3: bool) -> None:
     if is_a3:

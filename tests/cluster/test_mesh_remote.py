@@ -106,7 +106,10 @@ def test_a_busy_tool_is_asked_again(tmp_path: Path) -> None:
 
 def test_a_tool_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     tool = "sh -c 'echo $$ > child; exec sleep 300' & while [ ! -s child ]; do :; done; echo said; exec sleep 300"
-    lines = answers(ask(tmp_path, tool, limit_s=6, jobs=[[0, 0, "a"]]))
+    for limit_s in (1, PATIENCE_S):  # more where this machine is too busy to start all of it in time
+        lines = answers(ask(tmp_path, tool, limit_s=limit_s, jobs=[[0, 0, "a"]]))
+        if lines[1]["out"]:
+            break
     assert [(line["code"], line["out"], line["late"]) for line in lines[1:-1]] == [(None, "said\n", True)]
     child = int((tmp_path / "child").read_text())
     assert until(lambda: is_gone(child))
@@ -124,12 +127,12 @@ def test_nothing_more_is_begun_when_its_time_is_over(tmp_path: Path) -> None:
 
 
 def test_nodes_begin_together_and_no_round_begins_before_its_time(tmp_path: Path) -> None:
-    begin = time.time() + 1.0
+    begin = time.time() + 0.6
     jobs = [[0, 0, "a"], [3, 0, "b"], [4, 0, "c"]]
-    go = {"begin_at": begin, "low": -0.01, "sent": begin - 1}
-    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=5, step_s=0.4, jobs=jobs))
+    go = {"begin_at": begin, "low": -0.01, "sent": begin - 0.6}
+    lines = answers(ask(tmp_path, "date +%s.%N", go=go, lead_s=5, step_s=0.2, jobs=jobs))
     times = [float(line["out"]) - begin for line in lines[1:-1]]
-    assert times[0] >= -0.01 and times[1] >= 1.19 and times[2] >= 1.59
+    assert times[0] >= -0.01 and times[1] >= 0.59 and times[2] >= 0.79
 
 
 @pytest.mark.parametrize("ahead", [9999.0, -9999.0])

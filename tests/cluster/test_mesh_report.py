@@ -20,6 +20,7 @@ from npuenv.messages import LANGUAGES, Message
 from npuenv.report.mesh import lines, render_html
 from tests.cluster.test_mesh_culprits import FAULTS
 from tests.cluster.test_mesh_planning import all_pings, cluster
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,8 +71,8 @@ def sizes(plan: Plan, is_broken: Callable[[Pair], bool], suspect: Any) -> int:
 def test_a_tie_is_said_as_one() -> None:
     found = made({(0, 1): Outcome.FAILED, (1, 0): Outcome.FAILED}, [1, 1])
     assert [each["kind"] for each in found["culprits"]] == ["pair"]
-    text = "\n".join(lines(found, "en"))
-    assert "cannot be told from: node000 card 0 (10.0.0.1): nothing gets through" in text
+    dead = sentence("mesh.kind-card", one="node000 card 0 (10.0.0.1)")
+    assert sentence("mesh.or", others=dead) in "\n".join(lines(found, "en"))
 
 
 def test_pings_that_were_not_made_are_told_by_whose_they_were() -> None:
@@ -81,10 +82,10 @@ def test_pings_that_were_not_made_are_told_by_whose_they_were() -> None:
     found = made(unmade, [2, 2], lost={"node000": Message("mesh.why-nothing")})
     assert found["exit"] == 3 and found["summary"]["unknown"] == 8
     assert sorted(each["says"] for each in found["unknown"]) == [
-        "node000: 6 of its 6 pings were not made",
-        "node001 card 1 (10.0.1.2): 2 of its 3 pings were not made",
+        sentence("mesh.unmade", name="node000", count=6, total=6),
+        sentence("mesh.unmade", name="node001 card 1 (10.0.1.2)", count=2, total=3),
     ]
-    assert found["lost"] == [{"node": "node000", "says": "nothing came back from it"}]
+    assert found["lost"] == [{"node": "node000", "says": sentence("mesh.why-nothing")}]
 
 
 def test_pings_without_an_answer_that_can_be_read_are_reduced_too() -> None:
@@ -103,46 +104,48 @@ def test_lossy_pings_are_a_warning_and_speak_for_nobody() -> None:
     found = made({(0, 2): Outcome.LOSSY}, [2, 2])
     assert found["exit"] == 0 and found["culprits"] == []
     assert [each["kind"] for each in found["lossy"]] == ["one-way"]
-    assert list(lines(found, "en"))[-1] == "Every ping came back, some with packets lost"
+    assert list(lines(found, "en"))[-1] == sentence("mesh.verdict-0-lossy")
 
 
 def test_few_packets_that_come_back_are_as_bad_as_none_and_said_to_be_lost() -> None:
     weak = {pair: Outcome.WEAK for pair in all_pings(full(cluster([2, 2]))) if 2 in pair}
     found = made(weak, [2, 2])
     assert found["exit"] == 1 and (found["summary"]["failed"], found["summary"]["lossy"]) == (6, 0)
-    card = "node001 card 0 (10.0.1.1), from it and to it"
-    assert [each["says"] for each in found["culprits"]] == [f"half or more of the packets lost: {card} · 6 pings"]
+    card = "node001 card 0 (10.0.1.1)"
+    at_it = sentence("mesh.at-card", one=card)
+    assert [each["says"] for each in found["culprits"]] == [sentence("mesh.weak", what=at_it, count=6)]
     assert found["matrix"] == ["-owo", "o-wo", "ww-w", "oow-"]
-    assert list(lines(found, "en"))[-1] == "There are problems"
+    assert list(lines(found, "en"))[-1] == sentence("mesh.verdict-1")
     Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(found)
     page = render_html(found, "en")
-    assert "half or more lost" in page and " style=" not in page  # which the policy of the page forbids
+    assert sentence("mesh.legend-w") in page and " style=" not in page  # which the policy of the page forbids
     some = made({**weak, (2, 0): Outcome.FAILED}, [2, 2])["culprits"]
-    assert [each["says"] for each in some] == [f"all or most of the packets lost: {card} · 6 pings"]
+    assert [each["says"] for each in some] == [sentence("mesh.partly-weak", what=at_it, count=6)]
     all_lost = made(dict.fromkeys(weak, Outcome.FAILED), [2, 2])["culprits"]
-    assert "nothing gets through from it or to it" in all_lost[0]["says"]
+    assert says(all_lost[0]["says"], "mesh.kind-card", one=card)
 
 
 @pytest.mark.parametrize(
     ("is_hit", "where"),
     [
-        (lambda pair: 2 in pair, "node001 card 0 (10.0.1.1), from it and to it"),
-        (lambda pair: pair[0] == 2, "from node001 card 0 (10.0.1.1) to all others"),
-        (lambda pair: pair[1] == 2, "from all others to node001 card 0 (10.0.1.1)"),
+        (lambda pair: 2 in pair, "mesh.at-card"),
+        (lambda pair: pair[0] == 2, "mesh.at-sends"),
+        (lambda pair: pair[1] == 2, "mesh.at-receives"),
     ],
 )
 @pytest.mark.parametrize(
     ("outcome", "part", "manner"),
     [
-        (Outcome.LOSSY, "lossy", "packets lost, twice"),
-        (Outcome.SILENT, "unknown", "no answer that can be read"),
+        (Outcome.LOSSY, "lossy", "mesh.lossy"),
+        (Outcome.SILENT, "unknown", "mesh.silent"),
     ],
 )
 def test_packets_that_are_lost_are_not_said_to_be_a_dead_card(
     is_hit: Callable[[Pair], bool], where: str, outcome: Outcome, part: str, manner: str
 ) -> None:
     hit = {pair: outcome for pair in all_pings(full(cluster([2, 2]))) if is_hit(pair)}
-    assert [each["says"] for each in made(hit, [2, 2])[part]] == [f"{manner}: {where} · {len(hit)} pings"]
+    what = sentence(where, one="node001 card 0 (10.0.1.1)")
+    assert [each["says"] for each in made(hit, [2, 2])[part]] == [sentence(manner, what=what, count=len(hit))]
 
 
 def test_nodes_that_fall_apart_are_named_as_groups() -> None:
@@ -152,8 +155,8 @@ def test_nodes_that_fall_apart_are_named_as_groups() -> None:
     )
     (culprit,) = found["culprits"]
     assert culprit["kind"] == "partition" and culprit["about"] == {"groups": ["node[000-007]", "node[008-015]"]}
-    groups = "node[000-007] | node[008-015]"
-    assert culprit["says"] == f"between these groups of nodes: {groups} (a link between switches?) · 128 failed pings"
+    apart = sentence("mesh.kind-partition", groups="node[000-007] | node[008-015]")
+    assert culprit["says"] == sentence("mesh.culprit", what=apart, count=128)
 
 
 @pytest.mark.parametrize(("is_fault", "code"), [(True, 1), (False, 3)])
@@ -161,7 +164,8 @@ def test_what_is_missing_is_never_fine(is_fault: bool, code: int) -> None:
     missing = (Missing("node9", 3, Message("mesh.why-no-address"), is_fault=is_fault),)
     found = made({}, [1, 1], missing=missing)
     assert found["exit"] == code
-    assert "  node9 card 3: it has no address" in list(lines(found, "en"))
+    fault = sentence("mesh.fault", name="node9 card 3", why=sentence("mesh.why-no-address"))
+    assert f"  {fault}" in list(lines(found, "en"))
 
 
 def test_a_mesh_of_nothing_is_not_fine() -> None:
@@ -171,26 +175,26 @@ def test_a_mesh_of_nothing_is_not_fine() -> None:
 def test_a_sample_says_what_it_leaves_open_and_more_where_it_is_not_whole() -> None:
     plan = sampled(cluster([3, 3]))
     whole = document(finished(plan, lambda pair: Outcome.OK), "en")
-    assert whole["exit"] == 0 and "a single broken pair is not excluded" in whole["limits"][0]
+    assert whole["exit"] == 0 and whole["limits"][0] == sentence("mesh.limit-sampled")
     first = all_pings(plan)[0]
     gap = document(finished(plan, lambda pair: Outcome.UNTRIED if pair == first else Outcome.OK), "en")
-    unsure = "neither a dead device port nor a broken pair is excluded"
-    assert gap["exit"] == 3 and unsure in gap["limits"][0]
+    unsure = sentence("mesh.limit-sampled-unsure")
+    assert gap["exit"] == 3 and unsure == gap["limits"][0]
     missing = (Missing("node9", None, Message("mesh.why-nothing")),)
-    assert unsure in document(finished(plan, lambda pair: Outcome.OK, missing=missing), "en")["limits"][0]
+    assert unsure == document(finished(plan, lambda pair: Outcome.OK, missing=missing), "en")["limits"][0]
 
 
 @pytest.mark.parametrize("shape", [[], [1]])
 def test_a_sample_of_nothing_is_certain_of_nothing(shape: list[int]) -> None:
     found = document(finished(sampled(cluster(shape)), lambda pair: Outcome.OK), "en")
-    assert found["exit"] == 3 and "neither a dead device port nor a broken pair is excluded" in found["limits"][0]
+    assert found["exit"] == 3 and found["limits"][0] == sentence("mesh.limit-sampled-unsure")
 
 
 def test_a_sample_in_which_a_device_has_nobody_to_ask_is_not_certain() -> None:
     # The two chips of one A3 card alone cannot ping each other.
     plan = sampled(cluster([2], is_a3=True))
     found = document(finished(plan, lambda pair: Outcome.OK), "en")
-    assert found["summary"]["planned"] == 0 and "neither a dead device port" in found["limits"][0]
+    assert found["summary"]["planned"] == 0 and sentence("mesh.limit-sampled-unsure") in found["limits"]
 
 
 def test_many_culprits_are_cut_in_the_text_and_counted() -> None:
@@ -198,7 +202,7 @@ def test_many_culprits_are_cut_in_the_text_and_counted() -> None:
     found = document(finished(plan, lambda pair: Outcome.FAILED if pair[1] == pair[0] + 1 else Outcome.OK), "en")
     assert len(found["culprits"]) == 79
     text = list(lines(found, "en"))
-    assert "  and 49 more" in text and len(text) < 40
+    assert f"  {sentence('mesh.more', count=49)}" in text and len(text) < 40
 
 
 def test_the_page_of_a_large_sample_stays_small_and_escapes_what_nodes_are_called() -> None:

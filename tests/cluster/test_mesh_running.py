@@ -20,7 +20,7 @@ from npuenv.cluster.mesh.types import Device, Outcome, Results
 from npuenv.cluster.types import Node
 from npuenv.errors import BadInput
 from npuenv.host.base import Ran
-from npuenv.messages import Message, say
+from npuenv.messages import Message
 from tests.cluster.test_mesh_planning import all_pings, cluster
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def test_devices_are_what_nodes_say_and_the_rest_is_missing_with_its_reason() ->
     found = devices_of(nodes, heard)
     assert found.devices == (Device("a", 0, "10.0.0.1", "255.255.255.0"), Device("c", 4, "10.0.1.1", "255.255.255.0"))
     assert found.devices[1].network == "10.0.1.0/24"
-    assert [(each.node, each.card, say(each.why), each.is_fault) for each in found.missing] == [
-        ("a", 1, "it has no address", False),
-        ("b", None, "nothing came back from it", False),
-        ("c", 5, "its address could not be read: ipaddr:what", False),
-        ("c", None, "it has 2 cards instead of 3", True),
-        ("d", None, "hccn_tool is not there", False),
+    assert [(each.node, each.card, each.why, each.is_fault) for each in found.missing] == [
+        ("a", 1, Message("mesh.why-no-address"), False),
+        ("b", None, Message("mesh.why-nothing"), False),
+        ("c", 5, Message("mesh.why-unread", {"line": "ipaddr:what"}), False),
+        ("c", None, Message("mesh.why-fewer-cards", {"found": 2, "wanted": 3}), True),
+        ("d", None, Message("mesh.why-no-tool"), False),
     ]
 
 
@@ -238,9 +238,7 @@ def test_a_node_that_comes_to_nothing_is_left_out_and_its_pings_are_unknown() ->
     nodes.silent["node001"] = Heard((), Message("mesh.why-locked"))
     run = run_of(devices, nodes)
     list(run.go_on())
-    assert {node: say(why) for node, why in run.lost.items()} == {
-        "node001": "another run of pings is at work there, or the machine is listed twice"
-    }
+    assert run.lost == {"node001": Message("mesh.why-locked")}
     untried = list(run.results.pairs(Outcome.UNTRIED))
     assert {devices[source].node for source, _ in untried} == {"node001"} and len(untried) == 2 * 5
     tried = list(run.results.pairs(Outcome.OK))

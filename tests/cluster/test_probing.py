@@ -9,6 +9,8 @@ import ast
 import contextlib
 import itertools
 import json
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -31,6 +33,7 @@ from npuenv.cluster.ssh import Options
 from npuenv.cluster.types import Answer, Node, Trouble
 from npuenv.messages import say
 from tests.support.namespaces import machines, why_not
+from tests.support.sentences import part, says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +45,22 @@ PROGRAMS = Path(__file__).parents[2] / "npuenv" / "facts" / "target"
 HERE = ("sh", "-c", 'for last; do :; done; exec sh -c "$last"', "ssh")
 FOUR = ("a", "b", "c", "d")
 PORTS = (6379, 8265)
+
+
+MISSING = sentence("agree.word-storage-missing")
+
+
+def all_open(count: int, ports: str) -> str:
+    return sentence("agree.ports-open", count=count, ports=ports)
+
+
+def blind(who: str) -> str:
+    return sentence("agree.blind", who=who)
+
+
+def place(kind: str, **args: str) -> str:
+    """Where it does not get through, as it is said."""
+    return sentence(f"agree.place-{kind}", **args)
 
 
 def nodes_of(*names: str) -> list[Node]:
@@ -118,7 +137,7 @@ def told(outcome: Callable[[str, str, int], str], listening: str = "opened") -> 
 
 def test_a_port_that_a_service_holds_is_reached_without_our_word() -> None:
     finding = judge(told(lambda *_: "service", "taken"), schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.OK, "all 4 nodes reach each other at 6379,8265")
+    assert (finding.status, say(finding.says)) == (Status.OK, all_open(4, "6379,8265"))
 
 
 def test_a_service_that_refuses_may_listen_on_loopback_alone_and_is_no_closed_port() -> None:
@@ -126,41 +145,43 @@ def test_a_service_that_refuses_may_listen_on_loopback_alone_and_is_no_closed_po
     answers = told(lambda _, target, port: "ECONNREFUSED" if (target, port) == ("a", 8265) else "ok")
     answers["a"]["listening"]["8265"] = "taken"
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.OK, "all 4 nodes reach each other at 6379")
+    assert (finding.status, say(finding.says)) == (Status.OK, all_open(4, "6379"))
     answers = told(lambda *_: "ECONNREFUSED", "taken")
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of a, b, c, d")
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("a, b, c, d"))
 
 
 def test_what_takes_a_connection_in_between_is_not_taken_for_the_node() -> None:
     """A port that we opened answers with our word, or it was not we who answered."""
     answers = told(lambda source, target, port: "service" if target == "b" else "ok")
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.FAIL, "nobody reaches b")
+    assert (finding.status, say(finding.says)) == (Status.FAIL, place("target-all", target="b"))
 
 
 @pytest.mark.parametrize(
-    ("dead", "said"),
+    ("dead", "kind", "args"),
     [
-        ([(None, "b", 6379), (None, "c", 6379)], "nobody reaches b, c port 6379"),
-        ([("a", "b", None), ("a", "c", None)], "a does not reach b, c"),
-        ([("a", "b", 8265)], "a does not reach b port 8265"),
-        ([("c", None, 8265)], "c reaches port 8265 on no other node"),
-        ([(None, None, 8265)], "port 8265 is reached on no node"),
-        ([(None, None, None)], "no node reaches any other"),
+        ([(None, "b", 6379), (None, "c", 6379)], "target", {"target": "b, c", "ports": "6379"}),
+        ([("a", "b", None), ("a", "c", None)], "way-all", {"source": "a", "target": "b, c"}),
+        ([("a", "b", 8265)], "way", {"source": "a", "target": "b", "ports": "8265"}),
+        ([("c", None, 8265)], "source", {"source": "c", "ports": "8265"}),
+        ([(None, None, 8265)], "nowhere", {"ports": "8265"}),
+        ([(None, None, None)], "nowhere-all", {}),
     ],
 )
-def test_places_are_said_in_few_words(dead: list[tuple[str | None, str | None, int | None]], said: str) -> None:
+def test_places_are_said_in_few_words(
+    dead: list[tuple[str | None, str | None, int | None]], kind: str, args: dict[str, str]
+) -> None:
     answers = told(lambda *knock: "ETIMEDOUT" if any(fits(place, knock) for place in dead) else "ok")
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.FAIL, said)
+    assert (finding.status, say(finding.says)) == (Status.FAIL, place(kind, **args))
 
 
 def test_a_node_that_says_nothing_is_unknown_and_nobody_is_blamed_for_it() -> None:
     answers = told(lambda source, target, port: "ETIMEDOUT" if target == "d" else "ok")
     del answers["d"]
     finding = judge(answers, schedule(FOUR), PORTS, {"d": "timed-out"})
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of d")
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("d"))
     assert [line.line for line in finding.evidence] == ["timed-out"]
 
 
@@ -168,7 +189,7 @@ def test_a_port_that_cannot_be_opened_is_unknown() -> None:
     answers = told(lambda source, target, port: "ECONNREFUSED" if (target, port) == ("a", 6379) else "ok")
     answers["a"]["listening"]["6379"] = "Permission denied"
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of a")
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("a"))
 
 
 def test_a_node_that_came_too_late_is_unknown_and_blames_nobody() -> None:
@@ -182,7 +203,7 @@ def test_a_node_that_came_too_late_is_unknown_and_blames_nobody() -> None:
     finding = judge(answers, schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (
         Status.FAIL,
-        "nobody reaches d, d reaches no other node",
+        f"{place('target-all', target='d')}, {place('source-all', source='d')}",
     )
 
 
@@ -200,11 +221,12 @@ def test_attempts_that_were_never_made_are_unknown(is_tried: Callable[[str, str,
         for target, rows in each["reached"].items():
             each["reached"][target] = {at: row for at, row in rows.items() if is_tried(source, target, int(at))}
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, f"could not be told of {who}")
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind(who))
     assert {line.line for line in finding.evidence} == {"no outcome"}
     answers["a"]["reached"]["b"]["8265"] = "ETIMEDOUT"
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert finding.status is Status.FAIL and say(finding.says).endswith(f"could not be told of {who}")
+    assert finding.status is Status.FAIL and finding.says.key == "agree.and-blind"
+    assert str(finding.says.args["who"]) == who
 
 
 @pytest.mark.parametrize("count", [16, 64])
@@ -225,7 +247,7 @@ def test_nodes_that_fall_apart_into_two_halves_are_one_place(count: int) -> None
     }
     finding = judge(answers, plan, (1, 2), {})
     one, two = f"n[00-{count // 2 - 1:02}]", f"n[{count // 2:02}-{count - 1}]"
-    assert say(finding.says) == f"nothing gets through between {one} | {two}"
+    assert say(finding.says) == place("apart", groups=f"{one} | {two}")
     assert 2 <= len(finding.evidence) <= 6
 
 
@@ -249,8 +271,8 @@ def test_beside_two_halves_a_node_all_by_itself_and_a_closed_port_are_named() ->
         for name in names
     }
     places = say(judge(answers, schedule(names), (1, 2), {}).says)
-    assert places.startswith("nothing gets through between a, b | c, d, ")
-    assert "e reaches no other node" in places and "nobody reaches e" in places
+    assert places.startswith(place("apart", groups="a, b | c, d") + ", ")
+    assert place("source-all", source="e") in places and place("target-all", target="e") in places
     whole = {knock: arrived or "e" not in knock[:2] for knock, arrived in tried.items()}
     assert groups_apart(whole) == [], "a node all by itself is no group"
 
@@ -259,7 +281,7 @@ def test_the_same_targets_of_several_nodes_are_said_once() -> None:
     """One way only, so that the nodes are no groups apart."""
     answers = told(lambda source, target, port: "ETIMEDOUT" if source in "ab" and target in "cd" else "ok")
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert say(finding.says) == "a, b does not reach c, d"
+    assert say(finding.says) == place("way-all", source="a, b", target="c, d")
 
 
 def test_broken_ways_come_together_only_where_nothing_between_them_works_and_they_have_an_end_in_common() -> None:
@@ -276,8 +298,7 @@ def test_a_sampled_schedule_says_that_single_ways_are_not_excluded() -> None:
         for name in names
     }
     finding = judge(answers, plan, (1,), {})
-    assert finding.status is Status.OK
-    assert "single others are not excluded" in say(finding.says)
+    assert (finding.status, finding.says.key) == (Status.OK, "agree.ports-open-sampled")
 
 
 def test_the_usual_ports_are_those_of_ray_and_of_hccl() -> None:
@@ -323,9 +344,8 @@ def test_ports_that_the_system_gives_out_are_said_to_be_untried() -> None:
     met = {name: Met(name, addresses=(f"10.0.0.{at}",)) for at, name in enumerate(("one", "two"), start=1)}
     found = reach(nodes_of("one", "two"), met, Way(ask=reached), (6379,), is_unfixed=True)
     assert found.status is Status.OK
-    assert say(found.says).startswith(
-        "all 2 nodes reach each other at 6379, by their addresses 10.0.0.[1-2]; HCCL's own are given out by the system"
-    )
+    over = sentence("agree.ports-over", says=all_open(2, "6379"), addresses="10.0.0.[1-2]")
+    assert say(found.says) == sentence("agree.ports-unfixed", says=over)
 
 
 def test_others_reach_a_node_where_we_did_or_at_its_own_address() -> None:
@@ -394,19 +414,17 @@ def test_a_node_that_took_no_part_is_unknown_in_every_finding(tmp_path: Path) ->
     assert set(probed.silent) == {"three"}
     assert [(item.status, say(item.says)) for item in probed.findings][1] == (
         Status.UNKNOWN,
-        "could not be told of three",
+        blind("three"),
     )
     assert "three" in say(probed.findings[0].says) and probed.findings[0].status is not Status.OK
-    assert [(item.status, say(item.says)) for item in alone.findings] == [
-        (Status.UNKNOWN, "could not be told of three")
-    ] * 2
+    assert [(item.status, say(item.says)) for item in alone.findings] == [(Status.UNKNOWN, blind("three"))] * 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_without_an_address_is_unknown() -> None:
     nodes = nodes_of("one", "two")
     finding = reach(nodes, {"one": Met("one", addresses=("127.0.0.1",)), "two": Met("two")}, Way(client=HERE))
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of two")
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("two"))
 
 
 @contextlib.contextmanager
@@ -419,11 +437,11 @@ def free_port() -> Iterator[int]:
 
 
 def test_a_file_that_a_full_disk_cuts_short_is_taken_away(tmp_path: Path) -> None:
-    full = "import os\ndef fsync(_): raise OSError(28, 'No space left on device')\nos.fsync = fsync\n"
+    full = "import os\ndef fsync(_): raise OSError(28, os.strerror(28))\nos.fsync = fsync\n"
     asked = {"do": "write", "path": str(tmp_path / ".npuenv-x"), "word": "abc", "limit_s": 1}
     code = full + (PROGRAMS / "share.py").read_text(encoding="utf-8")
     ran = subprocess.run([sys.executable, "-c", code], input=json.dumps(asked) + "\n", capture_output=True, text=True)
-    assert "No space left on device" in ran.stdout
+    assert os.strerror(28) in ran.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -438,13 +456,13 @@ def test_a_file_whose_writer_never_answers_is_taken_away(tmp_path: Path) -> None
             yield replace(answer, out=b"", trouble=Trouble.BROKEN) if is_first else answer
 
     finding = share(nodes_of("one", "two", "three"), str(tmp_path), Way(client=HERE, ask=cut))
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, "could not be told of one")
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("one"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_the_same_is_found_so_and_left_empty(tmp_path: Path) -> None:
     finding = share(nodes_of("one", "two", "three"), str(tmp_path), Way(client=HERE))
-    assert (finding.status, say(finding.says)) == (Status.OK, f"{tmp_path} is the same on all 3 nodes")
+    assert (finding.status, say(finding.says)) == (Status.OK, sentence("agree.storage-same", folder=tmp_path, count=3))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -455,7 +473,7 @@ def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None
     way = Way(client=HERE, ask=elsewhere("three", str(tmp_path / "shared"), str(tmp_path / "local")))
     finding = share(nodes_of("one", "two", "three"), str(tmp_path / "shared"), way, look_s=0.5)
     assert finding.status is Status.FAIL
-    assert "three: not there; seen on 2" in say(finding.says)
+    assert says(say(finding.says), "agree.storage-apart", groups=f"three: {MISSING}", count=2)
     first, second = (line.command for line in finding.evidence)
     assert first == f"one: {tmp_path / 'shared'} (written here)"
     assert second == f"three: {tmp_path / 'shared'} (written on one)"
@@ -479,8 +497,8 @@ def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Iterator[An
 def test_a_folder_that_nobody_can_write_is_said_to_be_so(tmp_path: Path) -> None:
     finding = share(nodes_of("one", "two"), str(tmp_path / "absent"), Way(client=HERE))
     assert finding.status is Status.FAIL
-    assert "No such file or directory" in say(finding.says)
-    assert "one, two" in say(finding.says)
+    why = part(os.strerror(2))
+    assert says(say(finding.says), "agree.storage-unwritten", who="one, two", why=why)
 
 
 def test_the_file_is_removed_even_when_looking_for_it_is_broken_off(tmp_path: Path) -> None:
@@ -530,13 +548,16 @@ def test_whoever_answers_in_the_place_of_another_node_is_told_from_it() -> None:
 
 def test_an_answer_of_another_node_is_no_way_to_the_one_that_was_meant() -> None:
     finding = judge(told(lambda source, *_: f"answered by {source}"), schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.FAIL, "no node reaches any other")
+    assert (finding.status, say(finding.says)) == (Status.FAIL, place("nowhere-all"))
     assert ("a: connect b:6379", "answered by a") in [(line.command, line.line) for line in finding.evidence]
 
 
 def knocked(asked: dict[str, Any]) -> dict[str, Any]:
-    """What the program says, with its input open until it has ended."""
-    argv = [sys.executable, str(PROGRAMS / "knock.py")]
+    """What the program says, with its input open until it has ended. It soon gives up those that say nothing."""
+    program = (PROGRAMS / "knock.py").read_text(encoding="utf-8")
+    patient = re.search(r"^ATTEMPT_S = [\d.]+", program, re.MULTILINE)
+    assert patient
+    argv = [sys.executable, "-c", program.replace(patient[0], "ATTEMPT_S = 0.4")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps(asked) + "\n")
@@ -562,7 +583,9 @@ def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others(
             yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(told)}\n".encode(), "", 0.1, None)
 
     found = share(nodes_of("n1", "n2", "n3", "n4"), "/data", Way(ask=ask))
-    assert say(found.says) == "what n2 writes into /data is not seen alike: n1: not there; seen on 3"
+    assert say(found.says) == sentence(
+        "agree.storage-apart", writer="n2", folder="/data", groups=f"n1: {MISSING}", count=3
+    )
     assert [(line.command, line.line) for line in found.evidence] == [
         ("n2: /data (written here)", "(/data nfs4 srv:/data)"),
         ("n1: /data (written on n2)", "missing (/ ext4 /dev/sda1)"),
@@ -583,23 +606,26 @@ def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> N
         assert [(item.status, say(item.says)) for item in first.findings] == [
             (
                 Status.OK,
-                "all 3 nodes reach each other at 6379,8265,10001,23456-23487,60000-60031, "
-                "by their addresses 10.77.0.[1-3]",
+                sentence(
+                    "agree.ports-over",
+                    says=all_open(3, "6379,8265,10001,23456-23487,60000-60031"),
+                    addresses="10.77.0.[1-3]",
+                ),
             ),
-            (Status.OK, f"{tmp_path} is the same on all 3 nodes"),
+            (Status.OK, sentence("agree.storage-same", folder=tmp_path, count=3)),
         ]
         assert first.met["node2"].sees["node3"] == ("10.77.0.3",)
         hosts[1].run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "6379", "-j", "DROP")
-        assert words(reach(nodes, first.met, way, (6379, 8265))) == "nobody reaches node2 port 6379"
+        assert words(reach(nodes, first.met, way, (6379, 8265))) == place("target", target="node2", ports="6379")
         hosts[1].run("iptables", "-F")
         hosts[0].run("iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "60000:60015", "-j", "REJECT")
         said = words(reach(nodes, first.met, way, (8265, 60000, 60001)))
-        assert said == "node1 reaches port 60000-60001 on no other node"
+        assert said == place("source", source="node1", ports="60000-60001")
         apart = share(nodes, "/dev/shm", way)  # every host has its own
-        assert (apart.status, "node[2-3]: not there" in say(apart.says)) == (Status.FAIL, True)
+        assert (apart.status, f"node[2-3]: {MISSING}" in say(apart.says)) == (Status.FAIL, True)
         hosts[2].unplug()
         last = reach(nodes, first.met, way, (8265,))
-        assert (last.status, say(last.says)) == (Status.UNKNOWN, "could not be told of node3")
+        assert (last.status, say(last.says)) == (Status.UNKNOWN, blind("node3"))
 
 
 def words(finding: Finding) -> str:

@@ -26,6 +26,7 @@ from npuenv.cluster.types import Node
 from npuenv.store.places import default_environment
 from tests.support.namespaces import Machine, Machines, listens, machines, why_not
 from tests.support.own_signals import as_from_a_terminal
+from tests.support.sentences import says, sentence
 from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def test_a_status_ends_in_time_whatever_it_leaves_behind(tmp_path: Path, text: s
     folder = fake_ray(tmp_path, f"sleep 612 & echo $! > {tmp_path}/pid; {text}")
     cluster = ray_state.Cluster("127.0.0.1:6379", str(folder), (replace(started("here"), node=local.node),), "here")
     began = time.monotonic()
-    heard = ray.ask_ray(cluster, 6.0 if is_timed_out else 60.0, local.way)
+    heard = ray.ask_ray(cluster, 3.0 if is_timed_out else 60.0, local.way)
     child = int((tmp_path / "pid").read_text())
     try:
         assert time.monotonic() - began < PATIENCE_S
@@ -186,11 +187,12 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing_running_and_says_w
         hosts.operator.run("kill", "-INT", *asking, check=False)
         assert command.wait(PATIENCE_S) == 130
         down = "npuenv cluster down " + " ".join(where[:4])
-        assert "Ray runs on node1; node2 was about to start it and ends that by itself" in log.read_text()
-        assert f"`{down}` ends all of it" in log.read_text()
+        both = {"names": "node1", "begun": "node2", "down": down}
+        assert says(log.read_text(), "cluster.ray-broken-both", **both), log.read_text()
         assert until(lambda: not [line for line in hosts[1].processes() if "sshd" not in line])
         ran = hosts.operator.run(*npuenv, "down", *where, timeout_s=300)
-        assert "node1: down, processes ended: 1" in ran.stdout and "node2: down, processes ended: 0" in ran.stdout
+        assert sentence("cluster.ray-node-down", name="node1", ended=1) in ran.stdout
+        assert sentence("cluster.ray-node-down", name="node2", ended=0) in ran.stdout
         assert until(lambda: not [line for line in hosts[0].processes() if "sshd" not in line and "python" not in line])
 
 
@@ -202,10 +204,10 @@ def test_a_worker_that_does_not_reach_the_head_says_why_within_its_limit(tmp_pat
     with socket.socket() as held:  # nobody listens there, and nobody else can begin to
         held.bind((own_address(), 0))
         port = held.getsockname()[1]
-        plan = ray.Plan((head, local.node), ray=folder, port=port, limit_s=12, address=own_address())
+        plan = ray.Plan((head, local.node), ray=folder, port=port, limit_s=4, address=own_address())
         (result,) = ray.raise_up(plan, [replace(HERE, node=local.node, cards=1)], local.way, lambda _: None)
     assert isinstance(result, ray.Failed)
-    assert f"nobody listens at {own_address()}, port {port}, after 6 s" in result.said
+    assert f"nobody listens at {own_address()}, port {port}, after 2 s" in result.said
 
 
 @pytest.mark.parametrize("named", ["env", "env/bin/ray", ""])
@@ -266,7 +268,7 @@ def test_a_start_that_hangs_or_fails_is_named_and_leaves_nothing(tmp_path: Path)
         pytest.skip(why_not_local())
     local = Local(tmp_path)
     folder = fake_ray(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    for limit_s in (3.0, PATIENCE_S):  # more where this machine is too busy to come to it in time
+    for limit_s in (1.5, PATIENCE_S):  # more where this machine is too busy to come to it in time
         result = run_plan(local, folder, limit_s=limit_s)
         assert isinstance(result, ray.Failed)
         if (tmp_path / "pid").exists():
@@ -315,7 +317,7 @@ def test_a_real_ray_comes_up_is_explained_and_goes_down(real: tuple[Machines, Pa
     code, document = cluster("up", "--ray", str(folder), "--limit", "150")
     assert code == 0, document
     (warning,) = document["warnings"]
-    assert "node1: there are cards, and Ray runs WITHOUT CANN" in warning
+    assert says(warning, "cluster.ray-without-cann", names="node1"), warning
     assert document["resources"]["NPU"] == {"used": 0, "total": 12}
     assert "GPU" not in document["resources"]
     rows = document["nodes"]

@@ -20,6 +20,7 @@ from npuenv.cluster.types import Node
 from npuenv.errors import BadInput
 from npuenv.host.writing import claimed
 from npuenv.messages import say
+from tests.support.sentences import part, says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,20 +62,24 @@ def test_nodes_that_fit_together_are_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "key", "args"),
     [
-        ({"version": "2.48.0"}, "Ray 2.48.0 with Python 3.11.7, and the other nodes have Ray 2.50.1"),
-        ({"python": "3.10.9"}, "Ray 2.50.1 with Python 3.10.9, and the other nodes"),
-        ({"version": "", "python": ""}, "the version of Ray or of its Python could not be read"),
-        ({"python": ""}, "the version of Ray or of its Python could not be read"),
-        ({"ray": "", "version": "", "python": ""}, "there is no program ray"),
-        ({"running": ("gcs_server", "raylet")}, "a Ray runs there already"),
-        ({"why_not": "Connection refused"}, "no answer over ssh"),
+        ({"version": "2.48.0"}, "versions", {"ray": "2.48.0", "python": "3.11.7", "common_ray": "2.50.1"}),
+        ({"python": "3.10.9"}, "versions", {"ray": "2.50.1", "python": "3.10.9"}),
+        ({"version": "", "python": ""}, "version-unknown", {}),
+        ({"python": ""}, "version-unknown", {}),
+        ({"ray": "", "version": "", "python": ""}, "absent", {}),
+        ({"running": ("gcs_server", "raylet")}, "runs-already", {}),
+        ({"why_not": "Connection refused"}, "silent", {}),
     ],
 )
-def test_a_node_that_would_not_come_up_is_named_before_a_start(changes: dict[str, Any], says: str) -> None:
+def test_a_node_that_would_not_come_up_is_named_before_a_start(
+    changes: dict[str, Any], key: str, args: dict[str, str]
+) -> None:
     (wrong,) = ray.clashes([on("node1"), on("node2", **changes), on("node3")])
-    assert wrong.nodes == ("node2",) and says in say(wrong.says)
+    assert (wrong.nodes, wrong.says.key) == (("node2",), f"cluster.ray-{key}")
+    assert args.items() <= wrong.says.args.items()
+    assert say(wrong.says)
 
 
 @pytest.mark.parametrize(("seen", "wanted", "is_refused"), [(4, 8, True), (8, 4, True), (8, 8, False), (0, 8, False)])
@@ -82,8 +87,8 @@ def test_other_cards_than_the_inventory_says_are_not_started(seen: int, wanted: 
     """A node that sees none at all is told the inventory's number: its devices may be where nobody sees them."""
     odd = on("node2", node=Node("node2", "node2", cards=wanted), cards=seen)
     wrong = ray.clashes([on("node1"), odd, on("node3")])
-    assert [(each.nodes, f"count {seen} NPUs there" in say(each.says)) for each in wrong] == (
-        [(("node2",), True)] if is_refused else []
+    assert [(each.nodes, each.says.key, each.says.args["found"]) for each in wrong] == (
+        [(("node2",), "cluster.ray-cards-other", seen)] if is_refused else []
     )
 
 
@@ -91,7 +96,7 @@ def test_two_names_of_one_machine_are_not_both_started() -> None:
     """Containers with a network of their own on one machine are two nodes."""
     one, two = (on(name, boot="b", network="net:[1]") for name in ("node1", "10.0.0.1"))
     (wrong,) = ray.clashes([one, two, on("node3", boot="b", network="net:[2]"), on("node4"), on("node5")])
-    assert wrong.nodes == ("node1", "10.0.0.1") and "one and the same machine" in say(wrong.says)
+    assert (wrong.nodes, wrong.says.key) == (("node1", "10.0.0.1"), "cluster.ray-one-machine")
 
 
 def test_what_was_started_is_read_again_as_it_was_written(tmp_path: Path) -> None:
@@ -108,19 +113,20 @@ def test_what_was_started_is_read_again_as_it_was_written(tmp_path: Path) -> Non
 def test_wrong_usage_is_said_before_anybody_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("node[1-2]\n")
-    for words, says in (
-        (["up"], "--hosts is missing"),
-        (["up", "--hosts", str(hosts), "--head", "node9"], "node9 is none of the nodes"),
-        (["up", "--hosts", str(hosts), "--ssh-config", "/no/config"], "There is no ssh configuration"),
-        (["status"], "has started no Ray"),
-        (["down"], "has started no Ray"),
-        (["down", "--hosts", str(hosts)], "has started no Ray"),
-        (["down", "--hosts", "/no/file"], "The inventory /no/file cannot be read"),
-        (["status", "--hosts", "/no/file"], "The inventory /no/file cannot be read"),
-        (["status", "--hosts", "/dev/null"], "names no node"),
-    ):
+    cases: tuple[tuple[list[str], str, dict[str, str]], ...] = (
+        (["up"], "ray-hosts", {}),
+        (["up", "--hosts", str(hosts), "--head", "node9"], "ray-no-head", {"name": "node9"}),
+        (["up", "--hosts", str(hosts), "--ssh-config", "/no/config"], "no-ssh-config", {"path": "/no/config"}),
+        (["status"], "ray-none-at-all", {}),
+        (["down"], "ray-none-at-all", {}),
+        (["down", "--hosts", str(hosts)], "ray-none", {}),
+        (["down", "--hosts", "/no/file"], "no-inventory", {"path": "/no/file"}),
+        (["status", "--hosts", "/no/file"], "no-inventory", {"path": "/no/file"}),
+        (["status", "--hosts", "/dev/null"], "no-nodes", {"source": "/dev/null"}),
+    )
+    for words, key, args in cases:
         assert main(["cluster", *words]) == 2
-        assert says in capsys.readouterr().err
+        assert says(capsys.readouterr().err, f"cluster.{key}", **args)
 
 
 @pytest.fixture
@@ -163,8 +169,10 @@ def test_up_again_starts_only_the_nodes_that_are_missing(
     assert cluster_command("up", hosts=hosts) == 0
     said = capsys.readouterr()
     assert asked == [(["node1", "node3"], ["node3"], 6379, "/env")]
-    assert "Ray is up already at 10.0.0.1:6379" in said.err
-    assert said.out.count("up, NPUs in use: 8 of 8") == 3
+    assert says(said.err, "cluster.ray-is-up", address="10.0.0.1:6379")
+    for number in (1, 2, 3):
+        node = {"name": f"node{number}", "address": f"10.0.0.{number}"}
+        assert says(said.out, "cluster.ray-node-up-cards", used=8, total=8, **node)
     assert [each.node.name for each in ray_state.load(place).started] == ["node1", "node2", "node3"]  # type: ignore[union-attr]
     assert cluster_command("up", hosts=hosts) == 0
     assert len(asked) == 1
@@ -178,10 +186,12 @@ def test_without_its_head_a_cluster_is_not_gone_on_with(
     monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
     assert cluster_command("up", hosts=hosts) == 1
     down, up = (f"npuenv cluster {verb} --hosts {hosts}" for verb in ("down", "up"))
-    assert f"node1: the head is gone, and Ray still runs on node2: `{down}`, then `{up}`" in capsys.readouterr().out
+    headless = sentence("cluster.ray-headless", names="node2", down=down, up=up)
+    assert sentence("cluster.ray-refused", names="node1", says=headless) in capsys.readouterr().out
     assert cluster_command("status", hosts=hosts) == 1
     out = capsys.readouterr().out
-    assert "node1: NOT up: the head's gcs_server is gone" in out and f"`{down}`, then" in out
+    not_up = sentence("cluster.ray-node-not-up", name="node1", line=sentence("cluster.ray-no-gcs"))
+    assert not_up in out and says(out, "cluster.ray-next-headless", down=down)
 
 
 def test_an_unheard_node_of_an_earlier_start_is_not_forgotten(
@@ -193,23 +203,26 @@ def test_an_unheard_node_of_an_earlier_start_is_not_forgotten(
     monkeypatch.setattr(ray, "ask_alive", lambda *_: unheard)
     assert cluster_command("up", hosts=hosts) == 1
     out = capsys.readouterr().out
-    assert "node2: an earlier up has started Ray there, and there is no answer" in out and str(place) in out
+    left = sentence("cluster.ray-left", down=f"npuenv cluster down --hosts {hosts}", place=place)
+    assert sentence("cluster.ray-refused", names="node2", says=left) in out
     ended = {"node1": replace(unheard["node1"], told={"ended": 7, "left": 0, "known": 2}), "node2": unheard["node2"]}
     monkeypatch.setattr(ray, "take_down", lambda *_: ended)
     assert cluster_command("down", hosts=hosts) == 1
     out = capsys.readouterr().out
-    assert "node1: down, processes ended: 7" in out and "node2: NOT down: No route" in out and "next: `npuenv" in out
-    left = ray_state.load(place)
-    assert left is not None and [each.node.name for each in left.started] == ["node2"] and left.head_node is None
+    assert sentence("cluster.ray-node-down", name="node1", ended=7) in out
+    assert sentence("cluster.ray-node-not-down", name="node2", line="No route") in out
+    assert says(out, "cluster.ray-next-down", down=part("npuenv"))
+    kept = ray_state.load(place)
+    assert kept is not None and [each.node.name for each in kept.started] == ["node2"] and kept.head_node is None
 
 
 @pytest.mark.parametrize(
-    ("told", "says", "begun"),
+    ("told", "line", "begun"),
     [
-        ({}, "Ray runs on node1; node2 was about to start it and ends that by itself", ["node1", "node2"]),
-        ({"told": None, "why": "Connection closed"}, "did not come up: Connection closed", ["node1", "node2", "node3"]),
-        ({"processes": [], "said": "no", "left": 1}, "did not come up: no", ["node1", "node2", "node3"]),
-        ({"processes": [], "said": "no", "left": 0}, "did not come up: no", ["node1", "node3"]),
+        ({}, None, ["node1", "node2"]),
+        ({"told": None, "why": "Connection closed"}, "Connection closed", ["node1", "node2", "node3"]),
+        ({"processes": [], "said": "no", "left": 1}, "no", ["node1", "node2", "node3"]),
+        ({"processes": [], "said": "no", "left": 0}, "no", ["node1", "node3"]),
     ],
 )
 def test_what_nobody_has_heard_the_end_of_is_written_down(
@@ -217,7 +230,7 @@ def test_what_nobody_has_heard_the_end_of_is_written_down(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     told: dict[str, Any],
-    says: str,
+    line: str | None,
     begun: list[str],
 ) -> None:
     """An interrupt while node2 starts, a connection that breaks there, and a failure that could not be tidied up."""
@@ -244,7 +257,11 @@ def test_what_nobody_has_heard_the_end_of_is_written_down(
     monkeypatch.setattr(ray, "ask_alive", alive)
     monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == (1 if told else 130)
-    assert says in capsys.readouterr().err
+    err = capsys.readouterr().err
+    if line is None:
+        assert says(err, "cluster.ray-broken-both", names="node1", begun="node2")
+    else:
+        assert says(err, "cluster.ray-failed", name="node2", line=line)
     left = ray_state.load(ray_state.place_of(str(hosts), os.environ))
     assert left is not None and sorted(each.node.name for each in left.started) == begun
     words = [words["mark"] for words in asked if words["do"] == "start"]
@@ -286,7 +303,7 @@ def test_cards_without_cann_are_said_also_where_only_what_went_wrong_is_to_be_sa
     monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
     monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2"))
     assert cluster_command("status", "-q", hosts=hosts) == 0
-    assert "WARNING: node2: there are cards, and Ray runs WITHOUT CANN's environment" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "cluster.ray-without-cann", names="node2")
     assert cluster_command("status", "--json", hosts=hosts) == 0
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 1
 
@@ -307,10 +324,9 @@ def test_what_is_left_of_a_start_and_would_not_end_is_not_taken_for_somebody_els
     monkeypatch.setattr(ray, "take_down", lambda *_: ended)
     assert cluster_command("up", hosts=hosts) == 1
     out = capsys.readouterr().out
-    assert (
-        f"node1: what an earlier up has started there could not be ended: `npuenv cluster down --hosts {hosts}`" in out
-    )
-    assert "node1: processes that would not end: 1" in out and "node2" not in out
+    stuck = sentence("cluster.ray-stuck", down=f"npuenv cluster down --hosts {hosts}")
+    assert sentence("cluster.ray-refused", names="node1", says=stuck) in out
+    assert f"node1: {sentence('cluster.ray-processes-left', count=1)}" in out and "node2" not in out
     assert ray_state.load(place) == replace(CLUSTER, source=str(hosts))
 
 
@@ -323,7 +339,8 @@ def test_a_node_that_is_taken_out_of_the_inventory_while_it_is_silent_is_not_for
     heard["node2"] = Heard(Node("node2", "node2"), None, 0.0, 1.0, "No route to host")
     monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
     assert cluster_command("up", hosts=hosts) == 1
-    assert "node2: an earlier up has started Ray there" in capsys.readouterr().out
+    left = sentence("cluster.ray-left", down=f"npuenv cluster down --hosts {hosts}", place=place)
+    assert sentence("cluster.ray-refused", names="node2", says=left) in capsys.readouterr().out
     assert ray_state.load(place) == replace(CLUSTER, source=str(hosts))
 
 
@@ -365,7 +382,7 @@ def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
     assert [words["address"] for words in asked if words["do"] == "start"] == [address] * 3
     left = ray_state.load(ray_state.place_of(str(hosts), os.environ))
     assert left is not None and left.address == f"{address}:6379"
-    is_said = "is none of its own: the nodes are told to reach it at 10.0.0.1" in capsys.readouterr().err
+    is_said = says(capsys.readouterr().err, "cluster.ray-other-address", address=given, login="10.0.0.1")
     assert is_said == (bool(given) and given != address)
 
 
@@ -379,9 +396,10 @@ def test_a_ray_of_somebody_else_is_said_and_left_alone(
     monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(each.name, **there.get(each.name, {})) for each in nodes])
     assert cluster_command("status", hosts=hosts) == 1
     out = capsys.readouterr().out
-    assert f"npuenv has started no Ray on the nodes of {hosts}" in out
-    assert "node1: a Ray runs there that npuenv has not started from here; its head: 10.0.0.1:6380" in out
-    assert "node2: no Ray runs there" in out and "node3: NOT up: gone" in out
+    assert sentence("cluster.ray-none-for", source=hosts) in out
+    assert sentence("cluster.ray-node-other", name="node1", address="10.0.0.1:6380") in out
+    assert sentence("cluster.ray-node-free", name="node2") in out
+    assert sentence("cluster.ray-node-not-up", name="node3", line="gone") in out
     assert cluster_command("status", "--json", hosts=hosts) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["nodes"]["node1"] == {"is_up": False, "others": ["10.0.0.1:6380"]}
@@ -397,11 +415,11 @@ def test_inventories_with_other_nodes_do_not_touch_each_other(
     monkeypatch.setattr(ray, "ask_alive", lambda cluster, _: running(*(each.node.name for each in cluster.started)))
     monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.8"))
     assert cluster_command("status", hosts=other) == 1
-    assert "node9: NOT up: not started" in capsys.readouterr().out
+    not_started = sentence("cluster.ray-not-started")
+    assert sentence("cluster.ray-node-not-up", name="node9", line=not_started) in capsys.readouterr().out
     assert cluster_command("status") == 2
-    assert f"--hosts with one of: {hosts}, {other}" in capsys.readouterr().err.replace(
-        f"{other}, {hosts}", f"{hosts}, {other}"
-    )
+    one_of = capsys.readouterr().err.replace(f"{other}, {hosts}", f"{hosts}, {other}")
+    assert says(one_of, "cluster.ray-several-hint", sources=f"{hosts}, {other}")
     busy = on("node2", node=Node("node2", "node2", port=22), running=("raylet",))
     monkeypatch.setattr(ray, "survey", lambda *_: [busy])
     for verb, code in (("up", 1), ("status", 1), ("down", 2)):
@@ -424,7 +442,7 @@ def test_what_stdin_names_is_known_again_by_its_nodes(home: Path, monkeypatch: p
 def test_a_head_by_ip_version_6_is_refused_in_one_sentence(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts.write_text("head address=fd00::1\nnode2 address=10.0.0.2\n")
     assert cluster_command("up", hosts=hosts) == 2
-    assert "head has the address fd00::1, of IP version 6" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "cluster.ray-head-six", name="head", address="fd00::1")
 
 
 def test_only_one_command_at_a_time_starts_or_ends(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,7 +451,7 @@ def test_only_one_command_at_a_time_starts_or_ends(hosts: Path, capsys: pytest.C
         assert is_mine
         for verb in ("up", "down"):
             assert cluster_command(verb, hosts=hosts) == 1
-            assert "another npuenv cluster up or down works on these nodes" in capsys.readouterr().err
+            assert sentence("cluster.ray-busy") in capsys.readouterr().err
 
 
 def test_what_a_node_says_cannot_paint_the_terminal(

@@ -13,6 +13,7 @@ from npuenv.cluster.probing.asking import Heard
 from npuenv.cluster.ray_state import Cluster, Started
 from npuenv.cluster.types import Node
 from npuenv.messages import say
+from tests.support.sentences import sentence
 
 TABLE = """======== Autoscaler status: 2026-11-21 10:00:00 ========
 Node status
@@ -70,6 +71,14 @@ def meaning(seen: ray_seen.Seen, *gone: str) -> list[str]:
     return [say(message) for message in ray_seen.explained(seen, CLUSTER, gone)]
 
 
+def found(seen: ray_seen.Seen, key: str, **args: object) -> bool:
+    """Whether just that is said of it, once, with these values among others."""
+    messages = [each for each in ray_seen.explained(seen, CLUSTER) if each.key == f"cluster.ray-{key}"]
+    return [{name: str(each.args[name]) for name in args} for each in messages] == [
+        {name: str(value) for name, value in args.items()}
+    ]
+
+
 def test_a_cluster_that_is_well_needs_no_words() -> None:
     for seen in (told(ROWS), told()):
         assert meaning(seen) == []
@@ -86,60 +95,76 @@ def test_what_is_in_use_is_said_for_each_node_and_in_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "says"),
+    ("seen", "key", "args"),
     [
-        (told(resources="0.0/8.0 NPU"), "Ray counts 8 NPUs of 16"),
-        (told(resources="0.0/16.0 GPU"), "it was started with --num-gpus"),
-        (told(demands="{'NPU': 17.0}: 1+ pending tasks/actors"), "waits for ever"),
+        (told(resources="0.0/8.0 NPU"), "cards", {"found": 8, "expected": 16}),
+        (told(resources="0.0/16.0 GPU"), "gpus", {}),
+        (told(demands="{'NPU': 17.0}: 1+ pending tasks/actors"), "never", {"total": 16, "name": "NPU"}),
         (
             told(demands="{'NPU': 4.0} * 5 (PACK): 1+ pending placement groups"),
-            "in the whole cluster there is only 16 of NPU",
+            "never",
+            {"total": 16, "name": "NPU"},
         ),
-        (told(out="", code=1, err="AuthenticationError: InvalidAuthToken: x"), "asks for a token"),
-        (told(out="", code=None, timed_out=True), "gives no answer"),
-        (ray_seen.read(Heard(Node("n", "n"), None, 0.0, 1.0, "Connection refused"), 45.0), "Connection refused"),
-        (told([ROWS[1]]), "Ray does not know node2 (10.77.0.2)"),
+        (told(out="", code=1, err="AuthenticationError: InvalidAuthToken: x"), "status-token", {}),
+        (told(out="", code=None, timed_out=True), "status-timeout", {}),
+        (
+            ray_seen.read(Heard(Node("n", "n"), None, 0.0, 1.0, "Connection refused"), 45.0),
+            "status-other",
+            {"line": "Connection refused"},
+        ),
+        (told([ROWS[1]]), "unlisted", {"name": "node2", "address": "10.77.0.2"}),
         (
             told([{**ROWS[0], "is_alive": False, "why": "missed heartbeats"}, ROWS[1]]),
-            "Ray has lost node2 (10.77.0.2): missed heartbeats",
+            "lost",
+            {"name": "node2", "address": "10.77.0.2", "why": "missed heartbeats"},
         ),
-        (told([{**ROWS[0], "total": {"NPU": 7.0}}, ROWS[1]]), "node2: Ray counts 7 NPUs of 8"),
-        (told([{**row, "total": {"GPU": 8.0}} for row in ROWS]), "it was started with --num-gpus"),
-        (told([{**ROWS[0], "total": {}}, ROWS[1]], demands="{'NPU': 9.0}: 1+ pending tasks/actors"), "only 8 of NPU"),
+        (
+            told([{**ROWS[0], "total": {"NPU": 7.0}}, ROWS[1]]),
+            "cards-on",
+            {"name": "node2", "found": 7, "expected": 8},
+        ),
+        (told([{**row, "total": {"GPU": 8.0}} for row in ROWS]), "gpus", {}),
+        (
+            told([{**ROWS[0], "total": {}}, ROWS[1]], demands="{'NPU': 9.0}: 1+ pending tasks/actors"),
+            "never",
+            {"total": 8, "name": "NPU"},
+        ),
     ],
 )
-def test_what_ray_says_is_explained(seen: ray_seen.Seen, says: str) -> None:
-    assert says in " ".join(meaning(seen))
+def test_what_ray_says_is_explained(seen: ray_seen.Seen, key: str, args: dict[str, object]) -> None:
+    assert found(seen, key, **args), ray_seen.explained(seen, CLUSTER)
+    assert all(meaning(seen))
 
 
-# What waits on two nodes of 2 CPUs and 8 NPUs each -> why for ever; "": only for others to end.
-DEMANDS = {
-    "{'NPU': 8.0, 'CPU': 1.0}: 3+ pending tasks/actors": "",
-    "{'NPU': 1.0} * 16 (PACK): 1+ pending placement groups": "",
-    "{'NPU': 1.0} * 8 (STRICT_PACK): 1+ pending placement groups": "",
-    "{'NPU': 4.0} * 2 (STRICT_SPREAD): 1+ pending placement groups": "",
-    "{'NPU': 16.0}: 1+ pending tasks/actors": "no node has all of that; the most that one has of NPU is 8",
-    "{'NPU': 4.0, 'CPU': 3.0}: 1+ pending tasks/actors": "no node has all of that; the most that one has of CPU is 2",
-    "{'CPU': 2.0, 'NPU': 1.0} * 8 (STRICT_PACK): 1+ pending placement groups": "there is only 4 of CPU",
-    "{'NPU': 1.0} * 9 (STRICT_PACK): 1+ pending placement groups": "no node has room for 9 at once, as STRICT_PACK",
-    "{'NPU': 1.0} * 3 (STRICT_SPREAD): 1+ pending placement groups": "wants 3 nodes with that much, and there are 2",
-    "{'NPU': 5.0} * 3 (SPREAD): 1+ pending placement groups": "each of the 3 must fit on one node whole",
-    "{'accelerator_type:A': 1.0}: 1+ pending tasks/actors": "there is only 0 of accelerator_type:A",
-    "{'node:10.77.0.2': 0.01}: 1+ pending tasks/actors": "",
+# What waits on two nodes of 2 CPUs and 8 NPUs each -> why for ever, and the values; None: only for others to end.
+DEMANDS: dict[str, tuple[str, dict[str, object]] | None] = {
+    "{'NPU': 8.0, 'CPU': 1.0}: 3+ pending tasks/actors": None,
+    "{'NPU': 1.0} * 16 (PACK): 1+ pending placement groups": None,
+    "{'NPU': 1.0} * 8 (STRICT_PACK): 1+ pending placement groups": None,
+    "{'NPU': 4.0} * 2 (STRICT_SPREAD): 1+ pending placement groups": None,
+    "{'NPU': 16.0}: 1+ pending tasks/actors": ("never-one", {"most": 8, "name": "NPU"}),
+    "{'NPU': 4.0, 'CPU': 3.0}: 1+ pending tasks/actors": ("never-one", {"most": 2, "name": "CPU"}),
+    "{'CPU': 2.0, 'NPU': 1.0} * 8 (STRICT_PACK): 1+ pending placement groups": ("never", {"total": 4, "name": "CPU"}),
+    "{'NPU': 1.0} * 9 (STRICT_PACK): 1+ pending placement groups": ("never-together", {"bundles": 9}),
+    "{'NPU': 1.0} * 3 (STRICT_SPREAD): 1+ pending placement groups": ("never-apart", {"bundles": 3, "nodes": 2}),
+    "{'NPU': 5.0} * 3 (SPREAD): 1+ pending placement groups": ("never-cut", {"bundles": 3}),
+    "{'accelerator_type:A': 1.0}: 1+ pending tasks/actors": ("never", {"total": 0, "name": "accelerator_type:A"}),
+    "{'node:10.77.0.2': 0.01}: 1+ pending tasks/actors": None,
 }
 
 
 @pytest.mark.parametrize("demand", DEMANDS)
 def test_what_never_fits_is_told_from_what_waits_for_others(demand: str) -> None:
     seen, why = told(ROWS, demands=demand), DEMANDS[demand]
-    assert [why in line and "waits for ever" in line for line in meaning(seen)] == ([True] if why else [])
-    waits = [say(message) for message in ray_seen.waiting(seen, CLUSTER)]
-    assert waits == ([] if why else [f"waits for something to become free: {demand}"])
+    assert len(meaning(seen)) == (0 if why is None else 1)
+    assert why is None or found(seen, why[0], **why[1])
+    waits = [(message.key, message.args["line"]) for message in ray_seen.waiting(seen, CLUSTER)]
+    assert waits == ([("cluster.ray-waits", demand)] if why is None else [])
 
 
 def test_without_the_list_of_nodes_the_cards_of_each_start_tell_what_never_fits() -> None:
     seen = told(demands="{'NPU': 9.0}: 1+ pending tasks/actors")
-    assert "the most that one has of NPU is 8" in " ".join(meaning(seen))
+    assert found(seen, "never-one", most=8, name="NPU")
     unknown = replace(CLUSTER, started=(replace(started("node1"), cards=0), started("node2")))
     assert ray_seen.explained(seen, unknown) == [], "nobody knows how the cards lie"
 
@@ -147,17 +172,16 @@ def test_without_the_list_of_nodes_the_cards_of_each_start_tell_what_never_fits(
 def test_fewer_nodes_than_were_started_are_said_by_the_table_alone() -> None:
     text = TABLE.format(resources="0.0/16.0 NPU", demands="(no resource demands)").replace(" 1 node_bbb\n", "")
     seen = told(out=text)
-    assert "Ray lists 1 of 2 nodes" in " ".join(meaning(seen))
+    assert found(seen, "nodes", found=1, expected=2)
     assert not ray_seen.is_whole(seen, CLUSTER)
-    assert "Ray lists" not in " ".join(meaning(told(ROWS, out=text))), "the list of nodes is newer"
+    keys = [each.key for each in ray_seen.explained(told(ROWS, out=text), CLUSTER)]
+    assert "cluster.ray-nodes" not in keys, "the list of nodes is newer"
 
 
 def test_a_node_that_has_joined_again_lives_and_one_that_has_just_died_is_still_counted() -> None:
     dead = {**ROWS[0], "is_alive": False, "why": "old"}
     assert meaning(told([dead, *ROWS])) == meaning(told([*ROWS, dead])) == []
-    assert meaning(told(ROWS), "node2") == [
-        "node2: Ray still counts it, with 8 NPUs: it notices a dead node after about a minute"
-    ]
+    assert meaning(told(ROWS), "node2") == [sentence("cluster.ray-unmissed", names="node2", count=8)]
 
 
 def test_whoever_else_has_joined_is_named() -> None:

@@ -16,6 +16,7 @@ import pytest
 from npuenv._toml import load_file
 from tests.cluster.replayed import prepare, replay, tools_folder
 from tests.cluster.uniform import description, name_of, switched
+from tests.cluster.voting import same, spoken, words
 from tests.support.machines.edits import edited
 from tests.support.namespaces import Machines, machines, why_not
 
@@ -93,7 +94,7 @@ def test_a_uniform_cluster_gives_no_alarm(hosts: Machines, tls: str) -> None:
     plant(hosts, tls=tls)
     found = agreement(hosts)
     assert [(name, each["says"]) for name, each in found.items() if each["status"] in BAD] == []
-    assert found["agree.tls"]["says"] == f"TLS {tls} on all 32"
+    assert found["agree.tls"]["says"] == same(words(f"word-tls-{tls}"), 32)
     assert {name for name in (*OF_CARDS, "clock") if found[f"agree.{name}"]["status"] != "ok"} == set()
     require_all_cards_asked(hosts)
 
@@ -103,12 +104,12 @@ def test_planted_faults_are_each_named_and_nothing_else_is(hosts: Machines) -> N
     plant(hosts, faults)
     found = agreement(hosts, f"node[01-03]\nnode04 python={hosts.folder / 'python-ahead'}\n")
     for fault in faults:
-        spoken = found[fault["finds"]]
-        missing = [word for word in fault["names"] if word not in spoken["says"]]
-        assert (fault["id"], spoken["status"], missing) == (fault["id"], fault["status"], []), spoken["says"]
+        told = found[fault["finds"]]
+        missing = [word for word in fault["names"] if spoken(word) not in told["says"]]
+        assert (fault["id"], told["status"], missing) == (fault["id"], fault["status"], []), told["says"]
         nodes = {name_of(int(number)) for number in fault["on"]}
-        assert nodes & {line["command"].partition(":")[0] for line in spoken["evidence"]}, spoken["evidence"]
-        assert spoken["fix"] is not None
+        assert nodes & {line["command"].partition(":")[0] for line in told["evidence"]}, told["evidence"]
+        assert told["fix"] is not None
     assert found["agree.clock"]["status"] == "fail" and "node04" in found["agree.clock"]["says"]
     expected = {fault["finds"] for fault in faults} | {"agree.clock"}
     follows = {name for fault in faults for name in fault.get("follows", [])}

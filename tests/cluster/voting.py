@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import string
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import Finding, Status
@@ -11,6 +13,7 @@ from npuenv.cluster.agree.meeting import Met, Offset
 from npuenv.facts.base import Evidence
 from npuenv.messages import say
 from tests.cluster.uniform import cluster, name_of
+from tests.support.sentences import say_template, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +42,34 @@ def find(name: str, nodes: Mapping[str, Facts], met: Mapping[str, Met] | None = 
 def told(name: str, nodes: Mapping[str, Facts], met: Mapping[str, Met] | None = None) -> tuple[str, str]:
     finding = find(name, nodes, met)
     return finding.status.value, say(finding.says)
+
+
+def words(name: str, /, **args: Any) -> str:
+    """The sentence `agree.NAME`."""
+    return sentence(f"agree.{name}", **args)
+
+
+def spoken(text: str) -> str:
+    """A planted fault's words: `{word-none}` stands for those of the catalogue, `{odd 3}` for those with a number."""
+
+    def found(key: re.Match[str]) -> str:
+        fields = [name for _, name, _, _ in string.Formatter().parse(say_template(f"agree.{key[1]}")) if name]
+        return words(key[1], **{name: key[2] if name == "count" else "" for name in fields})
+
+    return re.sub(" +", " ", re.sub(r"\{([a-z-]+)(?: (\d+))?\}", found, text))
+
+
+def odd(who: str, count: int, common: str) -> str:
+    """Some have another value, and so many others the common one."""
+    return words("odd", odd=who, count=count, common=common)
+
+
+def tied(groups: str) -> str:
+    return words("tied", groups=groups)
+
+
+def same(value: str, count: int) -> str:
+    return words("same", value=value, count=count)
 
 
 def met(*names: str, **changes: Met) -> dict[str, Met]:

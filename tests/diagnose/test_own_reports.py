@@ -24,6 +24,7 @@ from npuenv.report.html import render_html
 from npuenv.report.junit import render_junit
 from npuenv.report.sarif import sarif_document
 from npuenv.report.terminal import Manner, Page, render_report
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ FORMS = (
 )
 
 
-@functools.lru_cache(maxsize=4)
+@functools.cache
 def looked_at(name: str) -> tuple[tuple[Finding, ...], Facts]:
     facts = collect(load_capture(HOSTS / f"{name}.json"), level=2)
     return tuple(check_all(facts, level=2)), facts
@@ -69,17 +70,24 @@ def written(form: str, findings: Sequence[Finding], facts: Facts, lang: str) -> 
 
 
 def with_fault(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, the first two replaced: one failed, one is well though its evidence looks like a failure."""
+    """Some findings, the first two replaced: one failed, one is well though its evidence looks like a failure."""
     says = Message("doctor.source", {"source": OTHER})
     bad, good = (Evidence("python -c 'import numpy'", FAULT),), (Evidence("python -c 'import torch'", OTHER),)
     failed = Finding(findings[0].check, Status.FAIL, says, bad, OTHER, None)
     well = Finding(findings[1].check, Status.OK, says, good, OTHER, None)
-    return [failed, well, *findings[2:]]
+    return [failed, well, *findings[2::4]]
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize(
+    ("name", "lang"),
+    [
+        ("no_card", "en"),
+        pytest.param("no_card", "zh", marks=pytest.mark.slow),
+        pytest.param("a2_healthy", "en", marks=pytest.mark.slow),
+        ("a2_healthy", "zh"),
+    ],
+)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["no_card", "a2_healthy"])
 def test_a_report_without_a_fault_has_no_cause(
     name: str, form: str, lang: str, diagnosed: Callable[[str], Diagnosis]
 ) -> None:
@@ -153,5 +161,5 @@ def test_a_cause_that_is_only_possible_is_not_called_found(lang: str, diagnosed:
     less = replace(found, causes=(replace(found.causes[0], confidence=0.6),))
     assert found.verdict is less.verdict is Verdict.CAUSE
     heads = [lines(each, paste, lang=lang)[0].text for each in (found, less)]
-    assert heads[0] == ("Cause found." if lang == "en" else "找到原因。")
-    assert heads[1].startswith("Perhaps this cause" if lang == "en" else "可能是以下原因")
+    assert says(heads[1], "diagnose.verdict-possible", lang)
+    assert heads[0] and not says(heads[0], "diagnose.verdict-possible", lang)

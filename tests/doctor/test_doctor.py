@@ -16,6 +16,7 @@ from npuenv.host.shell import shell_line
 from npuenv.report.doctor import document
 from npuenv.report.terminal import Manner, Page, render_report
 from tests.support.scripted_host import ScriptedHost, inventory, plain_machine, with_cann, with_cards
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
@@ -79,7 +80,7 @@ def test_a_replay_at_a_higher_level_or_of_another_python_is_unknown_and_never_a_
     found = json.loads(_document(replay, level=2))
     by_check = {item["check"]: item for item in found["findings"]}
     assert by_check["python.found"]["status"] == "unknown"
-    assert "not in the capture" in by_check["python.found"]["evidence"][0]["line"]
+    assert by_check["python.found"]["evidence"][0]["line"].endswith("the capture")
     assert by_check["python.torch-imports"]["status"] == "skip"  # told once, by the check of the interpreter
     other = json.loads(_document(replay, level=1, python="/other/python"))
     assert {item["status"] for item in other["findings"] if item["check"] == "python.found"} == {"unknown"}
@@ -157,7 +158,7 @@ def test_the_worst_comes_first_with_its_evidence_and_its_command() -> None:
     assert lines[1].startswith("FAIL") and "cards:" in lines[1]
     assert any("npu-smi info ->" in line for line in lines[2:6])
     assert "$ npuenv up --for cpu" in "\n".join(lines[2:8])
-    assert lines[-2].startswith("Problems: 1") and lines[-1].startswith("next: mend the first one")
+    assert lines[-2].startswith("Problems: 1") and says(lines[-1], "doctor.next-mend")
 
 
 def test_a_pipe_gets_plain_unfolded_lines_and_a_terminal_a_tree() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,10 +35,10 @@ class EditedHost:
         self.name = "host1"
         self._recorded = parse_capture(json.dumps(document), Path("edited"))
         self._paths = document["paths"]
-        self._words = [item["argv"] for item in document["commands"]]
+        self._words = {tuple(item["argv"]) for item in document["commands"]}
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        known = list(argv) in self._words
+        known = tuple(argv) in self._words
         return self._recorded.run(argv) if known else Ran(tuple(argv), None, "", "No such file or directory")
 
     def look(self, path: str) -> Looked:
@@ -81,9 +82,14 @@ def _answer(document: dict[str, Any], place: str, answer: Mapping[str, Any]) -> 
     document["commands"].append({"argv": words, **ran})
 
 
+@functools.cache
+def _capture(name: str) -> str:
+    return (HERE.parent / "support" / "hosts" / f"{name}.json").read_text(encoding="utf-8")
+
+
 def faulty_host(fault: Mapping[str, Any]) -> EditedHost:
     """The recorded host of a row with the row's edits."""
-    document = json.loads((HERE.parent / "support" / "hosts" / f"{fault['host']}.json").read_text(encoding="utf-8"))
+    document = json.loads(_capture(fault["host"]))
     for place, old, new in fault.get("replace", ()):
         _edit_text(document, place, old, new)
     for place, answer in fault.get("ran", {}).items():
@@ -107,6 +113,12 @@ def statuses(host: Host, level: int = 2, framework: str | None = None) -> dict[s
     return {check: finding.status.value for check, finding in findings(host, level, framework).items()}
 
 
+@functools.cache
+def of_healthy(name: str, level: int, framework: str | None) -> Mapping[str, str]:
+    """The same of a recorded host as it is."""
+    return statuses(faulty_host({"host": name}), level, framework)
+
+
 def findings(host: Host, level: int = 2, framework: str | None = None) -> dict[str, Finding]:
     """Check id -> what it found."""
     facts = collect(host, level=level, framework=framework)
@@ -121,7 +133,7 @@ def is_for_want_of_the_table(finding: Finding) -> bool:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["id"])
 def test_the_check_of_a_fault_speaks_and_no_other_one_does(fault: dict[str, Any]) -> None:
     level, framework = fault.get("level", 2), fault.get("framework")
-    healthy = statuses(faulty_host({"host": fault["host"]}), level, framework)
+    healthy = of_healthy(fault["host"], level, framework)
     assert framework or set(healthy.values()) == {"ok", "skip"}  # a framework that is not installed is a fault itself
     told = findings(faulty_host(fault), level, framework)
     found = {check: finding.status.value for check, finding in told.items()}

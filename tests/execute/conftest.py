@@ -1,18 +1,28 @@
-"""A world without network: tiny wheels in a folder, a stack of them, an empty uv cache; and the command line on it."""
+"""A world without network: tiny wheels in a folder, a stack of them, a uv cache; and the command line on it.
+
+An installation takes a second of a core, so what every test would install first is installed once per process and then
+copied. Paths stand inside an environment and in uv's cache: `tmp_path` is therefore one folder, the same for all tests
+of a process, empty at the beginning of each.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npuenv.cli import installing, main, proving
-from npuenv.execute import Event, Outcome, Session, State, execute
+from npuenv.execute import Event, Outcome, Session, State, execute, work
+from npuenv.facts import environment
 from npuenv.facts.pip import PipSettings, for_uv, pip_settings
+from npuenv.host.hashing import sha256_of
 from npuenv.host.local import LocalHost
 from npuenv.lock.make import Resolver, find_uv, make_lock
 from npuenv.lock.refuse import require_sources
@@ -22,23 +32,82 @@ from npuenv.plan.install import Tools, plan_install
 from npuenv.render.activate import render_activations
 from npuenv.resolve.types import BuildStep, Pin, Platform, Reason, Stack
 from npuenv.store.places import Target
+from tests.support.inspecting import inspect_here, run_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from npuenv.checks import Finding
+    from npuenv.host.base import Ran
     from npuenv.lock import Lock
     from npuenv.plan import Plan
 
 INDEXES = {"pytorch-cpu": "https://index.invalid/whl/cpu/"}
 WHY = Message("plan.why-rest")
+WHEELS, PRODUCT, PYTHONS = "wheels", "product", "what uv knows of each interpreter"
+
+
+class Kept:
+    """Folders as they were once, by what was done in them; each place is always the same, so that paths stay valid."""
+
+    def __init__(self, shelf: Path) -> None:
+        self._shelf = shelf
+        self._kept: dict[str, Path] = {}
+        self.locks: dict[str, Lock] = {}
+        self.answers: dict[tuple[str, ...], Ran] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
+    def keep(self, key: str, folder: Path, *names: str) -> None:
+        """Copies what lies in `folder` under these names."""
+        place = self._kept.setdefault(key, self._shelf / str(len(self._kept)))
+        for name in names:
+            copy(folder / name, place / name)
+
+    def restore(self, key: str, folder: Path) -> None:
+        """Puts it back to where it was."""
+        copy(self._kept[key], folder)
+
+
+def copy(source: Path, to: Path) -> None:
+    """Times stay, and links: the packages' files count as old as they are."""
+    if source.is_symlink():
+        to.unlink(missing_ok=True)
+        to.symlink_to(source.readlink())
+    elif source.is_dir():
+        shutil.copytree(source, to, symlinks=True, dirs_exist_ok=True)
+    elif source.exists():
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, to)
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    return Kept(tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ground") / "now"
+
+
+@pytest.fixture
+def tmp_path(ground: Path) -> Path:
+    """Empty, and the same for every test of this process."""
+    if ground.exists():  # a process that an earlier test left may still write: it does so beside
+        before = Path(tempfile.mkdtemp(dir=ground.parent))
+        ground.rename(before / "now")
+        shutil.rmtree(before, ignore_errors=True)
+    ground.mkdir()
+    return ground
 
 
 @dataclass(slots=True)
 class World:
     """Where everything lies, and one call for each thing a test does with it."""
 
+    kept: Kept
     wheels: Path
     root: Path
     stack: Stack
@@ -60,7 +129,12 @@ class World:
         return Resolver(LocalHost(), find_uv(), self.settings, INDEXES)
 
     def lock(self) -> Lock:
-        return make_lock(self.stack, self.resolver)
+        """Of the stack and the wheels as they are now."""
+        files = sorted((path.name, sha256_of(path)) for path in self.wheels.glob("*.whl"))
+        key = repr((self.stack, files, [pair for pair in os.environ.items() if pair[0].startswith("PIP_")]))
+        if key not in self.kept.locks:
+            self.kept.locks[key] = make_lock(self.stack, self.resolver)
+        return self.kept.locks[key]
 
     def plan(self, lock: Lock | None = None) -> Plan:
         lock = lock or self.lock()
@@ -80,12 +154,23 @@ class World:
         )
         return execute(plan or self.plan(), session)
 
+    def installed(self) -> Plan:
+        """The plan, carried out: a copy of what its first installation left. For tests of what comes after."""
+        plan = self.plan()
+        if repr(plan) in self.kept:
+            self.kept.restore(repr(plan), self.root.parent)
+        else:
+            self.install(plan, tell=lambda event: None)
+            names = [self.root.name, "cache", *([Path(self.link).name] if self.link else [])]
+            self.kept.keep(repr(plan), self.root.parent, *names)
+        return plan
+
     def lines(self) -> list[str]:
         return [event.text for event in self.events if event.state is State.LINE]
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in list(os.environ):
         if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -95,10 +180,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    torch = {"torch/__init__.py": "__version__ = '9.1+cpu'\n", "torch/big.txt": "x" * 50_000}
-    write_wheel(wheels, "torch", "9.1+cpu", requires=["numbers"], files=torch)
-    write_wheel(wheels, "numbers", "2.4", files={"numbers_a.py": "A = 1\n", "numbers_b/__init__.py": "B = 2\n"})
-    write_wheel(wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": "C = 3\n"})
+    if WHEELS in kept:
+        kept.restore(WHEELS, tmp_path)
+    else:
+        torch = {"torch/__init__.py": "__version__ = '9.1+cpu'\n", "torch/big.txt": "x" * 50_000}
+        write_wheel(wheels, "torch", "9.1+cpu", requires=["numbers"], files=torch)
+        write_wheel(wheels, "numbers", "2.4", files={"numbers_a.py": "A = 1\n", "numbers_b/__init__.py": "B = 2\n"})
+        write_wheel(wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": "C = 3\n"})
+        kept.keep(WHEELS, tmp_path, "wheels")
     reason = Reason(WHY)
     stack = Stack(
         name="tiny",
@@ -117,13 +206,36 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         verified_by="measured-here",
         sources=(),
     )
-    return World(wheels, tmp_path / "env", stack)
+    if PYTHONS in kept:
+        kept.restore(PYTHONS, tmp_path)
+    yield World(kept, wheels, tmp_path / "env", stack)
+    kept.keep(PYTHONS, tmp_path, *(f"cache/{path.name}" for path in (tmp_path / "cache").glob("interpreter-v*")))
 
 
 @pytest.fixture
 def other_world(world: World, tmp_path: Path) -> World:
     """The same wheels and stack, going to another folder."""
     return replace(world, root=tmp_path / "other", events=[])
+
+
+@pytest.fixture
+def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conditions of steps are asked without a process each; the steps themselves run their programs as always."""
+    monkeypatch.setattr(environment, "_inspect", inspect_here)
+
+
+def answered_once(answers: dict[tuple[str, ...], Ran]) -> Callable[..., Ran]:
+    """`LocalHost.run`, which asks the Python of the tests itself only once what it is."""
+    ask = LocalHost.run
+
+    def run(host: LocalHost, argv: Sequence[str], **more: Any) -> Ran:
+        if argv[0] != sys.executable or len(argv) != 4:  # more words: about a file
+            return ask(host, argv, **more)
+        if tuple(argv) not in answers:
+            answers[tuple(argv)] = ask(host, argv, **more)
+        return answers[tuple(argv)]
+
+    return run
 
 
 class Product:
@@ -164,16 +276,26 @@ class Product:
 
 @pytest.fixture
 def product(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: World,
+    asked_here: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Product:
     data = tmp_path / "data"
     monkeypatch.setenv("XDG_DATA_HOME", str(data))
     monkeypatch.setenv("LANG", "C")
     product = Product(world, data, capsys)
+    monkeypatch.setattr(work, "_run", run_here)
+    monkeypatch.setattr(LocalHost, "run", answered_once(world.kept.answers))
     monkeypatch.setattr(installing, "for_this_machine", lambda request: request)
     monkeypatch.setattr(installing, "resolve_or_stop", lambda ui, request: product.stack)
     monkeypatch.setattr(proving, "objections", lambda host, stack, python: product.objections)
     monkeypatch.setattr(installing, "lock_of", lambda ui, stack, machine, fill: product.lock)
+    if PRODUCT in world.kept:
+        world.kept.restore(PRODUCT, tmp_path)
+        return product
     code, _, err = product.run("install", "tiny", "--yes")
     assert code == 0, err
+    world.kept.keep(PRODUCT, tmp_path, "data", "cache")
     return product

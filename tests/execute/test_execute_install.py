@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -40,6 +41,12 @@ def imported(root: Path, module: str) -> str:
     return ran.stdout.strip() or ran.stderr
 
 
+def why_of(error: StepFailed) -> Message:
+    why = error.message.args["why"]
+    assert isinstance(why, Message)
+    return why
+
+
 def one_step(do: tuple[Run, ...], *wants: Want) -> Plan:
     return Plan((Step("only", Message("plan.why-rest"), do, wants),))
 
@@ -56,12 +63,11 @@ def test_a_first_run_does_every_step_and_the_environment_works(world: World) -> 
     marker = json.loads((world.root / "npuenv-env.json").read_text())
     assert (marker["stack"], marker["status"], marker["lock"]) == ("tiny", "complete", world.lock().hash)
     num_files = sum(len(path.read_text().splitlines()) for path in world.site.glob("*.dist-info/RECORD"))
-    assert f"{num_files} files of 3 packages, {num_files} hashed now" in world.lines()
+    assert [str(num_files), "3", str(num_files)] in [re.findall(r"\d+", line) for line in world.lines()]
 
 
 def test_a_second_run_does_nothing_and_is_quick(world: World) -> None:
-    plan = world.plan()
-    world.install(plan)
+    plan = world.installed()
     began = time.monotonic()
     outcome = world.install(plan)
     assert outcome.done == ()
@@ -69,6 +75,7 @@ def test_a_second_run_does_nothing_and_is_quick(world: World) -> None:
 
 
 @pytest.mark.parametrize("stop_at", ALL)
+@pytest.mark.usefixtures("asked_here")
 def test_a_stop_before_any_step_can_be_resumed(world: World, stop_at: str) -> None:
     plan = world.plan()
 
@@ -103,9 +110,9 @@ def test_an_interrupt_inside_a_step_ends_the_program_and_its_children(tmp_path: 
     assert [entry["state"] for entry in journal] == ["start", "interrupted"]
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_what_a_kill_inside_an_installation_leaves_is_taken_out_and_installed_again(world: World) -> None:
-    plan = world.plan()
-    world.install(plan)
+    plan = world.installed()
     # What uv leaves when it is killed while it copies: some files, and a dist-info without RECORD.
     (world.site / "numbers-2.4.dist-info/RECORD").unlink()
     (world.site / "numbers_b/__init__.py").unlink()
@@ -135,8 +142,7 @@ def change_one_byte(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [delete, truncate, change_one_byte])
 def test_a_damaged_file_is_found_and_its_package_installed_again(world: World, damage: object) -> None:
-    plan = world.plan()
-    world.install(plan)
+    plan = world.installed()
     damage(world.site / "torch/big.txt")  # type: ignore[operator]
     world.events.clear()
     outcome = world.install(plan)
@@ -145,13 +151,15 @@ def test_a_damaged_file_is_found_and_its_package_installed_again(world: World, d
     assert (world.site / "torch/big.txt").read_text() == "x" * 50_000
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_damage_in_the_environment_never_reaches_the_cache(world: World, other_world: World) -> None:
-    world.install()
+    world.installed()
     truncate(world.site / "torch/big.txt")
     other_world.install()
     assert (other_world.site / "torch/big.txt").stat().st_size == 50_000
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_a_wheel_other_than_the_locked_one_is_refused(world: World) -> None:
     lock = world.lock()
     write_wheel(world.wheels, "tools", "0.3", files={"tools.py": "C = 'something else'\n"})
@@ -159,12 +167,13 @@ def test_a_wheel_other_than_the_locked_one_is_refused(world: World) -> None:
     with pytest.raises(StepFailed) as caught:
         world.install(world.plan(lock))
     assert caught.value.message.args["step"] == "torch+rest"
-    assert "not the one the lock names" in say(caught.value.message)
+    assert why_of(caught.value).key == "execute.hash-mismatch"
     assert not (world.site / "tools.py").exists()
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_another_lock_in_the_same_folder_starts_afresh(world: World) -> None:
-    world.install()
+    world.installed()
     (world.wheels / "tools-0.3-py3-none-any.whl").unlink()
     write_wheel(world.wheels, "tools", "0.4", files={"tools.py": "C = 4\n"})
     assert world.install().done == ("venv", "torch+rest", "verify", "finish")
@@ -182,27 +191,27 @@ def test_without_the_torch_wheel_nothing_is_begun_and_the_places_are_named(world
     assert not world.root.exists()
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_a_file_that_two_packages_want_differently_is_a_failure_that_names_both(world: World) -> None:
     write_wheel(world.wheels, "tools", "0.3", requires=["numbers"], files={"numbers_a.py": "A = 7\n"})
     with pytest.raises(StepFailed) as caught:
         world.install()
+    assert any(re.search(r"numbers_a\.py .*\bnumbers and tools$", line) for line in world.lines())
     assert "numbers_a.py" in say(caught.value.message)
-    assert "it belongs to numbers and tools" in say(caught.value.message)
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_a_file_that_two_packages_want_alike_is_fine_and_survives_the_mending_of_one(world: World) -> None:
     files = {"numbers_b/__init__.py": "B = 2\n", "tools.py": "C = 3\n"}
     write_wheel(world.wheels, "tools", "0.3", requires=["numbers"], files=files)
-    plan = world.plan()
-    world.install(plan)
+    plan = world.installed()
     truncate(world.site / "tools.py")
     assert world.install(plan).done == ("mend", "torch+rest", "verify", "finish")
     assert imported(world.root, "numbers_b, tools") == "ok"
 
 
 def test_a_package_of_another_accelerator_fails_the_verification(world: World) -> None:
-    plan = world.plan()
-    world.install(plan)
+    plan = world.installed()
     info = world.site / "nvidia_cublas-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: nvidia-cublas\nVersion: 1.0\n")
@@ -210,9 +219,10 @@ def test_a_package_of_another_accelerator_fails_the_verification(world: World) -
     (world.root / ".npuenv/verified.json").unlink()
     with pytest.raises(StepFailed, match="step-failed") as caught:
         world.install(plan)
-    assert "nvidia-cublas belongs to another accelerator" in say(caught.value.message)
+    assert "problem: nvidia-cublas " in say(caught.value.message)
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_a_torch_that_calls_itself_otherwise_fails_the_verification(world: World) -> None:
     write_wheel(
         world.wheels, "torch", "9.1+cpu", requires=["numbers"], files={"torch/__init__.py": "__version__ = '9.0'\n"}
@@ -222,6 +232,7 @@ def test_a_torch_that_calls_itself_otherwise_fails_the_verification(world: World
     assert "torch calls itself 9.0 instead of 9.1+cpu" in say(caught.value.message)
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_the_current_link_moves_only_when_all_is_verified(world: World, tmp_path: Path) -> None:
     world.link = str(tmp_path / "current")
     plan = world.plan()
@@ -237,6 +248,7 @@ def test_the_current_link_moves_only_when_all_is_verified(world: World, tmp_path
     assert (tmp_path / "current").readlink() == world.root
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_credentials_reach_no_file_and_no_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://someone:hidden-word@127.0.0.1:9/simple")
@@ -251,7 +263,7 @@ def test_credentials_reach_no_file_and_no_message(world: World, monkeypatch: pyt
         if path.is_file() and path.suffix in (".log", ".txt", ".toml", ".json", ".jsonl", ".sh"):
             shown += path.read_text()
     assert "hidden-word" not in shown
-    assert "out of reach" in say(caught.value.message)
+    assert why_of(caught.value).key == "execute.no-network"
 
 
 def world_lock_without_network(world: World, monkeypatch: pytest.MonkeyPatch) -> Lock:
@@ -284,6 +296,7 @@ def test_an_unknown_step_lists_those_there_are(world: World) -> None:
     assert "venv, inspector, mend, torch+rest" in say(caught.value.message)
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_only_one_step_runs_when_only_one_is_asked_for(world: World) -> None:
     plan = world.plan()
     own = Session(LocalHost(), str(world.root), for_uv(world.settings))
@@ -297,8 +310,8 @@ def test_a_part_of_an_installation_that_was_never_begun_is_refused_and_nothing_i
 ) -> None:
     with pytest.raises(BadInput) as caught:
         execute(world.plan(), session(world.root), **part)
-    assert say(caught.value.message) == f"this environment was not begun: {world.root}"
-    assert caught.value.hint is not None and "whole installation first" in say(caught.value.hint)
+    assert caught.value.message == Message("execute.not-begun", {"path": str(world.root)})
+    assert caught.value.hint is not None and caught.value.hint.key == "execute.not-begun-hint"
     assert not world.root.exists()
 
 
@@ -328,19 +341,19 @@ def test_a_missing_program_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_failing_program_gives_its_deciding_line_and_the_log(tmp_path: Path) -> None:
     events: list[Event] = []
-    run = Run(("sh", "-c", "echo first; echo 'error: it is the moon'; echo last; exit 7"))
+    run = Run(("sh", "-c", "echo first; echo 'error: moon'; echo last; exit 7"))
     with pytest.raises(StepFailed) as caught:
         execute(one_step((run,)), session(tmp_path / "env", events))
     text = say(caught.value.message)
-    assert "error: it is the moon" in text and "7" in text and "logs/only.log" in text
-    assert [event.text for event in events if event.state is State.LINE] == ["first", "error: it is the moon", "last"]
+    assert "error: moon" in text and "7" in text and "logs/only.log" in text
+    assert [event.text for event in events if event.state is State.LINE] == ["first", "error: moon", "last"]
     assert events[-1].state is State.FAILED
 
 
 def test_a_killed_program_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(StepFailed) as caught:
         execute(one_step((Run(("sh", "-c", "echo fine; kill -9 $$")),)), session(tmp_path / "env"))
-    assert "sh was killed by signal 9" in say(caught.value.message)
+    assert why_of(caught.value) == Message("execute.program-killed", {"program": "sh", "signal": 9})
 
 
 @pytest.mark.parametrize(
@@ -361,22 +374,23 @@ def test_the_deciding_line_is_the_one_that_says_why(text: str, line: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("output", "sentence"),
+    ("output", "key"),
     [
-        ("error: failed to write: No space left on device (os error 28)", "no space left on the disk"),
-        ("error: failed to create file: Permission denied (os error 13)", "cannot be written to"),
-        ("error: Read-only file system (os error 30)", "cannot be written to"),
-        ("  cause: dns error\n  cause: failed to lookup address information", "out of reach"),
-        ("fatal: unable to access: Could not resolve host: example", "out of reach"),
-        ("  Hash mismatch for `six==1.16.0`", "not the one the lock names"),
+        ("error: failed to write: No space left on device (os error 28)", "disk-full"),
+        ("error: failed to create file: Permission denied (os error 13)", "not-writable"),
+        ("error: Read-only file system (os error 30)", "not-writable"),
+        ("  cause: dns error\n  cause: failed to lookup address information", "no-network"),
+        ("fatal: unable to access: Could not resolve host: example", "no-network"),
+        ("  Hash mismatch for `six==1.16.0`", "hash-mismatch"),
     ],
 )
-def test_known_failures_have_a_sentence_of_their_own(tmp_path: Path, output: str, sentence: str) -> None:
+def test_known_failures_have_a_sentence_of_their_own(tmp_path: Path, output: str, key: str) -> None:
     with pytest.raises(StepFailed) as caught:
         execute(one_step((Run(("sh", "-c", f"cat <<'X'\n{output}\nX\nexit 2")),)), session(tmp_path / "env"))
-    assert sentence in say(caught.value.message)
+    assert why_of(caught.value).key == f"execute.{key}"
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_a_full_disk_is_one_sentence_and_can_be_resumed(world: World, tmp_path: Path) -> None:
     place = tmp_path / "small"
     place.mkdir()
@@ -388,7 +402,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(world: World, tmp_path: 
         plan = world.plan()
         with pytest.raises(StepFailed) as caught:
             world.install(plan)
-        assert "no space left on the disk" in say(caught.value.message)
+        assert why_of(caught.value).key == "execute.disk-full"
         subprocess.run(["mount", "-o", "remount,size=20m", str(place)], check=True)
         world.install(plan)
         assert imported(world.root, "torch, tools") == "ok"
@@ -406,7 +420,7 @@ def test_a_read_only_place_is_one_sentence(world: World, tmp_path: Path) -> None
         world.root = place / "env"
         with pytest.raises(StepFailed) as caught:
             world.install()
-        assert "cannot be written to" in say(caught.value.message)
+        assert caught.value.message.key == "execute.not-writable"
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -421,7 +435,7 @@ def test_the_script_makes_the_same_environment(world: World, other_world: World,
     assert content_of(other_world) == content_of(world)
     again = subprocess.run(["sh", script], capture_output=True, text=True)
     assert again.returncode == 0 and "Installed" not in again.stderr
-    assert again.stdout.count("nothing to do") == 7
+    assert again.stdout.count(say(Message("plan.script-skipped"))) == 7
     assert world.install(other_world.plan()).done == ()
 
 

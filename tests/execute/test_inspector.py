@@ -22,6 +22,7 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.plan import inspector
 from npuenv.plan.inspector import files, program
 from npuenv.plan.inspector.files import sha256
+from tests.support.inspecting import inspected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,12 @@ ALL = ("torch==9.1+cpu", "numbers==2.4", "tools==0.3")
 
 
 def ask(world: World, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What the program says, in this process."""
+    return subprocess.CompletedProcess((verb, *words), *inspected(verb, str(world.root), *words))
+
+
+def ask_itself(world: World, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same of the file in the environment, by its Python."""
     argv = [str(world.root / "bin/python"), "-I", "-B", str(world.root / INSPECTOR), verb, str(world.root), *words]
     return subprocess.run(argv, capture_output=True, text=True)
 
@@ -43,9 +50,16 @@ def state(world: World, *words: str) -> dict[str, object]:
 
 def test_what_is_sent_is_one_program_of_the_standard_library_for_every_python_from_3_9_on() -> None:
     tree = ast.parse(inspector.text(), feature_version=(3, 9))
-    named = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
-    named += [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+    for_types = {each for node in tree.body if isinstance(node, ast.If) for each in ast.walk(node)}
+    nodes = [node for node in ast.walk(tree) if node not in for_types]
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     named = [name.partition(".")[0] for name in named]
+    assert all(
+        ast.unparse(node.test).startswith(("TYPE_CHECKING", "__name__"))
+        for node in tree.body
+        if isinstance(node, ast.If)
+    )
     assert {"subprocess", "sysconfig", "csv"} <= set(named) <= set(sys.stdlib_module_names)
     assert sum(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body) == 1
     own = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
@@ -62,7 +76,7 @@ def test_a_hash_does_not_depend_on_the_size_that_is_expected(tmp_path: Path, siz
 
 
 def test_a_verification_leaves_its_time_its_counts_and_a_hash_over_all_files(world: World) -> None:
-    world.install()
+    world.installed()
     verified = world.root / ".npuenv/verified.json"
     first = json.loads(verified.read_text())
     assert sorted(first) == ["at", "files", "hashed", "lock", "named", "packages", "strangers", "tree"]
@@ -70,20 +84,20 @@ def test_a_verification_leaves_its_time_its_counts_and_a_hash_over_all_files(wor
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first["at"])
     assert (first["packages"], first["files"]) == (3, first["hashed"])
     (world.site / "numbers_a.py").write_text("A = 2\n")
-    assert ask(world, "verify", first["lock"], *ALL).returncode == 1
+    assert ask_itself(world, "verify", first["lock"], *ALL).returncode == 1
     (world.site / "numbers_a.py").write_text("A = 1\n")
-    assert ask(world, "verify", first["lock"], *ALL).returncode == 0
+    assert ask_itself(world, "verify", first["lock"], *ALL).returncode == 0
     again = json.loads(verified.read_text())
     assert (again["tree"], again["hashed"]) == (first["tree"], 1)
 
 
 def test_files_that_run_code_at_start_up_and_belong_to_nobody_are_named_with_the_verification(world: World) -> None:
-    world.install()
+    world.installed()
     (world.site / "mine.pth").write_text("import os\n")
     (world.site / "below").mkdir()
     (world.site / "below/unread.pth").write_text("import os\n")
     said = ask(world, "verify", "lock", *ALL)
-    assert said.returncode == 0 and "/mine.pth belongs to no package" in said.stdout
+    assert said.returncode == 0 and re.search("^note: .*/mine.pth ", said.stdout, re.MULTILINE)
     seen = json.loads((world.root / ".npuenv/verified.json").read_text())
     assert seen["strangers"] == ["mine.pth"]
     own = describe(LocalHost(), str(world.root))
@@ -96,8 +110,7 @@ def test_files_that_run_code_at_start_up_and_belong_to_nobody_are_named_with_the
 
 
 def test_what_a_verification_said_is_not_about_a_package_that_went_in_later(world: World) -> None:
-    plan = world.plan()
-    world.install(plan)
+    plan = world.installed()
     path = world.root / ".npuenv/verified.json"
     first = json.loads(path.read_text())
     path.write_text(json.dumps({**first, "at": "2001-01-01T00:00:00Z"}))
@@ -111,7 +124,7 @@ def test_what_a_verification_said_is_not_about_a_package_that_went_in_later(worl
 
 
 def test_a_file_put_back_with_its_old_time_is_hashed_all_the_same(world: World) -> None:
-    world.install()
+    world.installed()
     path = world.site / "numbers_a.py"
     before = path.stat()
     path.write_text("A = 9\n")
@@ -120,13 +133,14 @@ def test_a_file_put_back_with_its_old_time_is_hashed_all_the_same(world: World) 
 
 
 def test_rehash_looks_at_every_file_again(world: World) -> None:
-    world.install()
+    world.installed()
+    state(world)  # the first look at a copy hashes all of it
     assert state(world)["hashed"] == 0
     assert state(world, "--rehash")["hashed"] == state(world)["files"]
 
 
 def test_what_the_plan_says_two_packages_own_belongs_to_the_later_one(world: World) -> None:
-    world.install()
+    world.installed()
     write_wheel(world.wheels, "later", "1.0", files={"numbers_a.py": "A = 'later'\n", "later.py": "L = 1\n"})
     argv = [
         "uv",
@@ -143,7 +157,7 @@ def test_what_the_plan_says_two_packages_own_belongs_to_the_later_one(world: Wor
     subprocess.run([*argv, "--find-links", str(world.wheels), "later"], check=True)
     with (world.root / ".npuenv/lock.toml").open("a") as lock:
         lock.write('name = "later"\n')
-    assert "it belongs to later and numbers" in str(state(world)["damaged"])
+    assert "later and numbers" in str(state(world)["damaged"])
     assert state(world, "--over", "later=numbers")["damaged"] == {}
     # The earlier one coming back is damage to the later one, and only that one goes.
     (world.site / "numbers_a.py").write_text("A = 1\n")
@@ -154,7 +168,7 @@ def test_what_the_plan_says_two_packages_own_belongs_to_the_later_one(world: Wor
 
 
 def test_the_later_owner_counts_also_where_it_is_read_after_the_earlier_one(world: World) -> None:
-    world.install()
+    world.installed()
     write_wheel(world.wheels, "numbers-npu", "1.0", files={"numbers_a.py": "A = 'of another size'\n"})
     uv = find_uv()
     place = ["--python", str(world.root / "bin/python"), "--no-index", "--link-mode", "copy"]
@@ -162,14 +176,15 @@ def test_the_later_owner_counts_also_where_it_is_read_after_the_earlier_one(worl
     with (world.root / ".npuenv/lock.toml").open("a") as lock:
         lock.write('name = "numbers-npu"\n')
     over = ("--over", "numbers-npu=numbers")
-    assert "it belongs to numbers and numbers-npu" in ask(world, "check", *ALL, "numbers-npu==1.0").stdout
+    assert "numbers and numbers-npu" in ask(world, "check", *ALL, "numbers-npu==1.0").stdout
     assert ask(world, "check", *over, "numbers==2.4").returncode == 0
     assert ask(world, "verify", "lock", *over, *ALL, "numbers-npu==1.0").returncode == 0
     assert state(world, *over)["damaged"] == {}
 
 
+@pytest.mark.usefixtures("asked_here")
 def test_of_two_packages_that_quarrel_over_a_file_both_are_taken_out(world: World) -> None:
-    world.install()
+    world.installed()
     write_wheel(world.wheels, "stray", "1.0", files={"numbers_a.py": "A = 'stray'\n"})
     uv = find_uv()
     subprocess.run(
@@ -184,20 +199,19 @@ def test_of_two_packages_that_quarrel_over_a_file_both_are_taken_out(world: Worl
 
 
 def test_files_of_nobody_are_notes_and_byte_code_is_not(world: World) -> None:
-    world.install()
+    world.installed()
     (world.site / "mine.txt").write_text("x")
     (world.site / "__pycache__").mkdir(exist_ok=True)
     (world.site / "__pycache__/tools.cpython-311.pyc").write_text("x")
     said = ask(world, "verify", "lock", *ALL)
     assert said.returncode == 0
     notes = [line for line in said.stdout.splitlines() if line.startswith("note: ")]
-    assert [note for note in notes if "site-packages" in note] == [
-        f"note: {(world.site / 'mine.txt').relative_to(world.root)} belongs to no package"
-    ]
+    own = [note.split()[1] for note in notes if "site-packages" in note]
+    assert own == [str((world.site / "mine.txt").relative_to(world.root))]
 
 
 def test_byte_code_of_a_damaged_source_goes_with_it(world: World) -> None:
-    world.install()
+    world.installed()
     code = f"import py_compile; py_compile.compile({str(world.site / 'numbers_a.py')!r})"
     subprocess.run([world.root / "bin/python", "-c", code], check=True)
     assert list(world.site.glob("__pycache__/numbers_a.*.pyc"))
@@ -208,10 +222,11 @@ def test_byte_code_of_a_damaged_source_goes_with_it(world: World) -> None:
 
 @pytest.mark.parametrize("keep", [0, 20, -1])
 def test_a_record_of_which_only_the_beginning_is_there_is_damage(world: World, keep: int) -> None:
-    world.install()
+    world.installed()
     record = next(world.site.glob("numbers-*.dist-info/RECORD"))
     record.write_text(record.read_text()[:keep])
-    assert state(world)["damaged"] == {"numbers": "RECORD is not there, or not whole"}
+    damaged = state(world)["damaged"]
+    assert isinstance(damaged, dict) and list(damaged) == ["numbers"] and damaged["numbers"].startswith("RECORD ")
     assert ask(world, "check", "numbers==2.4").returncode == 1
 
 
@@ -220,34 +235,34 @@ def test_imports_are_tried_apart_with_their_version_and_a_time_limit(world: Worl
     write_wheel(
         world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": "__version__ = '0.3'\n", **files}
     )
-    world.install()
+    world.installed()
 
     def tried(*modules: str, limit_s: int = 90) -> str:
         words = [word for module in modules for word in ("--import", module)]
-        return ask(world, "verify", "lock", "--limit", str(limit_s), *words, *ALL).stdout
+        return ask_itself(world, "verify", "lock", "--limit", str(limit_s), *words, *ALL).stdout
 
     assert "problem" not in tried("tools==0.3", "bare", "torch==9.1+cpu")
     assert "problem: tools calls itself 0.3 instead of 0.4" in tried("tools==0.4")
     assert "problem: import broken fails: ModuleNotFoundError: No module named 'no_such_module'" in tried("broken")
-    assert "problem: import slow did not end within 1 s" in tried("slow", limit_s=1)
+    assert re.search(r"^problem: import slow .*\b1 s$", tried("slow", limit_s=1), re.MULTILINE)
 
 
 def test_nothing_of_another_accelerator_loads_itself_in_a_tried_import(world: World) -> None:
     text = "import os\n__version__ = os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD']\n"
     write_wheel(world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": text})
-    world.install()
-    assert "problem" not in ask(world, "verify", "lock", "--import", "tools==0", *ALL).stdout
+    world.installed()
+    assert "problem" not in ask_itself(world, "verify", "lock", "--import", "tools==0", *ALL).stdout
 
 
 def test_a_link_that_is_a_folder_is_refused(tmp_path: Path, world: World) -> None:
-    world.install()
+    world.installed()
     (tmp_path / "current").mkdir()
     ran = ask(world, "switch", str(tmp_path / "current"))
-    assert ran.returncode == 1 and "is not a link" in ran.stdout
+    assert ran.returncode == 1 and ran.stdout.startswith(f"problem: {tmp_path}/current ")
 
 
 def test_switching_to_what_is_in_force_changes_nothing(tmp_path: Path, world: World) -> None:
-    world.install()
+    world.installed()
     link = tmp_path / "current"
     assert ask(world, "switch", str(link)).returncode == 0
     assert link.readlink() == world.root and not (tmp_path / "previous").exists()
@@ -256,13 +271,15 @@ def test_switching_to_what_is_in_force_changes_nothing(tmp_path: Path, world: Wo
 
 
 def test_without_a_verb_that_it_knows_it_says_how_it_is_used(world: World) -> None:
-    world.install()
-    assert ask(world, "look").returncode == 2
-    assert ask(world, "verify").returncode == 2
+    world.installed()
+    assert ask_itself(world, "look").returncode == 2
+    assert ask_itself(world, "verify").returncode == 2
+    alone = json.loads(ask_itself(world, "state").stdout)
+    assert alone["verified"] and (alone | {"hashed": 0}) == state(world)
 
 
 def test_a_package_that_the_user_added_and_altered_is_left_alone(world: World) -> None:
-    world.install()
+    world.installed()
     write_wheel(world.wheels, "mine", "1.0", files={"mine.py": "M = 1\n"})
     uv = find_uv()
     subprocess.run(
@@ -274,9 +291,8 @@ def test_a_package_that_the_user_added_and_altered_is_left_alone(world: World) -
     assert world.install(world.plan()).done == ()
     said = ask(world, "verify", "lock", *ALL)
     assert said.returncode == 0
-    assert (
-        "note: mine is damaged: mine.py has" in said.stdout and "note: mine is here and not in the lock" in said.stdout
-    )
+    notes = [line for line in said.stdout.splitlines() if line.startswith("note: mine ")]
+    assert len(notes) == 2 and "mine.py" not in notes[0] and "mine.py" in notes[1]
     assert (world.site / "mine.py").read_text() == "M = 'patched'\n"
 
 
@@ -302,7 +318,7 @@ def test_all_that_an_environment_says_of_itself_is_on_the_disk_before_it_comes_i
 
 
 def test_only_what_the_lock_names_is_mended_where_that_is_asked_for(world: World) -> None:
-    world.install()
+    world.installed()
     mine = write_wheel(world.wheels, "mine", "1.0", files={"mine.py": "M = 1\n", "numbers_a.py": "A = 7\n"})
     install = [
         find_uv(),

@@ -362,7 +362,7 @@ def test_triton_over_triton_ascend_is_told_and_the_same_plan_restores_it(reduced
     assert (reduced.site / f"triton-{TRITON}.dist-info").is_dir()
     code, problems = reduced.verify(*over)
     assert code == 1
-    assert "triton-ascend is damaged" in problems[0] and "belongs to triton and triton-ascend" in problems[0]
+    assert "triton-ascend is damaged" in problems[0] and "triton and triton-ascend" in problems[0]
     # The other way round it is what the plan says.
     reduced.uv("install", "--no-deps", "--reinstall", f"triton-ascend=={TRITON_ASCEND}")
     assert reduced.verify(*over, f"triton=={TRITON}") == (0, [])
@@ -386,7 +386,7 @@ def test_vllm_and_vllm_ascend_are_built_from_archives_and_left_over_triton_goes(
     with pytest.raises(StepFailed) as stopped:
         made.install()
     assert stopped.value.message.args["step"] == "vllm"
-    assert f"CANN is not installed: there is no {script}" in say(stopped.value.message)
+    assert str(script) in say(stopped.value.message)
     (cann / "kept.sh").rename(script)
     done = made.install().done
     built = ("vllm", "vllm-ascend-source", "vllm-ascend", "triton-leftovers", "triton-ascend")

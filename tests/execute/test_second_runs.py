@@ -17,19 +17,24 @@ from npuenv.lock.file import Missing
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.execute.conftest import Product
 
-AGAIN = "was complete already, and nothing in it has changed"
-
 
 def content(root: Path) -> dict[str, bytes]:
-    """Every file but npuenv's own notes and byte code."""
-    paths = (path for path in root.rglob("*") if not {".npuenv", "__pycache__"} & set(path.relative_to(root).parts))
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
+    """Every file but npuenv's own notes, byte code, and what uv notes of a wheel's age, with its row of RECORD."""
+    left_out = {".npuenv", "__pycache__", "uv_cache.json"}
+    paths = (path for path in root.rglob("*") if not left_out & set(path.relative_to(root).parts))
+    return {str(path.relative_to(root)): _without_age(path) for path in paths if path.is_file()}
+
+
+def _without_age(path: Path) -> bytes:
+    lines = path.read_bytes().splitlines(keepends=True)
+    return b"".join(line for line in lines if path.name != "RECORD" or b"/uv_cache.json," not in line)
 
 
 def users_environment(root: Path) -> str:
@@ -86,7 +91,7 @@ def test_an_environment_of_another_kind_goes_only_with_replace(
     before = content(product.current)
     for words in (("--yes",), ("--dry-run",), ("--script",)):
         code, _, err = product.run("install", "tiny", "--as", "conda", *words)
-        assert (code, "as a venv environment" in err, "--as venv" in err) == (2, True, True)
+        assert (code, says(err, "install.other-kind", kind="venv"), "--as venv" in err) == (2, True, True)
     assert content(product.current) == before
     code, _, err = product.run("install", "tiny", "--as", "conda", "--replace")
     assert (code, "no terminal" in err, content(product.current) == before) == (2, True, True)
@@ -140,12 +145,12 @@ def test_a_source_that_was_supplied_stays_with_the_users_work_until_another_is_s
     sourced.rename(tmp_path / "gone")
     for words in ((), ("--repair",), ("--yes",)):
         code, out, err = product.run("install", "tiny", *words)
-        assert (code, AGAIN in out) == (0, True), err
-    assert "keep the source of thing" in product.run("install", "tiny", "--dry-run")[1]
+        assert (code, says(out, "cli.was-installed", stack="tiny")) == (0, True), err
+    assert says(product.run("install", "tiny", "--dry-run")[1], "plan.why-source-kept", name="thing")
     assert (source / "mine.py").read_text() == "my work\n"
     _, other = supplied(tmp_path / "other", "T = 2\n")
     code, out, err = product.run("install", "tiny", "--source", f"thing={other}")
-    assert (code, f"unpack the supplied source of thing, {other}" in out) == (2, True), err
+    assert (code, says(out, "plan.why-source-given", name="thing", path=other)) == (2, True), err
     assert (source / "mine.py").exists()
     assert product.run("install", "tiny", "--source", f"thing={other}", "--yes")[0] == 0
     assert sorted(os.listdir(product.current / "src/thing")) == ["thing.py"]
@@ -234,7 +239,7 @@ def test_the_users_own_version_of_a_package_is_not_put_back_without_a_question(
     python = users_environment(tmp_path / "mine")
     words = ("install", "tiny", "--into", python)
     assert product.run(*words, "--yes")[0] == 0
-    assert AGAIN in product.run(*words)[1]
+    assert says(product.run(*words)[1], "cli.was-installed", stack="tiny")
     put_in(python, write_wheel(tmp_path, "tools", "0.9", files={"tools.py": "C = 9\n"}))
     code, _, err = product.run(*words)
     assert (code, "tools 0.9 -> 0.3" in err, tools_of(tmp_path / "mine").read_text()) == (2, True, "C = 9\n")
@@ -252,7 +257,7 @@ def test_what_was_returned_from_does_not_come_back_into_force_without_a_question
         code, _, err = product.run(*words)
         assert (code, "no terminal" in err, product.current) == (2, True, old)
     code, _, err = product.run("install", "tiny", "--yes")
-    assert (code, product.current, f"{new} is there already and takes the place of {old}" in err) == (0, new, True)
+    assert (code, product.current, says(err, "install.comes-into-force", path=new, before=old)) == (0, new, True)
 
 
 @pytest.mark.parametrize("by_link", [True, False])
@@ -262,7 +267,7 @@ def test_nothing_is_put_into_an_environment_of_npuenvs_own(product: Product, by_
     python = str((product.home / "current" if by_link else root) / "bin/python")
     for words in (("--yes",), ("--dry-run",)):
         code, _, err = product.run("install", "tiny", "--into", python, *words)
-        assert (code, "an environment that npuenv made" in err) == (2, True)
+        assert (code, says(err, "plan.into-made", exe=python)) == (2, True)
     assert content(root) == before
     assert product.run("env", "remove", "tiny", "--yes")[0] == 0
 
@@ -271,7 +276,7 @@ def test_a_part_of_the_plan_does_not_say_that_the_environment_is_complete(produc
     product.release()
     new = product.home / product.lock.hash
     code, out, _ = product.run("install", "tiny", "--yes", "--only-step", "venv")
-    assert (code, "done now: venv;" in out, "activate.sh" in out) == (0, True, False)
+    assert (code, says(out, "install.part-done", steps="venv"), "activate.sh" in out) == (0, True, False)
     code, out, _ = product.run("install", "tiny", "--yes", "--only-step", "inspector", "--json")
     shown = json.loads(out)
     assert (shown["is_proven"], shown["activate"], shown["steps_done"]) == (False, None, 1)
@@ -280,16 +285,16 @@ def test_a_part_of_the_plan_does_not_say_that_the_environment_is_complete(produc
     assert (shown["is_proven"], shown["activate"]) == (True, f"{new}/activate.sh")
     tools_of(new).write_text("C = 9\n")
     code, out, _ = product.run("install", "tiny", "--only-step", "mend")
-    assert (code, "done now: mend;" in out) == (0, True)
+    assert (code, says(out, "install.part-done", steps="mend")) == (0, True)
     assert product.run("install", "tiny", "--yes")[0] == 0
-    assert AGAIN in product.run("install", "tiny", "--only-step", "verify")[1]
+    assert says(product.run("install", "tiny", "--only-step", "verify")[1], "cli.was-installed", stack="tiny")
 
 
 def test_what_is_only_shown_is_the_part_that_was_asked_for(product: Product, tmp_path: Path) -> None:
     place = ("--target", str(tmp_path / "new"))
     for words in (("--dry-run",), ("--script",), ("--yes",)):
         code, out, err = product.run("install", "tiny", *place, *words, "--only-step", "nosuch")
-        assert (code, out, "there is no step nosuch" in err) == (2, "", True)
+        assert (code, out, says(err, "execute.no-such-step", step="nosuch")) == (2, "", True)
     assert not (tmp_path / "new").exists()
     out = product.run("install", "tiny", *place, "--dry-run", "--from-step", "verify")[1]
     assert ("\n1. verify: " in out, "\n2. finish: " in out, "3. " in out) == (True, True, False)
@@ -392,7 +397,7 @@ def test_a_folder_that_an_installation_would_refuse_gets_no_plan_and_no_script(
     product.release()
     for words in (("--dry-run",), ("--script",), ("--dry-run", "--json")):
         code, out, err = product.run("install", "tiny", "--target", str(place), *words)
-        assert (code, "years" in out, "holds something else (src)" in out + err) == (2, False, True)
+        assert (code, "years" in out, says(out + err, "plan.target-foreign", names="src")) == (2, False, True)
         code, out, err = product.run("install", "tiny", "--target", str(other), *words)
         assert (code, "would destroy" in out + err) == (2, True)
     assert product.run("install", "tiny", "--target", str(other), "--script", "--replace")[0] == 0

@@ -31,6 +31,7 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message, say
 from npuenv.plan.types import Plan, Run, Step
 from npuenv.resolve.types import Request
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from tests.execute.conftest import Product, World
@@ -51,7 +52,7 @@ def tree(root: Path) -> str:
 def test_an_update_without_news_says_so_and_changes_nothing(product: Product) -> None:
     before = tree(product.current)
     code, out, _ = product.run("install", "--update", "tiny")
-    assert (code, "has the present lock already" in out) == (0, True)
+    assert (code, says(out, "install.up-to-date")) == (0, True)
     assert tree(product.current) == before
 
 
@@ -65,7 +66,7 @@ def test_an_update_shows_the_difference_and_switches_only_when_the_new_one_is_pr
     assert product.current == old
     code, out, _ = product.run("install", "--update", "--yes")
     assert code == 0, out
-    assert "npuenv install --rollback tiny" in out
+    assert says(out, "install.can-roll-back", stack="tiny")
     assert product.current.name == product.lock.hash
     assert "C = 4" in next(product.current.glob("lib/python*/site-packages/tools.py")).read_text()
     assert tree(old) == before
@@ -144,7 +145,7 @@ def test_a_repair_restores_from_the_own_lock_though_a_newer_one_is_out(product: 
 def test_a_rollback_with_nothing_before_is_a_sentence(product: Product) -> None:
     code, _, err = product.run("install", "--rollback")
     assert code == 2
-    assert "no earlier environment" in err
+    assert says(err, "store.no-previous")
 
 
 def test_env_list_and_show_tell_what_was_verified_when(product: Product) -> None:
@@ -177,7 +178,7 @@ def test_env_remove_asks_first_and_clean_takes_only_the_idle(product: Product) -
     new = product.current
     assert product.run("env", "remove", "tiny", "--yes")[0] == 0
     assert not new.exists()
-    assert product.run("env", "list")[1].strip() == "there is no environment here yet"
+    assert product.run("env", "list")[1].strip() == sentence("install.no-environment")
 
 
 def test_a_folder_of_ones_own_cannot_be_updated_beside_itself(product: Product, tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_of_several_environments_the_hint_repeats_what_was_asked(product: Produc
     assert code == 2
     assert str(tmp_path / "mine") in err
     assert "npuenv install --repair" in err
-    assert "no earlier environment" in product.run("install", "--rollback")[2]
+    assert says(product.run("install", "--rollback")[2], "store.no-previous")
 
 
 def test_the_last_step_alone_puts_nothing_unverified_in_force(product: Product) -> None:
@@ -242,7 +243,7 @@ def test_with_a_damaged_marker_the_same_command_goes_on_and_writes_it_anew(produ
     assert "damaged" in product.run("env", "list")[1]
     code, _, err = product.run("install", "tiny", "--yes")
     assert code == 0, err
-    assert f"{product.current}/{MARKER} is damaged; the rest of {product.current} shows that npuenv made it" in err
+    assert says(err, "install.marker-damaged", file=f"{product.current}/{MARKER}", path=product.current)
     assert (product.current / MARKER).read_text() == wanted and tree(product.current) == before
     garble(product.current)
     assert product.run("install", "--repair", "--yes")[0] == 0
@@ -320,10 +321,10 @@ def test_a_long_step_says_now_and_then_that_it_is_alive_where_there_is_no_termin
                 teller.tell(Event(State.LINE, step, 2, 5, "Prepared 3 packages\n", 60.0))
             teller.tell(Event(State.WAITING, step, 2, 5, seconds=float(second)))
     lines = capsys.readouterr().out.splitlines()
+    head = "[2/5] torch"
     assert lines == [
-        "[2/5] torch: still at work after 10 s",
-        "[2/5] torch: still at work after 40 s",
-        "[2/5] torch: still at work after 70 s: Prepared 3 packages",
+        *(sentence("install.still-at-work-silent", head=head, seconds=seconds) for seconds in (10, 40)),
+        sentence("install.still-at-work", head=head, seconds=70, line="Prepared 3 packages"),
     ]
 
 
@@ -362,7 +363,7 @@ def test_into_names_the_environment_of_that_python_for_a_repair_too(product: Pro
     for name in ("one", "other"):
         tools_of(tmp_path / name).write_text("C = 9\n")
     code, _, err = product.run("install", "tiny", "--repair", "--into", strange, "--yes")
-    assert (code, f"`{tmp_path}/strange` names no environment" in err) == (2, True)
+    assert (code, says(err, "store.no-such", word=f"{tmp_path}/strange")) == (2, True)
     assert not tools_of(tmp_path / "strange").exists()
     assert product.run("install", "--repair", "--into", other, "--yes")[0] == 0
     texts = [tools_of(tmp_path / name).read_text() for name in ("one", "other")]
@@ -372,7 +373,7 @@ def test_into_names_the_environment_of_that_python_for_a_repair_too(product: Pro
     assert product.run("install", "--repair", "--into", own)[0] == 0
     assert tools_of(product.current).read_text() == "C = 3\n"
     code, _, err = product.run("install", "--repair", "--into", str(tmp_path))
-    assert (code, "is no Python that can be run" in err) == (2, True)
+    assert (code, says(err, "plan.into-no-python")) == (2, True)
 
 
 def test_the_users_environment_is_neither_updated_beside_itself_nor_rolled_back(
@@ -384,9 +385,9 @@ def test_the_users_environment_is_neither_updated_beside_itself_nor_rolled_back(
     assert product.run("install", "--update", "--yes", "tiny")[0] == 0
     before = tree(tmp_path / "mine")
     code, _, err = product.run("install", "--update", "tiny", "--into", python, "--yes")
-    assert (code, f"npuenv install tiny --into {tmp_path}/mine/bin/python" in err) == (2, True)
+    assert (code, says(err, "install.update-existing-hint", stack="tiny", python=python)) == (2, True)
     code, _, err = product.run("install", "--rollback", "tiny", "--into", python)
-    assert (code, f"no earlier environment to return to in {tmp_path}/mine" in err) == (2, True)
+    assert (code, says(err, "store.no-previous", path=f"{tmp_path}/mine")) == (2, True)
     assert tree(tmp_path / "mine") == before and product.current.name == product.lock.hash
 
 
@@ -524,7 +525,8 @@ def test_a_rollback_where_nothing_is_in_force_says_so(product: Product) -> None:
     word = f"tiny/{product.lock.hash}"
     assert json.loads(product.run("install", "--rollback", word, "--dry-run", "--json")[1])["before"] is None
     code, out, _ = product.run("install", "--rollback", word)
-    assert (code, out, product.current) == (0, f"in force again: {old} (before: none)\n", old)
+    none = sentence("plan.none")
+    assert (code, out, product.current) == (0, sentence("install.rolled-back", path=old, before=none) + "\n", old)
 
 
 def test_a_no_changes_nothing_and_says_so_and_deleting_wants_a_word(
@@ -538,14 +540,14 @@ def test_a_no_changes_nothing_and_says_so_and_deleting_wants_a_word(
     for words, answer in ((("install", "tiny"), "n\n"), (("env", "remove", "tiny"), "\n")):
         monkeypatch.setattr(sys, "stdin", Terminal(answer))
         code, _, err = product.run(*words)
-        assert (code, err.splitlines()[-1]) == (130, "nothing was changed")
+        assert (code, err.splitlines()[-1]) == (130, sentence("cli.declined"))
     assert product.current.is_dir() and not (product.home / product.lock.hash).exists()
 
 
 def test_a_script_is_made_of_a_plan_or_refused(product: Product, tmp_path: Path) -> None:
     for verb in ("--update", "--rollback"):
         code, out, err = product.run("install", verb, "--script")
-        assert (code, out, f"--script and {verb} exclude each other" in err) == (2, "", True)
+        assert (code, out, says(err, "install.one-of", one="--script", other=verb)) == (2, "", True)
     tools_of(product.current).write_text("C = 9\n")
     code, out, _ = product.run("install", "--repair", "--script")
     ran = subprocess.run(["sh"], input=out, capture_output=True, text=True)
@@ -558,7 +560,7 @@ def test_a_script_leaves_alone_what_came_to_its_place_after_it_was_made(product:
     (place / "src").mkdir(parents=True)
     (place / "src/thesis.py").write_text("years of work\n")
     ran = subprocess.run(["sh"], input=script, capture_output=True, text=True)
-    assert (code, ran.returncode, "nothing was changed" in ran.stderr) == (0, 2, True)
+    assert (code, ran.returncode, says(ran.stderr, "plan.script-foreign", path=place)) == (0, 2, True)
     assert (place / "src/thesis.py").read_text() == "years of work\n" and os.listdir(place) == ["src"]
     (place / "src/thesis.py").unlink()
     (place / "src").rmdir()
@@ -596,7 +598,7 @@ def test_an_interrupt_says_what_goes_on_because_another_user_runs_it(
         world.install(Plan((step,)), tell=interrupt)
     running = caught.traceback[-1].locals["running"]
     assert running.poll() is None
-    assert caught.value.exit_code == 130 and f"process {running.pid} runs as another user" in say(caught.value.message)
+    assert caught.value.exit_code == 130 and says(say(caught.value.message), "execute.left-running", pid=running.pid)
     assert '"interrupted"' in (world.root / ".npuenv/journal.jsonl").read_text()
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait(20) == -signal.SIGKILL

@@ -107,9 +107,9 @@ def test_healthy_devices_are_summed_up_as_right(tmp_path: Path) -> None:
 
 
 def test_a_device_that_hangs_is_ended_and_the_others_are_kept(tmp_path: Path) -> None:
-    answer = run(tmp_path, "ok,hangs", USE_S="12.0")  # enough for the first one on a busy machine
+    answer = run(tmp_path, "ok,hangs", USE_S="4.0")  # enough for the first one on a busy machine
     assert answer["cards"][0]["computes_correctly"] is True
-    assert answer["cards"][1]["error"] == "no answer within 12 s"
+    assert answer["cards"][1]["error"] == "no answer within 4 s"
     assert answer["error"] == "" and answer["computes_correctly"] is True
 
 
@@ -120,7 +120,7 @@ def test_where_all_fail_the_first_error_is_the_answers(tmp_path: Path) -> None:
 
 
 def test_a_burn_in_goes_on_for_its_seconds_and_finds_what_is_wrong(tmp_path: Path) -> None:
-    answer = run(tmp_path, "ok,wrong", "3")
+    answer = run(tmp_path, "ok,wrong", "1")
     assert answer["cards"][0]["rounds"] > 1 and answer["cards"][0]["computes_correctly"] is True
     assert answer["cards"][1]["computes_correctly"] is False
     assert answer["tolerance"] == 0.5

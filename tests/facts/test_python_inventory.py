@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import sysconfig
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 class Site:
     """A folder of packages, and what the inventory says of it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.python = folder, python
         folder.mkdir(parents=True, exist_ok=True)
         monkeypatch.setenv("PYTHONPATH", str(folder))
         monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -54,7 +55,7 @@ class Site:
         return info
 
     def answer(self) -> dict[str, Any]:
-        found = interpreter.inventory(LocalHost(), sys.executable)
+        found = interpreter.inventory(LocalHost(), self.python)
         assert found.value is not None, found
         return found.value
 
@@ -69,12 +70,20 @@ class Site:
         return found
 
 
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter of this version without a package of its own: the tests' own one has a hundred to read."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True, with_pip=False)
+    return str(folder / "bin" / "python")
+
+
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path: Path, bare_python: str, monkeypatch: pytest.MonkeyPatch) -> Site:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    return Site(tmp_path / "site", monkeypatch)
+    return Site(tmp_path / "site", bare_python, monkeypatch)
 
 
 def test_a_healthy_folder_has_its_versions_and_no_complaint(site: Site) -> None:
@@ -177,7 +186,7 @@ def test_what_cann_puts_on_the_path_is_left_to_cann(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "toolkit"))
-    cann = Site(tmp_path / "toolkit/python/site-packages", monkeypatch)
+    cann = Site(tmp_path / "toolkit/python/site-packages", site.python, monkeypatch)
     info = cann.add("te", {"te/a.py": "x"}, metadata="Requires-Dist: never-there\n", WHEEL="Tag: cp27-cp27mu-any\n")
     (cann.folder / "te/a.py").unlink()
     (info / "RECORD").unlink()
@@ -351,7 +360,7 @@ def test_an_egg_info_in_a_checkout_on_the_path_makes_no_claim_on_the_python(site
 def test_contents_are_compared_with_the_recorded_hash(site: Site) -> None:
     site.add("thing", {"thing/a.py": "0123456789", "thing/b.py": "0123456789"})
     (site.folder / "thing/a.py").write_text("9876543210")
-    answer = interpreter.hashes(LocalHost(), sys.executable)
+    answer = interpreter.hashes(LocalHost(), site.python)
     found = package_facts.hashes(answer).value
     assert isinstance(found, Hashes) and found.is_complete
     (altered,) = [each for each in found.altered if each.owner == "thing"]

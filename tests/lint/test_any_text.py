@@ -94,7 +94,7 @@ def lint_text(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_sequence_of_likely_pieces_makes_it_raise(name: str) -> None:
     rolls = random.Random(name)
-    for _ in range(300):
+    for _ in range(100):
         lint_text(name, "".join(rolls.choices(PIECES, k=rolls.randint(1, 60))))
 
 
@@ -105,7 +105,7 @@ def test_no_text_makes_it_raise(name: str) -> None:
 
     texts = strategies.text() | strategies.lists(strategies.sampled_from(PIECES)).map("".join)
 
-    @hypothesis.settings(max_examples=150, deadline=None, database=None)
+    @hypothesis.settings(max_examples=60, deadline=None, database=None)
     @hypothesis.given(texts)
     def check(text: str) -> None:
         lint_text(name, text)
@@ -116,6 +116,7 @@ def test_no_text_makes_it_raise(name: str) -> None:
 @pytest.mark.parametrize("piece", ["(", "$(", '"', "`", "if a; then ", "\\\n", "<<E\n", "${", "'", "[", "x=", "{ "])
 def test_a_long_run_of_one_piece_is_read_in_reasonable_time(piece: str) -> None:
     began = time.process_time()
-    lint_text("Dockerfile", "FROM a\nRUN " + piece * 20_000)
-    lint_text("a.sh", "pip install " + piece * 20_000)
-    assert time.process_time() - began < 15  # the slowest takes one second; what grows with the square takes minutes
+    lint_text("Dockerfile", "FROM a\nRUN " + piece * 6_000)
+    lint_text("a.sh", "pip install " + piece * 6_000)
+    # The slowest takes half a second. What walks to the end from every piece takes ten, at 100 ns a character.
+    assert time.process_time() - began < 4

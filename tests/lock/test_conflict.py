@@ -75,7 +75,14 @@ def resolves(inputs: Inputs, market: Any, folder: Path) -> bool:
     return ask(inputs, Supply(), market.resolver(), folder).code == 0
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        # Each takes uv half a second or more: every third here.
+        pytest.param(case, id=case["name"], marks=() if at % 3 == 0 else pytest.mark.slow)
+        for at, case in enumerate(CASES)
+    ],
+)
 def test_the_smallest_clash_is_found_and_none_of_it_can_be_spared(
     case: dict[str, Any], market: Any, tmp_path: Path
 ) -> None:

@@ -165,33 +165,33 @@ def test_what_lacks_and_was_not_supplied_is_told_by_the_name_of_its_file(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "key", "is_for"),
     [
-        ("Ascend-cann-toolkit_8.3.RC1_linux-ARCH.run", "is for 8.3.RC1"),
-        ("Ascend-cann-toolkit_8.5.0_linux-OTHER.run", "is for OTHER"),
-        ("Ascend-cann-310p-ops_8.5.0_linux-ARCH.run", "is for 310p"),
-        ("Ascend-cann-A3-ops_8.5.0_linux-ARCH.run", "is for a3"),
-        ("cann.run", "not named as a file of CANN"),
-        ("absent.run", "there is no file"),
-        ("Ascend-cann-nnal_8.5.0_linux-ARCH.run", "cannot be read"),
-        ("Ascend-cann-nnal-8.5.0-linux.ARCH.rpm", "supply the .run file"),
+        ("Ascend-cann-toolkit_8.3.RC1_linux-ARCH.run", "cann-other", "8.3.RC1"),
+        ("Ascend-cann-toolkit_8.5.0_linux-OTHER.run", "cann-other", "OTHER"),
+        ("Ascend-cann-310p-ops_8.5.0_linux-ARCH.run", "cann-other", "310p"),
+        ("Ascend-cann-A3-ops_8.5.0_linux-ARCH.run", "cann-other", "a3"),
+        ("cann.run", "cann-name", None),
+        ("absent.run", "cann-absent", None),
+        ("Ascend-cann-nnal_8.5.0_linux-ARCH.run", "cann-unreadable", None),
+        ("Ascend-cann-nnal-8.5.0-linux.ARCH.rpm", "cann-package-place", None),
     ],
 )
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_a_file_that_does_not_fit_is_refused_in_one_sentence(
-    tmp_path: Path, name: str, expected: str, lang: str
+    tmp_path: Path, name: str, key: str, is_for: str | None, lang: str
 ) -> None:
     arch = platform.machine()
     other = "x86_64" if arch == "aarch64" else "aarch64"
-    name, expected = (text.replace("ARCH", arch).replace("OTHER", other) for text in (name, expected))
-    path = tmp_path / name
-    if expected == "cannot be read":
+    path = tmp_path / name.replace("ARCH", arch).replace("OTHER", other)
+    if key == "cann-unreadable":
         path.mkdir()
     elif name != "absent.run":
         path.write_text("x")
     with pytest.raises(BadInput) as caught:
         cann_steps(LocalHost(), here(tmp_path), [str(path)], TARGET)
-    assert expected in say(caught.value.message)
+    assert caught.value.message.key == f"plan.{key}"
+    assert caught.value.message.args.get("is") == (other if is_for == "OTHER" else is_for)
     assert "\n" not in say(caught.value.message, lang)
     if name in ("absent.run", "cann.run"):
         assert caught.value.hint is not None and "\n" not in say(caught.value.hint, lang)

@@ -6,6 +6,7 @@ from npuenv.facts.pip import PipSettings, Setting
 from npuenv.messages import Message
 from npuenv.plan import Plan, Run, Step, WriteFile
 from npuenv.render.listing import list_plan
+from tests.support.sentences import sentence
 
 PLAN = Plan(
     (
@@ -26,13 +27,13 @@ def test_it_names_steps_commands_and_where_settings_stand_without_secrets() -> N
     )
     text = list_plan(PLAN, settings)
     assert text.splitlines() == [
-        "pip's settings in force:",
+        sentence("plan.settings-head"),
         "  index-url = https://***@i/simple  (/etc/pip.conf)",
         "  find-links = /wheels  ($PIP_FIND_LINKS)",
         "  http_proxy = http://***@p:1  ($HTTP_PROXY)",
         "",
-        "1. torch: take out packages with missing or damaged files, so that they are installed again",
-        "     write /t/a.txt",
+        f"1. torch: {sentence('plan.why-mend')}",
+        f"     {sentence('plan.writes', path='/t/a.txt')}",
         "     UV_DEFAULT_INDEX=i=https://***@h/s uv pip 'a b'",
     ]
 

@@ -18,6 +18,7 @@ from npuenv.render.listing import list_plan
 from npuenv.render.script import render_script
 from npuenv.store.places import Target
 from tests.plan.plan_cases import NPU, planned, stack_and_lock, tiny, tiny_plan
+from tests.support.sentences import sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,12 +61,8 @@ def test_a_script_with_everything_in_it_has_nothing_to_be_found_fault_with(
     assert text.count(f" - {skipped}'\nelse\n") == len(plan.steps)  # every step asks first whether it is done
 
 
-def test_the_script_of_a_plan_does_what_the_plan_does_and_then_has_nothing_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("own_uv")
+def test_the_script_of_a_plan_does_what_the_plan_does_and_then_has_nothing_to_do(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     stack, lock = tiny(wheels, one="1.0", two="2.0")
@@ -79,7 +76,8 @@ def test_the_script_of_a_plan_does_what_the_plan_does_and_then_has_nothing_to_do
     ran = subprocess.run([target.python, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "1.0 2.0\n" and os.readlink(tmp_path / "my envs/current") == target.root
     again = subprocess.run(["sh", file], capture_output=True, text=True, timeout=300)
-    assert [line.endswith(" - nothing to do") for line in again.stdout.splitlines()] == [True] * len(plan.steps)
+    skipped = f" - {sentence('plan.script-skipped')}"
+    assert [line.endswith(skipped) for line in again.stdout.splitlines()] == [True] * len(plan.steps)
 
 
 def asked(want: Want, tmp_path: Path, **programs: str) -> bool:
@@ -106,7 +104,7 @@ def test_the_script_asks_dpkg_and_rpm_as_the_plan_does(tmp_path: Path) -> None:
     assert not asked(dpkg, tmp_path, dpkg_query="echo dpkg-query: not found >&2; exit 127")
     rpm = Want("system.packages", ("rpm", "gcc"), "installed")
     assert asked(rpm, tmp_path, rpm="exit 0")
-    assert not asked(rpm, tmp_path, rpm="echo package gcc is not installed; exit 1")
+    assert not asked(rpm, tmp_path, rpm="echo no such package; exit 1")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +132,9 @@ def test_the_script_finds_the_parts_of_cann(tmp_path: Path, part: str, file: str
 def test_the_listing_shows_what_needs_roots_rights_and_what_is_written() -> None:
     _, _, plan = planned("verl-0.7.1-cann8.5.0", before=before("verl-0.7.1-cann8.5.0", DEBIAN), wheels="/b/wheels")
     text = list_plan(plan, PipSettings())
-    assert text.startswith(
-        "1. system: install what lacks on Debian for the stack verl-0.7.1-cann8.5.0: g++, libnuma-dev\n"
-    )
+    packages = ("g++", "libnuma-dev")
+    why = Message("plan.why-system", {"system": "Debian", "stack": "verl-0.7.1-cann8.5.0", "packages": packages})
+    assert text.startswith(f"1. system: {say(why)}\n")
     assert "     sudo -n env DEBIAN_FRONTEND=noninteractive apt-get" in text
     assert "write /t/env/.npuenv/manifest.json" in text
     written = [action.path for step in plan.steps for action in step.do if isinstance(action, WriteFile)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -279,12 +278,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 
 
-def test_a_build_is_done_again_for_another_source_and_for_another_setting_and_not_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("own_uv")
+def test_a_build_is_done_again_for_another_source_and_for_another_setting_and_not_else(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     (tmp_path / "made/verl-1").mkdir(parents=True)
     (tmp_path / "made/verl-1/backend.py").write_text(BACKEND.replace("\\\\n", "\\n"))

@@ -17,7 +17,7 @@ from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage
 from npuenv.lock.file import write_lock
-from npuenv.messages import say
+from npuenv.messages import Message, say
 from npuenv.plan.target import check_content, check_target, damage_of, find_python, is_ours, kept_lock, require_same
 from npuenv.store.places import Target, data_folder, marker_text
 
@@ -138,7 +138,7 @@ class Frozen(Machine):
 def test_a_read_only_place_is_bad_input() -> None:
     with pytest.raises(BadInput) as caught:
         check_target(Frozen({}), Target("/ro/env"), LOCK)
-    assert say(caught.value.message) == "/ro cannot be written to"
+    assert caught.value.message == Message("plan.target-read-only", {"path": "/ro"})
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,19 @@ from npuenv.facts.ask import _ALL_VERSIONS
 from npuenv.host.local import LocalHost
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
-from npuenv.messages import say
+from npuenv.messages import Message, say
 from npuenv.plan.changes import replaced
 from npuenv.plan.target import existing_target, find_conda
 from npuenv.store.places import Target
 from tests.plan.plan_cases import Scripted, planned, runs, stack_and_lock, tiny, tiny_plan
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from npuenv.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("own_uv")
 
 BASE = getattr(sys, "_base_executable", sys.executable)
 # What `conda create` leaves in a new prefix, as far as it counts here; it notes what it was asked.
@@ -37,14 +40,6 @@ while [ $# -gt 0 ]; do case "$1" in --prefix) prefix=$2; shift;; esac; shift; do
 mkdir -p "$prefix/conda-meta"
 {BASE} -m venv --without-pip "$prefix"
 """
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(("PIP_", "UV_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -168,10 +163,11 @@ def test_what_an_installation_replaces_in_an_environment_of_the_users_is_told_be
     stack, lock = tiny(wheels, one="1.0", two="2.0", three="3.1")
     target = existing_target(LocalHost(), python, lock, stack)
     plan = tiny_plan(stack, lock, target, wheels)
-    assert [say(note) for note in replaced(LocalHost(), target, plan)] == [
-        f"packages in {target.root} that change their version (1): one 0.9 -> 1.0",
-        f"packages in {target.root} that are put in again at the version they have (1): two 2.0",
-        f"packages that {target.root} has not and gets (1): three 3.1",
+    said = [say(note) for note in replaced(LocalHost(), target, plan)]
+    assert said == [
+        sentence("plan.changes-version", path=target.root, count=1, names="one 0.9 -> 1.0"),
+        sentence("plan.changes-again", path=target.root, count=1, names="two 2.0"),
+        sentence("plan.changes-new", path=target.root, count=1, names="three 3.1"),
     ]
     site = tmp_path / f"mine/lib/python{stack.platform.python}/site-packages"
     (tmp_path / "kept").hardlink_to(site / "two.py")  # else a new file may get the number of the one that went
@@ -189,12 +185,12 @@ def test_a_build_and_a_package_taken_out_are_told_too_and_an_own_environment_is_
     assert out == ["triton"]
     host = Scripted({("/p/bin/python", "-I", "-c", _ALL_VERSIONS): (0, json.dumps({**there, built: "0.1"}))})
     said = [say(note) for note in replaced(host, Target("/p", kind="existing"), plan)]
-    assert any(f"{built} 0.1 -> built from source" in line for line in said)
+    assert any(says(line, "plan.built-from-source", name=built, before="0.1") for line in said)
     host = Scripted({
         ("/p/bin/python", "-I", "-c", _ALL_VERSIONS): (0, json.dumps({**there, **dict.fromkeys(out, "9.9")}))
     })  # fmt: skip
     said = [say(note) for note in replaced(host, Target("/p", kind="existing"), plan)]
-    assert "packages in /p that are taken out (1): triton 9.9" in said
+    assert sentence("plan.changes-out", path="/p", count=1, names="triton 9.9") in said
     assert replaced(Scripted(), Target("/p"), plan) == ()
     assert [note.key for note in replaced(Scripted(), Target("/p", kind="existing"), plan)] == ["plan.changes-unknown"]
 
@@ -208,23 +204,24 @@ def answers(version: str, machine: str, prefix: str, *, whose: str = "") -> Scri
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"),
+    ("host", "key", "args"),
     [
-        (answers("3.9", "x86_64", "/p"), "is Python 3.9 x86_64"),
-        (answers("3.11", "aarch64", "/p"), "is Python 3.11 aarch64"),
-        (answers("3.11", "x86_64", "/usr", whose="system"), "belongs to the system (/usr)"),
-        (answers("3.11", "x86_64", "/usr/local", whose="shared"), "/usr/local is an installation of Python"),
-        (answers("3.11", "x86_64", "/opt/conda", whose="conda"), "where conda itself lives"),
-        (answers("3.11", "x86_64", sys.prefix), "that npuenv itself runs in"),
-        (Scripted(), "no Python that can be run"),
-        (Scripted({}, {"/p/bin/python": ""}), "no Python that can be run"),
+        (answers("3.9", "x86_64", "/p"), "into-unfit", {"is": "3.9 x86_64"}),
+        (answers("3.11", "aarch64", "/p"), "into-unfit", {"is": "3.11 aarch64"}),
+        (answers("3.11", "x86_64", "/usr", whose="system"), "into-system", {"path": "/usr"}),
+        (answers("3.11", "x86_64", "/usr/local", whose="shared"), "into-shared", {"path": "/usr/local"}),
+        (answers("3.11", "x86_64", "/opt/conda", whose="conda"), "into-conda", {"path": "/opt/conda"}),
+        (answers("3.11", "x86_64", sys.prefix), "into-own", {"path": sys.prefix}),
+        (Scripted(), "into-no-python", {}),
+        (Scripted({}, {"/p/bin/python": ""}), "into-no-python", {}),
     ],
 )
-def test_an_environment_that_cannot_take_the_stack_is_refused(host: Scripted, expected: str) -> None:
+def test_an_environment_that_cannot_take_the_stack_is_refused(host: Scripted, key: str, args: dict[str, str]) -> None:
     stack, lock = stack_and_lock("cpu", "x86_64")
     with pytest.raises(BadInput) as caught:
         existing_target(host, "/p/bin/python", lock, stack)
-    assert expected in say(caught.value.message)
+    assert caught.value.message.key == f"plan.{key}"
+    assert args.items() <= caught.value.message.args.items()
     assert "--into" in say(caught.value.hint) if caught.value.hint else False
 
 
@@ -251,7 +248,8 @@ def test_an_interpreter_that_others_stand_on_is_known_by_what_it_says_of_itself(
         existing_target(LocalHost(), python, lock, stack)
     assert caught.value.message.key in ("plan.into-shared", "plan.into-system")  # the base may be a distribution's
     assert caught.value.hint is not None
-    assert f"python{stack.platform.python} -m venv DIR" in say(caught.value.hint)
+    assert caught.value.hint.key == "plan.into-venv-hint"
+    assert caught.value.hint.args["version"] == stack.platform.python
     (root / "conda-meta").mkdir()
     if caught.value.message.key == "plan.into-shared":
         assert existing_target(LocalHost(), python, lock, stack) == Target(str(root), kind="existing")
@@ -276,8 +274,7 @@ def test_a_folder_instead_of_a_python_is_answered_with_the_python_in_it(tmp_path
     venv(tmp_path / "mine")
     with pytest.raises(BadInput) as caught:
         existing_target(LocalHost(), str(tmp_path / "mine"), lock, stack)
-    assert caught.value.hint is not None
-    assert say(caught.value.hint) == f"name the Python in that folder: --into {tmp_path}/mine/bin/python"
+    assert caught.value.hint == Message("plan.into-folder-hint", {"path": f"{tmp_path}/mine/bin/python"})
     with pytest.raises(BadInput) as caught:
         existing_target(LocalHost(), str(tmp_path), lock, stack)
     assert caught.value.hint is not None and caught.value.hint.key == "plan.into-hint"
@@ -290,7 +287,7 @@ def test_an_environment_that_cannot_be_written_to_is_refused() -> None:
     sealed = Scripted(host.answers, host.paths)
     with pytest.raises(BadInput) as caught:
         existing_target(sealed, "/p/bin/python", lock, stack)
-    assert say(caught.value.message) == "/p cannot be written to"
+    assert caught.value.message == Message("plan.target-read-only", {"path": "/p"})
 
 
 @pytest.mark.parametrize(

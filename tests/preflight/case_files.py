@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,12 +59,22 @@ def asked(case: Case) -> Asked:
     )
 
 
-def read(case: Case) -> Reading:
-    """The case as preflight reads it, as if it lay beside its base."""
-    return read_text(text_of(case), CASES / case.base, asked(case))
-
-
+_READ: dict[str, Reading] = {}
 _ALARMS: dict[str, list[Problem]] = {}
+
+
+def read(case: Case) -> Reading:
+    """The case as preflight reads it, as if it lay beside its base; each case is read once."""
+    if case.id not in _READ:
+        _READ[case.id] = read_text(text_of(case), CASES / case.base, asked(case))
+    return _READ[case.id]
+
+
+def bash_takes(text: str) -> bool:
+    """Whether bash finds nothing wrong with the form of a script; True where there is no bash to ask."""
+    return (
+        shutil.which("bash") is None or subprocess.run(["bash", "-n", "-c", text], capture_output=True).returncode == 0
+    )
 
 
 def alarms(case: Case) -> list[Problem]:

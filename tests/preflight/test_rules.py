@@ -45,8 +45,13 @@ def rules_of(launch: Launch) -> set[str]:
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
-def test_a_planted_fault_is_found_by_its_rule_and_by_no_other(case: Any) -> None:
+def test_a_planted_fault_is_found_by_its_rule_alone_and_said_in_both_languages_and_corrected(case: Any) -> None:
     assert {problem.rule for problem in case_files.alarms(case)} == {case.rule}
+    for problem in case_files.alarms(case):
+        english, chinese = say(problem.says, "en"), say(problem.says, "zh")
+        assert problem.source and english and chinese != english
+        assert "{" not in english.replace("${", "") or "{" in str(problem.says.args)
+    check_corrections(case)
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.id)
@@ -54,24 +59,18 @@ def test_a_right_configuration_gives_no_alarm(case: Any) -> None:
     assert [(problem.rule, say(problem.says)) for problem in case_files.alarms(case)] == []
 
 
-@pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
-def test_what_is_said_names_a_source_and_can_be_said_in_both_languages(case: Any) -> None:
-    for problem in case_files.alarms(case):
-        english, chinese = say(problem.says, "en"), say(problem.says, "zh")
-        assert problem.source and english and chinese != english
-        assert "{" not in english.replace("${", "") or "{" in str(problem.says.args)
-
-
-@pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
-def test_the_corrections_take_the_fault_away(case: Any) -> None:
+def check_corrections(case: Any) -> None:
+    """The corrections take the fault away, and bash takes the corrected script."""
     undecided = [problem.rule for problem in case_files.alarms(case) if not problem.changes]
     fixed = fix(case_files.read(case), case_files.asked(case))
     assert [problem.rule for problem in fixed.left if problem.severity != "note"] == undecided
     assert fixed.changes or undecided
+    assert not case.base.endswith(".sh") or case_files.bash_takes(fixed.after)
 
 
 def test_there_are_enough_faults_and_right_ones() -> None:
     assert len(FAULTS) >= 40 and len(RIGHT) >= 20
+    assert len([case for case in FAULTS if case.base.endswith(".sh")]) > 40
     assert len({case.id for case in FAULTS + RIGHT}) == len(FAULTS) + len(RIGHT)
 
 

@@ -49,18 +49,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return
 
 
-@pytest.fixture
-def port(tmp_path: Path, home: Path) -> Iterator[int]:
-    """Where a server with a certificate of its own making listens."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate of its own making, cert.pem, and its key, key.pem."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("there is no openssl here to make a certificate with")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    argv = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]  # fmt: skip
+    folder = tmp_path_factory.mktemp("certificate")
+    argv = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]  # fmt: skip
     subprocess.run(argv, check=True, capture_output=True, timeout=240)
+    return folder
+
+
+@pytest.fixture
+def port(made: Path, home: Path) -> Iterator[int]:
+    """Where a server with that certificate listens."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context.load_cert_chain(made / "cert.pem", made / "key.pem")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -105,8 +112,8 @@ def test_a_trusted_host_vouches_for_none_that_it_leads_to(port: int) -> None:
     assert read(trusting("127.0.0.1", "localhost"), f"https://127.0.0.1:{port}/away") == CONTENT
 
 
-def test_a_named_certificate_still_counts_for_the_others(port: int, tmp_path: Path) -> None:
-    settings = replace(trusting("other.example"), cert=Setting(str(tmp_path / "cert.pem"), "test"))
+def test_a_named_certificate_still_counts_for_the_others(port: int, made: Path) -> None:
+    settings = replace(trusting("other.example"), cert=Setting(str(made / "cert.pem"), "test"))
     assert read(settings, f"https://127.0.0.1:{port}/") == CONTENT
 
 

@@ -13,6 +13,7 @@ import pytest
 from npuenv.matrix import load_matrix
 from npuenv.render.container import Container, Wish, describe, render_container, shell
 from tests.render import container_reading as reading
+from tests.support.sentences import sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,10 +41,7 @@ def test_slurm_starts_workers_on_the_other_nodes_and_the_head_decides(host: Any)
             steps[dict(found)["--relative"]] = (dict(found)["--nodes"], rest)
     assert code == 0
     assert steps["1"][0] == "2" and steps["1"][1][5:7] == ["follow", "node1:6379"]
-    assert [sentence.split(",")[0] for sentence in steps["1"][1][7:]] == [
-        "npuenv: Ray's head did not come up in time",
-        "npuenv: the interface that reaches the head was not found",
-    ]
+    assert steps["1"][1][7:] == [sentence("container.no-head"), sentence("container.no-interface")]
     assert steps["0"][0] == "1" and steps["0"][1][5:9] == ["lead", "node1", "6379", "3"]
     assert steps["0"][1][9].startswith("Not all 3 nodes joined") and steps["0"][1][11:] == ["python3", "train.py"]
     assert 'ray start --address="$1"' in steps["1"][1][4] and "ray start --head" in steps["0"][1][4]
@@ -84,7 +82,7 @@ def program(
     return done.returncode, (folder / "calls").read_text().splitlines()
 
 
-HEAD, START = ("node1", "6379", "3", "They did not come.", "No interface."), "ray start --head --port=6379"
+HEAD, START = ("node1", "6379", "3", "Absent.", "No interface."), "ray start --head --port=6379"
 
 
 WORKER = ("node1:6379", "No head.", "No interface.")
@@ -118,7 +116,7 @@ def test_the_head_gives_up_where_a_node_stays_away_and_says_so(tmp_path: Path) -
     ray = status(tmp_path, full_at=99)
     code, calls = program(shell.LEAD, *HEAD, "touch", f"{tmp_path}/ran", ray=ray, folder=tmp_path)
     assert (code, calls) == (1, [START, *["ray status", "sleep 5"] * 4, "ray status", "ray stop"])
-    assert (tmp_path / "said").read_text() == "They did not come.\n"
+    assert (tmp_path / "said").read_text() == "Absent.\n"
     assert not (tmp_path / "ran").exists()
 
 
@@ -136,7 +134,7 @@ def test_the_command_learns_its_place_among_the_nodes_and_rays_own_processes_do_
 @pytest.mark.parametrize("name", ["docker-run.sh", "compose.yaml", "apptainer.sh"])
 def test_a_form_for_one_node_says_what_starts_ray_on_several(name: str) -> None:
     several, one = (render_container(made(nodes=nodes))[name] for nodes in (2, 1))
-    assert "It starts no Ray: inside, run what npuenv render-launch writes, ray_head.sh on the first node" in several
+    assert sentence("container.note-each-node") in " ".join(several.replace("#", " ").split())
     assert "Ray:" not in one
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from npuenv.errors import BadInput
 from npuenv.matrix import load_matrix
-from npuenv.messages import say
+from npuenv.messages import Message, say
 from npuenv.render.container import Container, Wish, describe, render_container, write_files
 from npuenv.render.container.head import span
 from npuenv.resolve.types import Platform
 from tests.render.conftest import make_stack
+from tests.support.sentences import says
 
 MATRIX = load_matrix()
 MANAGERS = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
@@ -96,11 +97,11 @@ def test_a_stack_without_cards_has_no_container() -> None:
     stack = dataclasses.replace(make_stack(), name="cpu", platform=Platform("x86_64", "3.11"))
     with pytest.raises(BadInput) as caught:
         describe(stack, Wish(), MATRIX)
-    assert "stack cpu runs without cards" in say(caught.value.message)
+    assert caught.value.message == Message("container.no-cards", {"stack": "cpu"})
 
 
 def test_without_a_stack_the_image_must_be_named() -> None:
-    assert refusal(image=None).startswith("without a stack the image must be named")
+    assert says(refusal(image=None), "container.image-needed")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_files_alike_are_left_and_others_only_replaced_on_request(tmp_path: Path
     other = {name: text + "# more\n" for name, text in files.items()}
     with pytest.raises(BadInput) as caught:
         write_files(other, folder)
-    assert "is there already and is different: docker-run.sh, compose.yaml" in say(caught.value.message)
+    assert says(say(caught.value.message), "container.exists", files="docker-run.sh, compose.yaml")
     assert (folder / "docker-run.sh").read_text() == files["docker-run.sh"]
     assert len(write_files(other, folder, is_forced=True)) == 2
     assert (folder / "compose.yaml").read_text() == other["compose.yaml"]
@@ -216,8 +217,8 @@ def test_a_link_is_never_written_through_and_a_file_is_no_folder(tmp_path: Path)
     (folder / "compose.yaml").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BadInput) as caught:
         write_files({"compose.yaml": "x"}, folder, is_forced=True)
-    assert "is no plain file" in say(caught.value.message)
+    assert caught.value.message.key == "container.not-a-file"
     assert (tmp_path / "elsewhere").read_text() == "other"
     with pytest.raises(BadInput) as caught:
         write_files({"compose.yaml": "x"}, tmp_path / "elsewhere" / "run")
-    assert "cannot be written" in say(caught.value.message)
+    assert caught.value.message.key == "container.cannot-write"

@@ -14,6 +14,7 @@ import pytest
 from npuenv.matrix import load_matrix
 from npuenv.render.container import FORMS, Container, Wish, describe, render_container
 from tests.render import container_reading as reading
+from tests.support.sentences import part, says, sentence
 
 MATRIX = load_matrix()
 SCRIPTS = {"docker-run.sh": "run", "apptainer.sh": "apptainer", "slurm.sh": "slurm"}
@@ -103,10 +104,7 @@ def test_one_sentence_names_everything_that_the_host_lacks(name: str, host: Any)
     host.fill(container, leave_out=lacking)
     code, said, calls = host.run(render_container(container)[name])
     assert code == 1
-    assert said == (
-        "This host lacks what the container needs, so nothing was started: " + " ".join(lacking) + ". Install the"
-        " driver, make the folders, or render again with what is there.\n"
-    )
+    assert said == sentence("container.missing", places=" " + " ".join(lacking)) + "\n"
     assert [call for call in calls if "/opt/npuenv" in str(call.words) or call.program != "srun"] == []
 
 
@@ -232,7 +230,7 @@ def test_a_user_who_is_not_root_gets_the_group_of_the_cards(
     assert ("export NPUENV_CARDS_GID=$(stat -c %g /dev/davinci4)" in files["compose.yaml"]) is (is_root is False)
     assert ("add group_add: [N] below npuenv-a2" in files["compose.yaml"]) is (is_root is None)
     assert ("add supplementalGroups: [N]" in files["kubernetes.yaml"]) is (is_root is not True)
-    assert ("Where the image's user is not root" in files["kubernetes.yaml"]) is (is_root is None)
+    assert (says(files["kubernetes.yaml"].replace("#", " "), "container.note-group-image")) is (is_root is None)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +282,7 @@ def test_weights_inside_the_data_folder_need_a_place_there(host: Any) -> None:
     assert [name for name, text in files.items() if "have to be: /srv/data/models" not in text] == []
     for name in SCRIPTS:
         code, said, _ = host.run(files[name])
-        assert code == 1 and "nothing was started: /srv/data/models. Install" in said
+        assert code == 1 and says(said, "container.missing", places=" /srv/data/models")
     assert made(data=Path("/srv/data"), models=Path("/srv/data/models")).mount_points == ()
     assert made(data=Path("/srv/data")).mount_points == made(models=Path("/srv/models")).mount_points == ()
 
@@ -323,8 +321,12 @@ def test_kubernetes_says_what_volcano_refuses_and_where_an_image_has_to_be() -> 
     even = "it takes even numbers"
     assert said(even, "a3", nodes=2, cards="0-2")
     assert not said(even, "a3", nodes=2) and not said(even, "a3", cards="0-2") and not said(even, "a2", nodes=2)
-    assert said("verl:a2 names no registry", "a2") and said("names no registry", "a2", image="localhost/verl:a2")
-    assert not said("names no registry", "a2", image="quay.io/team/verl:a2")
+
+    def warned(**wish: Any) -> bool:
+        text = render_container(made("a2", **wish))["kubernetes.yaml"].replace("#", " ")
+        return says(text, "container.note-local-image", image=part("verl:a2"))
+
+    assert warned() and warned(image="localhost/verl:a2") and not warned(image="quay.io/team/verl:a2")
 
 
 def test_slurms_directives_stand_before_its_first_command() -> None:

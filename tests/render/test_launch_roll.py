@@ -22,6 +22,7 @@ from npuenv.render.launch.roll_keys import is_read
 from npuenv.render.launch.roll_tree import mapping_text
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
+from tests.support.sentences import says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,16 +128,17 @@ def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
 
 @pytest.mark.parametrize("name", [TWO_NODES, f"{TWO_NODES}-spread"])
 def test_a_value_that_is_not_the_guides_says_so_in_the_file(name: str) -> None:
-    why = "reference.infer_batch_size is 2 here, where the guide has 8"
+    why = {"key": "reference.infer_batch_size", "value": 2, "guide": 8}
     new, old, own = (
         render(name, "0.3.0"),
         render(name, "5d1e3c3d"),
         render(name, "0.3.0", "reference.infer_batch_size=1"),
     )
     text = " ".join(new[f"{name}.yaml"].replace("#", " ").split())
-    assert (why in text, content(new)["reference"]["infer_batch_size"]) == (True, 2)
+    assert (says(text, "launch_roll.why-replaced", **why), content(new)["reference"]["infer_batch_size"]) == (True, 2)
     assert content(old)["reference"]["infer_batch_size"] == 8
-    assert all("where the guide has" not in files[f"{name}.yaml"] for files in (old, own))
+    for files in (old, own):
+        assert not says(" ".join(files[f"{name}.yaml"].replace("#", " ").split()), "launch_roll.why-replaced")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -389,4 +391,4 @@ def test_gloo_and_tensorpipe_take_the_interface_by_its_plain_name() -> None:
 def test_the_room_of_a_shared_reference_is_said_for_the_waking_engine_only() -> None:
     [text] = [text for name, text in render(FROZEN_LAKE, "0.3.0").items() if name.endswith(".yaml")]
     words = " ".join(text.replace("#", " ").split())
-    assert "while the engine is awake, and more while the engine sleeps" in words
+    assert says(words, "launch_roll.why-shared")

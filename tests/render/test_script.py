@@ -12,9 +12,10 @@ import pytest
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.pip import UvSettings
 from npuenv.host.writing import claim
-from npuenv.messages import Message
+from npuenv.messages import Message, say
 from npuenv.plan.types import Plan, Run, Step, Want, WriteFile
 from npuenv.render.script import render_script
+from tests.support.sentences import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +123,7 @@ def test_a_part_of_a_plan_is_as_careful_as_the_whole(tmp_path: Path) -> None:
     thesis.unlink()
     thesis.parent.rmdir()
     code, out, _ = run(*steps, only=steps[1:])
-    assert (code, out.splitlines()) == (0, ["[1/1] finish: everything else the stack needs"])
+    assert (code, out.splitlines()) == (0, [f"[1/1] finish: {say(WHY)}"])
 
 
 def test_an_environment_that_the_user_had_already_takes_its_script(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_an_environment_that_is_being_worked_on_is_left_alone(tmp_path: Path) ->
     assert held is not None
     thesis = put(tmp_path / "env", marker=marker("building"))
     code, _, err = run(*making(tmp_path / "env"))
-    assert (code, err, thesis.exists()) == (2, f"another installation is at work in {tmp_path}/env\n", True)
+    assert (code, err, thesis.exists()) == (2, sentence("execute.already-running", path=f"{tmp_path}/env") + "\n", True)
     os.close(held)
     assert run(*making(tmp_path / "env"))[0] == 0
 
@@ -162,4 +163,4 @@ def test_a_file_that_is_not_there_yet_is_no_complaint(tmp_path: Path) -> None:
     want = Want("file.text", (str(tmp_path / "a"),), "text\n")
     step = Step("write", WHY, (WriteFile(str(tmp_path / "a"), "text\n"),), (want,))
     assert run(step)[::2] == (0, "")
-    assert run(step) == (0, "[1/1] write: everything else the stack needs - nothing to do\n", "")
+    assert run(step) == (0, f"[1/1] write: {say(WHY)} - {sentence('plan.script-skipped')}\n", "")

@@ -19,6 +19,7 @@ from npuenv.messages import Message
 from npuenv.report.cells import clean
 from npuenv.report.terminal import Manner, Page, render_report
 from tests.support.scripted_host import ScriptedHost
+from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ def test_the_worst_comes_first_and_a_cause_before_what_follows_from_it(blank: Fa
         "FAIL    npu-smi",
         "FAIL    CANN",
         "FAIL    import torch_npu",
-        "FAIL    compute on a card",
+        f"FAIL    {sentence('check_npu.title-devices-computes')}",
         "warn    C library",
     ]
 
@@ -67,10 +68,8 @@ def test_findings_that_share_reason_and_evidence_are_told_once_and_name_their_ca
     same = [found(f"cards.{name}", Status.UNKNOWN, "ret is -8005") for name in ("healthy", "free", "supported")]
     other = found("devices.agree", Status.UNKNOWN, "another line")
     lines = _render(blank, found("driver.npu-smi", Status.FAIL, "ret is -8005"), *same, other)
-    merged = [
-        line for line in lines if line.startswith("? unknown") and "card health, cards in use, chip gener" in line
-    ]
-    assert len(merged) == 1 and "(because of: npu-smi)" in merged[0]
+    merged = [line for line in lines if line.startswith("? unknown") and "chip gener" in line]
+    assert len(merged) == 1 and says(merged[0], "doctor.because", name="npu-smi")
     assert sum("ret is -8005" in line for line in lines) == 1
     assert sum("another line" in line for line in lines) == 1
     assert sum("ret is -8005" in line for line in _render(blank, *same)) == 1
@@ -89,20 +88,21 @@ def test_what_could_not_be_read_is_told_once_however_many_facts_hang_on_it(blank
     ]
     lines = [line for line in _render(blank, *findings, page=Page()) if line.startswith("unknown")]
     assert len(lines) == 1 and ", 5 more: " in lines[0]
-    assert lines[0].endswith("could not be judged: python.interpreter could not be read")
+    assert lines[0].endswith(sentence("checks.unknown-input", facts=("python.interpreter",)))
+
+
+NOT_HELD = "not in the capture"  # as the facts have it
 
 
 def test_what_an_old_capture_does_not_hold_is_told_once(blank: Facts, found: Make) -> None:
     reason = Message("checks.unknown-input", {"facts": ("cann.parts",)})
     findings = [
-        replace(
-            found(check, Status.UNKNOWN), says=reason, evidence=(Evidence(f"/a/file/{check}", "not in the capture"),)
-        )
+        replace(found(check, Status.UNKNOWN), says=reason, evidence=(Evidence(f"/a/file/{check}", NOT_HELD),))
         for check in ("cann.found", "cann.arch", "machine.glibc")
     ]
     lines = _render(blank, *findings, page=Page())
     assert next(line for line in lines if line.startswith("unknown")).startswith("unknown C library, CANN, CANN arch")
-    assert sum("not in the capture" in line for line in lines) == 1
+    assert sum(NOT_HELD in line for line in lines) == 1
 
 
 def test_verbose_tells_each_finding_by_itself_with_id_and_source(blank: Facts, found: Make) -> None:
@@ -208,7 +208,7 @@ def test_the_last_line_says_what_to_do_next(blank: Facts, found: Make) -> None:
     automatic = Fix(SAYS, (("pip", "uninstall", "-y", "triton"),), is_automatic=True)
     for_shell = Fix(SAYS, (("export", "A=1"),))
     last = _render(blank, found("cann.found", fix=for_shell), found("python.triton", fix=automatic), again="N D")[-1]
-    assert last == "next: `N D --fix` can mend 2 of these; it shows its plan and asks first"
+    assert last == sentence("doctor.next-fix", command="N D --fix", count=2)
     dangerous, of_root = replace(automatic, is_dangerous=True), replace(automatic, needs_root=True)
     for cure, can_fix in (
         (dangerous, True),
@@ -217,11 +217,10 @@ def test_the_last_line_says_what_to_do_next(blank: Facts, found: Make) -> None:
         (Fix(SAYS, (("npu-smi", "info"),)), True),
     ):
         lines = _render(blank, found("python.triton", fix=cure), can_fix=can_fix, again="N D")
-        assert lines[-1].startswith("next: mend the first one, then run `N D` again")
-    assert _render(blank, found("cann.found", Status.UNKNOWN))[-1].startswith("next: see to it that what is unknown")
-    assert (
-        _render(blank, found("cann.found", Status.OK), deeper="N --level 2")[-1] == "next: `N --level 2` looks further"
-    )
+        assert lines[-1] == sentence("doctor.next-mend", command="N D")
+    assert _render(blank, found("cann.found", Status.UNKNOWN))[-1] == sentence("doctor.next-unknown")
+    deeper = _render(blank, found("cann.found", Status.OK), deeper="N --level 2")
+    assert deeper[-1] == sentence("doctor.next-deeper", command="N --level 2")
     assert _render(blank, found("cann.found", Status.OK))[-1].startswith("No failure")
 
 
@@ -278,10 +277,10 @@ def test_a_terminal_shows_the_machines_own_names_everywhere_and_a_pipe_in_comman
 
 def test_stand_ins_in_commands_that_stay_are_explained(blank: Facts, found: Make) -> None:
     finding = found("cann.found", fix=Fix(SAYS, (("scp", "/home/user2/x", "host1:"),)))
-    assert _render(blank, finding)[-1].startswith("host1, user2 in these commands stand for names")
+    assert _render(blank, finding)[-1] == sentence("doctor.stand-ins", names="host1, user2")
     restored = _render(blank, finding, restore=lambda text: text.replace("user2", "ann"))
-    assert not any("stand for names" in line for line in restored)
-    assert not any("stand for names" in line for line in _render(blank, found("cann.found", line="/home/user1")))
+    assert not any(says(line, "doctor.stand-ins") for line in restored)
+    assert not any(says(line, "doctor.stand-ins") for line in _render(blank, found("cann.found", line="/home/user1")))
 
 
 def test_what_a_higher_level_asks_is_counted_apart_from_what_does_not_apply(blank: Facts, found: Make) -> None:
@@ -290,9 +289,10 @@ def test_what_a_higher_level_asks_is_counted_apart_from_what_does_not_apply(blan
 
     levels = [skipped("skip-level", level="1"), skipped("skip-level", level=2), skipped("skip-level", level=1)]
     lines = _render(blank, *levels, skipped("skip-cpu"), page=Page())
-    assert "skip    1 checks do not apply here (-v lists them)" in lines
-    assert "skip    not asked at this level: 2 checks need --level 1, 1 checks need --level 2" in lines
-    assert not any("do not apply" in line for line in _render(blank, *levels, page=Page()))
+    assert f"skip    {sentence('doctor.skipped', count=1)}" in lines
+    needs = ", ".join(sentence("doctor.need-level", count=count, level=level) for count, level in ((2, 1), (1, 2)))
+    assert f"skip    {sentence('doctor.skipped-level', parts=needs)}" in lines
+    assert not any(says(line, "doctor.skipped") for line in _render(blank, *levels, page=Page()))
 
 
 def test_what_to_do_next_about_a_capture_is_a_new_capture(blank: Facts, found: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from npuenv.report import plots
+from tests.support.sentences import sentence
 
 
 def step(number: int, **values: Any) -> dict[str, Any]:
@@ -43,20 +45,20 @@ def draw(records: list[dict[str, Any]], path: Path) -> str:
 
 def test_all_six_panels_are_drawn_and_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     text = draw(RECORDS, tmp_path / "a.svg")
-    titles = ("reward", "accuracy on held-out questions", "KL to the reference", "entropy", "tokens of an answer")
+    titles = [sentence(f"plots.{name}") for name in ("reward", "accuracy", "kl", "entropy", "lengths")]
     assert all(f">{title}<" in text for title in titles)
-    assert "share of a step" in text
-    assert "not measured" not in text
+    assert html.escape(sentence("plots.time-shares"), quote=False) in text
+    assert sentence("plots.nothing") not in text
     assert (tmp_path / "a.svg").read_bytes() == draw(RECORDS, tmp_path / "b.svg").encode()
     assert draw([*RECORDS[:-1], evaluation("after", 0.8)], tmp_path / "c.svg") != text
 
 
 def test_what_was_not_measured_or_is_no_number_is_said_and_left_out(tmp_path: Path) -> None:
     bare = [{"kind": "step", "step": 1, "critic/score/mean": 0.5}, {"kind": "step", "step": 2}]
-    assert draw(bare, tmp_path / "a.svg").count(">not measured<") == 5
+    assert draw(bare, tmp_path / "a.svg").count(f">{sentence('plots.nothing')}<") == 5
     broken = [step(1), step(2, **{"actor/entropy": "nan", "critic/score/mean": "inf", "timing_s/gen": "nan"})]
     # Only the accuracy: nobody evaluated.
-    assert draw(broken, tmp_path / "b.svg").count(">not measured<") == 1
+    assert draw(broken, tmp_path / "b.svg").count(f">{sentence('plots.nothing')}<") == 1
 
 
 def test_time_shares_of_many_steps_are_those_of_neighbours_together() -> None:

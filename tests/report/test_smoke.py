@@ -13,6 +13,7 @@ from npuenv.checks import Finding, Status
 from npuenv.messages import Message, say
 from npuenv.report.smoke import headline, print_summary, summary_json, verdict, watch
 from npuenv.smoke import cause
+from tests.support.sentences import sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,7 @@ def finding(status: Status, key: str = "lr-zero") -> Finding:
 
 OK, SKIP = finding(Status.OK, "mask"), finding(Status.SKIP, "one-rank")
 FAIL, UNKNOWN = finding(Status.FAIL), finding(Status.UNKNOWN, "no-steps")
+LR_ZERO = sentence("smoke.lr-zero")
 
 
 def drawn(records: list[dict[str, Any]], *, terminal: bool = False, lang: str = "en") -> str:
@@ -36,9 +38,9 @@ def drawn(records: list[dict[str, Any]], *, terminal: bool = False, lang: str = 
 @pytest.mark.parametrize(
     ("findings", "result", "says"),
     [
-        ((OK, SKIP), "pass", "PASS: training works here"),
-        ((OK, FAIL, UNKNOWN), "fail", "FAIL: the learning rate is 0: weights do not move"),
-        ((OK, UNKNOWN), "unknown", "UNKNOWN: no training step was recorded"),
+        ((OK, SKIP), "pass", sentence("smoke.pass")),
+        ((OK, FAIL, UNKNOWN), "fail", sentence("smoke.fail", cause=LR_ZERO)),
+        ((OK, UNKNOWN), "unknown", sentence("smoke.unknown", cause=sentence("smoke.no-steps"))),
     ],
 )
 def test_the_first_sentence_of_the_verdict_names_the_cause(
@@ -59,7 +61,10 @@ def test_the_summary_ends_with_the_cause_in_the_language_asked_for() -> None:
     file = io.StringIO()
     print_summary(Console(file=file, width=200), [], (OK, FAIL), cause=FAIL, lang="zh", files={})
     lines = [line.strip() for line in file.getvalue().strip().splitlines()]
-    assert lines[-2:] == ["失败：学习率为 0：权重不会移动", "这里不能正常训练。"]
+    assert lines[-2:] == [
+        sentence("smoke.fail", "zh", cause=sentence("smoke.lr-zero", "zh")),
+        sentence("smoke.fail-follows", "zh"),
+    ]
 
 
 def test_quietly_only_what_failed_or_is_unknown_is_printed_and_the_verdict(tmp_path: Path) -> None:
@@ -75,9 +80,9 @@ def test_quietly_only_what_failed_or_is_unknown_is_printed_and_the_verdict(tmp_p
         is_quiet=True,
     )
     assert [line.strip() for line in file.getvalue().splitlines()] == [
-        "✘ the learning rate is 0: weights do not move",
-        "? no training step was recorded",
-        "FAIL: the learning rate is 0: weights do not move",
+        f"✘ {LR_ZERO}",
+        f"? {sentence('smoke.no-steps')}",
+        sentence("smoke.fail", cause=LR_ZERO),
     ]
 
 
@@ -90,7 +95,7 @@ def test_a_note_is_shown_before_what_it_announces(what: str, terminal: bool) -> 
 
 def test_a_note_of_another_trainer_is_shown_with_its_limit() -> None:
     assert drawn([{"kind": "note", "what": "downloading", "may_take_s": 90}]).strip() == (
-        "downloading: this may take up to 90 s"
+        sentence("smoke.note-other", what="downloading", seconds=90)
     )
 
 
@@ -126,9 +131,9 @@ def test_the_document_holds_the_stages(tmp_path: Path) -> None:
 def test_what_is_as_in_verl_though_nobody_gave_it_stands_in_the_summary() -> None:
     file, header = io.StringIO(), {"kind": "header", "settings": {}, "assumed": {"lr": "1e-6", "kl_coef": "0"}}
     print_summary(Console(file=file, width=200), [header], (OK,), cause=None, lang="en", files={})
-    assert "not given, as in verl  lr=1e-6, kl_coef=0" in file.getvalue()
+    assert f"{sentence('smoke.row-assumed')}  lr=1e-6, kl_coef=0" in file.getvalue()
     print_summary(Console(file=file, width=200), [{**header, "assumed": {}}], (OK,), cause=None, lang="en", files={})
-    assert file.getvalue().count("as in verl") == 1
+    assert file.getvalue().count(sentence("smoke.row-assumed")) == 1
 
 
 def test_the_stages_before_training_stand_in_the_summary_with_their_seconds() -> None:

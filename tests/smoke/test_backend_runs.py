@@ -17,6 +17,7 @@ import pytest
 from npuenv.cli import main
 from tests.smoke.backend_cases import AFTER, BEFORE, GOOD, PENDING, make_target, roll_step, verl_step
 from tests.support.own_signals import as_from_a_terminal
+from tests.support.sentences import part, says, sentence
 from tests.support.waiting import is_gone, until
 
 
@@ -127,7 +128,7 @@ HCCL = (
             (BEFORE, *(verl_step(step, low="0.0", high="0.0") for step in (1, 2))),
             "",
             "backend-constant-reward",
-            "the same for every answer (0)",
+            sentence("smoke.backend-constant-reward", low=0),
         ),
         ((verl_step(1), verl_step(2)), "", "backend-no-accuracy", "no held-out accuracy"),
     ],
@@ -155,9 +156,9 @@ def test_a_run_that_waits_for_cards_is_ended_and_the_demand_named(
 
 def test_a_demand_that_is_met_later_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Met well within the limit, and at work for longer than that.
-    after = f"time.sleep(0.5)\nfor line in {list(GOOD)!r}:\n    print(line, flush=True)\n    time.sleep(1.6)\n"
+    after = f"time.sleep(0.3)\nfor line in {list(GOOD)!r}:\n    print(line, flush=True)\n    time.sleep(0.9)\n"
     target = make_target(tmp_path / "target", "verl", (PENDING,), after=after)
-    document, _ = smoke(capsys, target, "verl", "pending_limit_s=4")
+    document, _ = smoke(capsys, target, "verl", "pending_limit_s=2")
     assert document["verdict"] == "pass"
 
 
@@ -176,9 +177,9 @@ def test_a_silent_run_is_ended_with_everything_it_started(tmp_path: Path, capsys
     """
     after = f"LAST = {verl_step(1)!r}\n{textwrap.dedent(after)}"
     target = make_target(tmp_path / "target", "verl", (BEFORE, verl_step(1)), after=after)
-    document, _ = smoke(capsys, target, "verl", "silence_limit_s=10")
+    document, _ = smoke(capsys, target, "verl", "silence_limit_s=4")
     assert (document["exit"], document["cause"]) == (1, "backend-silent")
-    assert "wrote nothing for 10 s" in document["says"] and "step:1" in document["says"]
+    assert says(document["says"], "smoke.backend-silent", backend="verl", seconds=4, reason=part("step:1"))
     daemon = int((target / "pid").read_text())
     assert until(lambda: is_gone(daemon))
 
@@ -212,29 +213,29 @@ def test_an_interrupt_ends_the_run_and_leaves_the_daemons_of_others(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("backend", "installed", "cards", "code", "words"),
+    ("backend", "installed", "cards", "code", "key"),
     [
-        ("verl", "roll", 2, 2, "verl is not installed"),
-        ("roll", "verl", 2, 2, "roll is not installed"),
-        ("verl", "verl", 0, 3, "no NPU is visible"),
+        ("verl", "roll", 2, 2, "backend-absent"),
+        ("roll", "verl", 2, 2, "backend-absent"),
+        ("verl", "verl", 0, 3, "backend-no-cards"),
     ],
 )
 def test_what_is_missing_is_said_in_one_sentence(
-    backend: str, installed: str, cards: int, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    backend: str, installed: str, cards: int, code: int, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = make_target(tmp_path / "target", installed, (), cards=cards)
     assert main(["smoke-train", "--backend", backend, "--target", str(target), "-o", str(tmp_path / "out")]) == code
-    assert words in capsys.readouterr().err
+    assert says(capsys.readouterr().err, f"smoke.{key}", backend=backend)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--backend", "verl", "cards=9"), "9 cards are asked for"),
-        (("--backend", "verl", "steps=many"), "steps is a whole number, not many"),
+        (("--backend", "verl", "cards=9"), sentence("smoke.backend-too-few", cards=9, seen=2)),
+        (("--backend", "verl", "steps=many"), sentence("smoke.backend-bad-number", name="steps", value="many")),
         (("--backend", "verl", "actor.lr=1"), "actor.lr"),
-        (("--model", "/m"), "--model goes with --backend"),
+        (("--model", "/m"), sentence("smoke.backend-model-alone")),
     ],
 )
 def test_bad_words_are_refused_before_anything_starts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from npuenv.checks import Status
@@ -9,6 +11,7 @@ from npuenv.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.reading import brief
 from tests.smoke.smoke_cases import Record, changed, not_fine, reset, restaged, without
+from tests.support.sentences import sentence
 
 FAIL, UNKNOWN = Status.FAIL, Status.UNKNOWN
 
@@ -27,20 +30,25 @@ def lost_rank(**ranks: object) -> list[Record]:
 
 
 @pytest.mark.parametrize(
-    ("rank", "code", "en", "zh"),
+    ("rank", "code", "key", "args"),
     [
-        (1, -9, "rank 1 ended before the others: killed by SIGKILL", "rank 1 先于其他 rank 结束：被 SIGKILL 终止"),
-        (0, -11, "rank 0 ended before the others: killed by SIGSEGV", "rank 0 先于其他 rank 结束：被 SIGSEGV 终止"),
-        (1, 3, "rank 1 ended before the others: exit code 3", "rank 1 先于其他 rank 结束：退出码 3"),
+        (1, -9, "rank-killed", {"signal": "SIGKILL"}),
+        (0, -11, "rank-killed", {"signal": "SIGSEGV"}),
+        (1, 3, "rank-ended", {"code": 3}),
     ],
 )
-def test_a_dead_rank_explains_the_broken_exchange_of_the_others(rank: int, code: int, en: str, zh: str) -> None:
+def test_a_dead_rank_explains_the_broken_exchange_of_the_others(
+    rank: int, code: int, key: str, args: dict[str, Any]
+) -> None:
     found = judge(lost_rank(rank=rank, code=code, reason="x"), exit_code=1)
     named = cause(found)
-    assert named is not None and (say(named.says), say(named.says, "zh")) == (en, zh)
+    assert named is not None
+    for lang in ("en", "zh"):
+        how = sentence(f"smoke.{key}", lang, **args)
+        assert say(named.says, lang) == sentence("smoke.rank-died", lang, rank=rank, how=how)
     said = {each.check: say(each.says) for each in found}
     short = "Read error [127.0.0.1]:52942: Connection reset by peer"
-    assert said["training.collective"] == f"the exchange between the ranks broke: {short}"
+    assert said["training.collective"] == sentence("smoke.collective-broken", reason=short)
 
 
 def test_an_error_of_rank_0_itself_is_told_by_its_last_record() -> None:
@@ -51,7 +59,7 @@ def test_an_error_of_rank_0_itself_is_told_by_its_last_record() -> None:
 def test_a_wrong_sum_comes_before_the_rank_that_ended_over_it() -> None:
     dead = {"kind": "ranks", "passed": False, "rank": 1, "code": 1, "reason": "rank 1 ended with 1"}
     named = cause(judge([*restaged("collective", passed=False, reason="3, not 4"), dead], exit_code=1))
-    assert named is not None and say(named.says) == "the ranks do not add up: 3, not 4"
+    assert named is not None and say(named.says) == sentence("smoke.collective-failed", reason="3, not 4")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +93,8 @@ def test_a_checkpoint_that_came_back_is_not_called_corrupt() -> None:
     assert not_fine(diverged()) == {"training.checkpoint-exact": (FAIL, "next-step-differs")}
     named = cause(judge(diverged(), exit_code=0))
     assert named is not None and named.fix is not None
-    assert say(named.says) == "what was saved came back, but the next step from it differs, first in `head`"
-    assert "disk" not in say(named.fix.says)
+    assert (named.says.key, named.says.args) == ("smoke.next-step-differs", {"name": "head"})
+    assert named.fix.says.key == "smoke.next-step-differs-fix"
     not_back = restaged("checkpoint", passed=False, restored_equal=False, next_step_equal=None)
     assert not_fine(not_back) == {"training.checkpoint-exact": (FAIL, "checkpoint-failed")}
 
@@ -107,4 +115,4 @@ def test_answers_from_a_script_have_no_log_probabilities_to_compare() -> None:
     records = reset(changed("step", **{"training/rollout_logprobs_diff_max": 9.0}), engine="scripted")
     found = {each.check: each for each in judge(records, exit_code=0)}["training.logprobs-agree"]
     assert found.status is Status.SKIP
-    assert say(found.says).startswith("the answers come from a script")
+    assert found.says.key == "smoke.logprobs-scripted"

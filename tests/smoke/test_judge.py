@@ -13,6 +13,7 @@ from npuenv.messages import say
 from npuenv.smoke import cause, gain_by_chance, judge, parse_record
 from npuenv.smoke.judge import CAUSES
 from tests.smoke.smoke_cases import STAGES, Record, changed, good_run, not_fine, reset, restaged, states, without
+from tests.support.sentences import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,13 +146,13 @@ def test_a_run_that_broke_before_its_last_evaluation_did_not_skip_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "word"), [(("after",), "after"), (("before",), "before"), (("before", "after"), "before and after")]
+    ("when", "moment"), [(("after",), "after"), (("before",), "before"), (("before", "after"), "both")]
 )
-def test_the_moment_of_the_missing_validation_is_named(when: tuple[str, ...], word: str) -> None:
+def test_the_moment_of_the_missing_validation_is_named(when: tuple[str, ...], moment: str) -> None:
     records = [r for r in good_run() if r.get("when") not in when]
     named = cause(judge(records, exit_code=0))
     assert named is not None
-    assert say(named.says).startswith(f"the validation was skipped {word} training")
+    assert say(named.says) == sentence("smoke.no-validation", when=sentence(f"smoke.moment-{moment}"))
 
 
 @pytest.mark.parametrize("name", ["mask", "sampler-weights", "checkpoint"])
@@ -345,7 +346,7 @@ def test_losses_are_never_called_a_gain() -> None:
 
 
 def test_answers_to_different_prompts_are_refused() -> None:
-    with pytest.raises(ValueError, match="not the same prompts"):
+    with pytest.raises(ValueError, match=r"\b1\b.*\b2\b"):
         gain_by_chance([0], [1, 1])
 
 
@@ -369,7 +370,7 @@ def test_an_error_of_exactly_the_limit_is_allowed_and_a_larger_one_is_not(dtype:
 
 def test_the_sentence_of_the_cpu_says_cores_and_precision_and_that_of_products_their_errors() -> None:
     said = {each.check: say(each.says) for each in judge(good_run(), exit_code=0)}
-    assert said["training.device"] == "computes on the CPU: 1 of 2 cores, float32 products at precision `highest`"
+    assert said["training.device"] == sentence("smoke.device-cpu", threads=1, cores=2, precision="highest")
     assert "float32 3.0e-06, bfloat16 1.0e-02" in said["training.arithmetic"]
 
 
@@ -382,5 +383,5 @@ def test_packages_that_were_not_tried_are_skipped_by_name_and_never_fine() -> No
     found = judge(restaged("packages", passed=None, skipped=["ray", "vllm"]), exit_code=0)
     (packages,) = [each for each in found if each.check == "training.packages"]
     assert (packages.status, packages.says.key) == (Status.SKIP, "smoke.packages-skipped")
-    assert say(packages.says) == "skipped, as probe_packages=false asks: whether ray, vllm works here is not known"
+    assert say(packages.says) == sentence("smoke.packages-skipped", names="ray, vllm")
     assert "ray, vllm" in say(packages.says, "zh")

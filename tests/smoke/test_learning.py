@@ -9,6 +9,7 @@ from npuenv.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.learning import CALIBRATED, CALIBRATED_STEPS
 from tests.smoke.smoke_cases import Record, good_run, not_fine, reset
+from tests.support.sentences import says, sentence
 from trainer.config import Config
 
 FAIL, UNKNOWN = Status.FAIL, Status.UNKNOWN
@@ -40,7 +41,7 @@ def test_where_nobody_knows_that_the_run_should_have_learnt_it_is_unknown(
     assert not_fine(records) == {"training.accuracy-rises": (UNKNOWN, key)}
     named = cause(judge(records, exit_code=0))
     assert named is not None and "2/30" in say(named.says, "zh")
-    assert say(named.says).startswith(f"too little to tell: accuracy went from 2/30 to 3/30 in {steps} steps; ")
+    assert says(say(named.says), f"smoke.{key}", before="2/30", after="3/30", steps=steps)
 
 
 @pytest.mark.parametrize("settings", [{}, {"lr": 1e-9}, {"seed": 7}])
@@ -67,7 +68,8 @@ def test_accuracy_that_fell_fails_however_short_the_run() -> None:
     assert not_fine(records) == {"training.accuracy-rises": (FAIL, "accuracy-falls")}
     named = cause(judge(records, exit_code=0))
     assert named is not None and named.fix is not None
-    assert say(named.says) == "held-out accuracy fell from 30/30 to 20/30; by chance: p = 9.8e-04 (limit 0.001)"
+    args = {"before": "30/30", "after": "20/30", "chance": "9.8e-04", "limit": "0.001"}
+    assert say(named.says) == sentence("smoke.accuracy-falls", **args)
 
 
 def test_what_counts_as_the_default_run_is_the_trainers_default() -> None:

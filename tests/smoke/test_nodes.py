@@ -10,6 +10,7 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.smoke import head_elsewhere
+from tests.support.sentences import sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_node_that_lends_itself_writes_nothing_into_the_folder_of_the_run(
         "schema": "npuenv.smoke-node/1",
         "exit": 0,
         "head": "10.0.0.1",
-        "says": "the run that 10.0.0.1 led has ended; records and verdict are there",
+        "says": sentence("smoke.lent-over", head="10.0.0.1"),
     }
 
 
@@ -71,6 +72,6 @@ def test_a_node_that_lends_itself_writes_nothing_into_the_folder_of_the_run(
 def test_a_node_that_lends_itself_ends_as_the_run_does_and_says_why(
     code: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "" if code == 130 else "trainer: the head is gone without a word\n"
+    said = "" if code == 130 else "trainer: head lost\n"
     assert trained(tmp_path, monkeypatch, code, said)[0] == expected
-    assert ("the head is gone without a word" in capsys.readouterr().err) == (code != 130)
+    assert ("head lost" in capsys.readouterr().err) == (code != 130)

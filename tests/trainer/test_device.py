@@ -27,7 +27,7 @@ def no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_cards")
 def test_without_cards_auto_is_the_cpu_and_a_named_card_is_refused() -> None:
     assert choose("auto") == choose("cpu") == torch.device("cpu")
-    with pytest.raises(NoDevice, match="device=npu: torch_npu is not installed or sees no NPU"):
+    with pytest.raises(NoDevice, match="device=npu: torch_npu "):
         choose("npu")
     with pytest.raises(NoDevice, match="device=cuda"):
         choose("cuda")
@@ -68,7 +68,7 @@ def test_a_plugin_that_cannot_be_imported_is_an_error_not_the_cpu(
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
     for name in (CACHE_VARIABLE, *devices.NPU_ENVIRONMENT["train"]):
         monkeypatch.setenv(name, "the user's")
-    with pytest.raises(NoDevice, match=r"cannot be imported: libhccl\.so"):
+    with pytest.raises(NoDevice, match=r"torch_npu .* libhccl\.so"):
         choose("auto")
     assert choose("cpu") == torch.device("cpu")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
                 advance(live, step, Progress())
     finally:
         live.close()
-    assert all(each.endswith("was killed by SIGKILL") for each in crew.losses)
+    assert all(each.endswith(" SIGKILL") for each in crew.losses)
     assert {*children_of(os.getpid())} <= {*others}
     whole = assemble(AHEAD, CPU, seed=0, engine=Crew(AHEAD).engine(2, seed=0))
     for number in range(1, step + 1):
@@ -147,15 +148,15 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_to_the_same_numbers(tm
 @pytest.mark.parametrize(
     ("fault", "cause", "said"),
     [
-        ("generator-dies", "generator-lost", "was killed by SIGKILL, and so did others"),
-        ("generator-garbage", "generator-lost", "said token 19, which is not among the 19 of the vocabulary"),
-        ("stale-weights", "stale-weights", "were drawn with the weights of step 1, 2 steps behind: max_staleness=1"),
+        ("generator-dies", "generator-lost", " SIGKILL, "),
+        ("generator-garbage", "generator-lost", "token 19, .* 19 "),
+        ("stale-weights", "stale-weights", "step 1, 2 steps .* max_staleness=1"),
     ],
 )
 def test_a_planted_fault_ends_the_run_with_its_cause(tmp_path: Path, fault: str, cause: str, said: str) -> None:
     code, told = ended(begun(tmp_path, f"fault={fault}", "steps=8"))
     assert code == 1
-    assert said in told and told.count("\n") == 1
+    assert re.search(said, told) and told.count("\n") == 1
     records = read(tmp_path)
-    assert said in only(records, kind="stage", name="generation", cause=cause)["reason"]
-    assert said in only(records, kind="end")["reason"]
+    assert re.search(said, only(records, kind="stage", name="generation", cause=cause)["reason"])
+    assert re.search(said, only(records, kind="end")["reason"])

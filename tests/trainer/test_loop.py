@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
 from trainer.assembly import assemble, draw
 from trainer.config import Config
@@ -36,24 +38,42 @@ def mean_reward(records: list[dict[str, Any]], steps: slice) -> float:
     return float(sum(rewards) / len(rewards))
 
 
+# The default model and batches, on prompts of one digit: a quarter of the time that the default task takes.
+EASY = changed(Config(), steps=40, lr=2e-3, distractors=0)
+
+
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The records of a run at the default settings."""
-    torch.set_num_threads(1)
-    return run(tmp_path_factory.mktemp("run"), Config())
+def learnt() -> list[dict[str, Any]]:
+    """The records of a run on an easy task."""
+    records: list[dict[str, Any]] = once("learnt", lambda folder: run(folder, EASY))
+    return records
 
 
-def test_at_the_default_settings_reward_and_held_out_accuracy_rise(learnt: list[dict[str, Any]]) -> None:
+def test_reward_and_held_out_accuracy_rise(learnt: list[dict[str, Any]]) -> None:
+    """Nine of ten questions are answered right with this seed."""
+    before, after = accuracy(learnt)
+    assert before <= 0.1
+    assert after >= 0.5
+    assert mean_reward(learnt, slice(-10, None)) > mean_reward(learnt, slice(0, 10)) + 0.25
+    assert set(passed(learnt).values()) == {True}
+
+
+@pytest.mark.slow
+def test_at_the_default_settings_reward_and_held_out_accuracy_rise(tmp_path: Path) -> None:
+    learnt = run(tmp_path, Config())
     before, after = accuracy(learnt)
     assert before <= 0.1
     assert after >= 0.9
     assert mean_reward(learnt, slice(-10, None)) > mean_reward(learnt, slice(0, 10)) + 0.5
     assert set(passed(learnt).values()) == {True}
+    held_out = only(learnt, kind="eval", when="after")
+    assert held_out["num_prompts"] == 30
+    assert [sample["prompt"] for sample in held_out["samples"]] == ["10=", "32=", "54=", "76=", "98="]
 
 
 def test_the_records_hold_together(learnt: list[dict[str, Any]]) -> None:
     steps = [record for record in learnt if record["kind"] == "step"]
-    assert [record["step"] for record in steps] == list(range(1, Config().run.steps + 1))
+    assert [record["step"] for record in steps] == list(range(1, EASY.run.steps + 1))
     assert [record["actor/lr"] for record in steps] == sorted((record["actor/lr"] for record in steps), reverse=True)
     # The second mini batch of a step is trained on with a policy that has moved: the clipped ratio is at work.
     assert max(record["actor/ratio_max"] for record in steps) > 1.2
@@ -64,16 +84,16 @@ def test_the_records_hold_together(learnt: list[dict[str, Any]]) -> None:
     assert mask["generated_tokens"] == sum(record["generated_tokens"] for record in steps)
     after = only(learnt, kind="eval", when="after")
     assert after["num_correct"] == sum(after["correct"])
-    assert after["num_prompts"] == len(after["correct"]) == 30
-    assert [sample["prompt"] for sample in after["samples"]] == ["10=", "32=", "54=", "76=", "98="]
+    assert after["num_prompts"] == len(after["correct"]) == 10
+    assert all(len(sample["prompt"]) == 2 for sample in after["samples"])
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.0}, {"fault": "shuffled-reward"}])
+@pytest.mark.parametrize("change", [{"lr": 0.0, "steps": 5}, {"fault": "shuffled-reward"}])
 def test_it_does_not_learn_when_it_must_not(tmp_path: Path, change: dict[str, Any]) -> None:
-    records = run(tmp_path, changed(Config(), steps=100, **change))
+    records = run(tmp_path, changed(EASY, **change))
     before, after = accuracy(records)
     assert before <= 0.1
-    # A policy that says one digit to everything is right for three of thirty, whatever it was rewarded for.
+    # A policy that says one digit to everything is right for one of ten, whatever it was rewarded for.
     assert after <= 0.1
     assert set(passed(records).values()) == {True}
 
@@ -108,7 +128,7 @@ def test_a_stale_sampler_says_since_when_and_where(tmp_path: Path) -> None:
 def test_a_corrupt_checkpoint_says_what_is_wrong(tmp_path: Path) -> None:
     found = only(run(tmp_path, changed(SHORT, fault="corrupt-checkpoint")), kind="stage", name="checkpoint")
     assert (found["restored_equal"], found["next_step_equal"]) == (False, None)
-    assert "has the digest" in found["reason"]
+    assert re.search(r"state-\w+\.pt has .* [0-9a-f]{16,}", found["reason"])
 
 
 def test_a_whole_checkpoint_says_how_much_was_compared(tmp_path: Path) -> None:

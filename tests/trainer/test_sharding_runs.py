@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.trainer.rank_processes import run_trainer
 from tests.trainer.trainer_cases import CPU, only, read, run
 from trainer.assembly import assemble
 from trainer.config import parse
+from trainer.launch import Ended
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import Records
 from trainer.saving import manifest
@@ -80,7 +82,7 @@ def test_a_killed_rank_is_named_and_the_other_does_not_hang(tmp_path: Path) -> N
     ended = run_trainer(tmp_path, *SHARDED, "steps=50", "fault=rank-dies")
     assert ended.returncode == 1
     found = only(read(tmp_path), kind="ranks")
-    assert (found["rank"], found["code"], found["reason"]) == (1, -9, "rank 1 was killed by SIGKILL")
+    assert (found["rank"], found["code"], found["reason"]) == (1, -9, str(Ended(1, -9)))
 
 
 def test_a_rank_that_samples_with_other_weights_is_found_in_the_step_where_it_does(tmp_path: Path) -> None:
@@ -92,10 +94,10 @@ def test_a_rank_that_samples_with_other_weights_is_found_in_the_step_where_it_do
 def test_a_turned_bit_in_a_shard_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     records = done(tmp_path, *SHARDED, "steps=4", "fault=corrupt-checkpoint")
     assert failed(records) == ["checkpoint"]
-    assert ".distcp has the digest" in only(records, kind="stage", name="checkpoint")["reason"]
+    assert re.search(r"\.distcp has .* [0-9a-f]{16,}", only(records, kind="stage", name="checkpoint")["reason"])
     ended = run_trainer(tmp_path, *SHARDED, "steps=6", "fault=corrupt-checkpoint", "resume=true")
     assert ended.returncode == 2
-    assert ".distcp has the digest" in ended.stderr
+    assert re.search(r"\.distcp has .* [0-9a-f]{16,}", ended.stderr)
 
 
 def test_a_warm_start_learns_on_shards_too(tmp_path: Path) -> None:

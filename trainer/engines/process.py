@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from trainer import children
 from trainer.config import BadSetting
@@ -27,7 +27,7 @@ from trainer.engines.shared import Arena
 from trainer.interrupt import SIGNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trainer.engines.base import Sampling, Tokens
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from trainer.weights.buckets import Bucket
 
 T = TypeVar("T")
+# How a child begins, from the memory that both see, its log and its environment.
+Begin: TypeAlias = "Callable[[Arena, Path | None, Mapping[str, str]], subprocess.Popen[bytes]]"
 
 _HEADER_BYTES = 8
 # What a child may take to end by itself: an engine of several processes ends them.
@@ -46,14 +48,14 @@ _DEATH_S = 5.0
 _READ_BYTES = 1 << 20
 
 
-def pool(order: Order, numbers: Sequence[int], *, logs: Path | None = None) -> Pool:
+def pool(order: Order, numbers: Sequence[int], *, logs: Path | None = None, begin: Begin | None = None) -> Pool:
     """Generators with these numbers on this machine, started now; each writes to `generator-N.log` in `logs`."""
     arena = Arena()
 
     def start(slot: int) -> ProcessGenerator:
         number = numbers[slot]
         log = None if logs is None else logs / f"generator-{number}.log"
-        return ProcessGenerator(f"generator {number}", order, arena, log=log)
+        return ProcessGenerator(f"generator {number}", order, arena, log=log, begin=begin)
 
     return Pool(start, len(numbers), timeout_s=order.config.rollout.generator_timeout_s, allocate=arena.allocate)
 
@@ -83,10 +85,11 @@ class ProcessGenerator:
         *,
         log: Path | None = None,  # its standard error, appended; None: this process's
         environ: Mapping[str, str] | None = None,  # beside this process's
+        begin: Begin | None = None,  # None: as a new program
     ) -> None:
         self.name = name
         self._arena, self._log = arena, log
-        self._process = _start(arena, log, {**os.environ, **(environ or {})})
+        self._process = (begin or _start)(arena, log, {**os.environ, **(environ or {})})
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         for fd in (self._in, self._out):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from trainer.tasks.grids import MOVES, Level, assemble, expert, spoken
+from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, spoken
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trainer.config import Config
     from trainer.tasks.base import Task
 
@@ -57,6 +59,7 @@ def _find(rows: Map, symbol: str) -> Place:
     return next((row, line.index(symbol)) for row, line in enumerate(rows) if symbol in line)
 
 
+@cache
 def _after(place: Place, name: str, size: int) -> Place:
     down, right = MOVES[name]
     return min(max(place[0] + down, 0), size - 1), min(max(place[1] + right, 0), size - 1)
@@ -106,8 +109,12 @@ class Lake:
 
 def task(config: Config) -> Task:
     """The task at a size: the short form for the built-in model, words for any other."""
-    size, max_turns = config.task.map_size, config.task.max_turns
+    levels = _levels(config.task.map_size, config.task.max_turns)
+    return assemble("frozen_lake", config, *spoken(config, "P_OG", RULES), levels)
 
+
+@lru_cache(maxsize=4)  # searched for once, however often a process makes the task
+def _levels(size: int, max_turns: int) -> Mapping[int, Level]:
     def level(seed: int) -> Level | None:
         made = generate(seed, size, max_moves=max_turns)
         if made is None:
@@ -115,4 +122,4 @@ def task(config: Config) -> Task:
         rows, solution = made
         return Level(partial(Lake.start, rows), solution, ground="/".join(rows).replace("P", "_"))
 
-    return assemble("frozen_lake", config, *spoken(config, "P_OG", RULES), level, _NUM_LAKES)
+    return find_levels(level, _NUM_LAKES)

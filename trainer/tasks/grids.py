@@ -119,15 +119,13 @@ def assemble(
     config: Config,
     tokenizer: Tokenizer,
     form: Form,
-    level: Callable[[int], Level | None],
-    num_levels: int,
+    levels: Mapping[int, Level],
 ) -> Task:
-    """The task of a world whose map depends on a seed alone; `level` gives None for a seed without a map.
+    """The task of a world whose map depends on a seed alone, from its levels by seed.
 
     Prompts carry the seed and the right answers in `extra`. The lists depend on the size and the turns, not on a
     run's seed, and no ground that is held out is trained on, whatever stands where on it.
     """
-    levels = _levels(level, num_levels)
     train, heldout = (
         tuple(_prompt(seed, levels[seed], form, tokenizer) for seed in seeds) for seeds in _parted(levels)
     )
@@ -145,8 +143,8 @@ def assemble(
     )
 
 
-def _levels(level: Callable[[int], Level | None], wanted: int) -> dict[int, Level]:
-    """Levels by seed, no two with the same map."""
+def find_levels(level: Callable[[int], Level | None], wanted: int) -> dict[int, Level]:
+    """Levels by seed, no two with the same map; `level` gives None for a seed without one."""
     found: dict[int, Level] = {}
     maps: set[tuple[str, ...]] = set()
     for seed in range(_MOST_SEEDS):

@@ -9,12 +9,12 @@ pushed onto a target, -0.1 for one pushed off, 1 for the last box.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from trainer.config import BadSetting
-from trainer.tasks.grids import MOVES, Level, assemble, expert, spoken
+from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -187,10 +187,15 @@ def task(config: Config) -> Task:
 
     Raises BadSetting for a size in which no box can be pushed.
     """
-    size, max_turns = config.task.map_size, config.task.max_turns
+    size = config.task.map_size
     if size < _SMALLEST:
         raise BadSetting(f"map_size={size} is too small to push a box in. Accepted for sokoban: {_SMALLEST} and more")
+    levels = _levels(size, config.task.max_turns)
+    return assemble("sokoban", config, *spoken(config, "#P_OXVS", RULES), levels)
 
+
+@lru_cache(maxsize=4)  # searched for once, however often a process makes the task
+def _levels(size: int, max_turns: int) -> Mapping[int, Level]:
     def level(seed: int) -> Level | None:
         made = generate(seed, size, max_moves=max_turns)
         if made is None:
@@ -199,4 +204,4 @@ def task(config: Config) -> Task:
         ground = f"{sorted(layout.walls)} {sorted(layout.targets)}"
         return Level(partial(Room, layout, player, boxes), solution, ground)
 
-    return assemble("sokoban", config, *spoken(config, "#P_OXVS", RULES), level, _NUM_ROOMS)
+    return find_levels(level, _NUM_ROOMS)

@@ -5,7 +5,6 @@ What the function prints goes to stderr: stdout belongs to the answers.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import faulthandler
 import importlib.util
@@ -98,7 +97,11 @@ def _score(function: Callable[..., Any], arguments: Mapping[str, Any]) -> float:
         value = function(**given)
     else:
         value = function(**given)
-    return _number(asyncio.run(value) if inspect.iscoroutine(value) else value)
+    if inspect.iscoroutine(value):
+        import asyncio  # takes as long as all other imports of this process together
+
+        value = asyncio.run(value)
+    return _number(value)
 
 
 def _number(value: Any) -> float:

@@ -36,30 +36,41 @@ class CardAddress:
     @property
     def network(self) -> ipaddress.IPv4Network | None:
         """Its subnet; None where address or netmask cannot be one."""
-        import ipaddress
-
-        try:
-            return ipaddress.IPv4Network(f"{self.ip}/{self.netmask or 32}", strict=False)
-        except ValueError:
-            return None
+        return _network(self.ip, self.netmask)
 
     @property
     def is_usable(self) -> bool:
         """Whether a card can have it: one host's, not a whole network's, not one that never leaves a host."""
-        import ipaddress
-
-        try:
-            ip = ipaddress.ip_address(self.ip)
-        except ValueError:
-            return False
-        network = self.network
-        is_edge = network is not None and network.prefixlen < 31 and ip in (network[0], network[-1])
-        is_special = ip.is_loopback or ip.is_unspecified or ip.is_multicast
-        return not (is_edge or is_special or (ip.version == 4 and network is None))
+        return _is_usable(self.ip, self.netmask)
 
     @property
     def line(self) -> Evidence:
         return Evidence(self.evidence.command, f"{self.evidence.line} netmask {self.netmask or 'not set'}")
+
+
+# Several checks ask the same of each card.
+@functools.lru_cache(1024)
+def _network(ip: str, netmask: str) -> ipaddress.IPv4Network | None:
+    import ipaddress
+
+    try:
+        return ipaddress.IPv4Network(f"{ip}/{netmask or 32}", strict=False)
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(1024)
+def _is_usable(ip: str, netmask: str) -> bool:
+    import ipaddress
+
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError:
+        return False
+    network = _network(ip, netmask)
+    is_edge = network is not None and network.prefixlen < 31 and address in (network[0], network[-1])
+    is_special = address.is_loopback or address.is_unspecified or address.is_multicast
+    return not (is_edge or is_special or (address.version == 4 and network is None))
 
 
 Addresses = dict[int, CardAddress]

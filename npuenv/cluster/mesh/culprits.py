@@ -124,9 +124,9 @@ class Crowd:
         def lists_of(suspects: Iterable[Suspect]) -> list[list[int]]:
             return [found[suspect] for suspect in suspects if suspect not in cleared]
 
-        places = range(len(self.nodes))
-        of_source = [lists_of((Suspect(Kind.CARD, (at,)), Suspect(Kind.SENDS, (at,)))) for at in places]
-        of_target = [lists_of((Suspect(Kind.CARD, (at,)), Suspect(Kind.RECEIVES, (at,)))) for at in places]
+        sources, targets = ({pair[end] for pair in failed} for end in (0, 1))
+        of_source = {at: lists_of((Suspect(Kind.CARD, (at,)), Suspect(Kind.SENDS, (at,)))) for at in sources}
+        of_target = {at: lists_of((Suspect(Kind.CARD, (at,)), Suspect(Kind.RECEIVES, (at,)))) for at in targets}
         for place, (source, target) in enumerate(failed):
             for each in (*of_source[source], *of_target[target]):
                 each.append(place)

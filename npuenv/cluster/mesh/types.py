@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,17 +27,22 @@ class Device:
     @property
     def network(self) -> str:
         """Its subnet, as 10.0.3.0/24; its address where the netmask does not say."""
-        import ipaddress
-
-        try:
-            return str(ipaddress.ip_network(f"{self.ip}/{self.netmask}", strict=False))
-        except ValueError:
-            return self.ip
+        return _network(self.ip, self.netmask)
 
     def can_reach(self, other: Device) -> bool:
         """Whether it is built to reach the other one over its network port; never itself."""
         is_one_board = self.board is not None and self.board == other.board
         return self.node != other.node or not (self.card == other.card or is_one_board)
+
+
+@functools.lru_cache(maxsize=1 << 14)  # asked of every device of a mesh again and again
+def _network(ip: str, netmask: str) -> str:
+    import ipaddress
+
+    try:
+        return str(ipaddress.ip_network(f"{ip}/{netmask}", strict=False))
+    except ValueError:
+        return ip
 
 
 class Outcome(enum.Enum):

@@ -10,10 +10,14 @@ import json
 import os
 import re
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Iterator  # noqa: UP035  (also runs where an old Python is the target)
+
+TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take as long as reading an environment
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 CHUNK = 1 << 20
+FEW = 64
 
 
 def normal(name: str) -> str:
@@ -108,6 +112,8 @@ def settle(path: str) -> None:
 
 def hashed(files: list[tuple[int, str, list[Any]]]) -> Iterator[tuple[str, str, list[Any]]]:
     """Path, hash and stamp of each file that can be read, on a few threads; the largest begin, so none is last."""
+    if not files:
+        return
     waiting = deque(sorted(files, reverse=True))
 
     def work() -> list[tuple[str, str, list[Any]]]:
@@ -121,6 +127,11 @@ def hashed(files: list[tuple[int, str, list[Any]]]) -> Iterator[tuple[str, str, 
                 done.append((path, sha256(path, size), stamp))
             except OSError:
                 continue  # it has no hash then, which is told as damage
+
+    if len(files) <= FEW and sum(size for size, *_ in files) <= CHUNK:
+        yield from work()
+        return
+    from concurrent.futures import ThreadPoolExecutor  # 20 ms to load, more than a few small files take
 
     workers = min(4, os.cpu_count() or 1)
     with ThreadPoolExecutor(max_workers=workers) as pool:

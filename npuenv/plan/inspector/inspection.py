@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from npuenv.plan.inspector.files import hashed, identity, lock_names, normal, read_json, read_record, write_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Inspection:
@@ -84,7 +86,7 @@ class Inspection:
         direct = read_json(os.path.join(info, "direct_url.json"))
         if not direct.get("dir_info", {}).get("editable"):
             return
-        folder = unquote(urlsplit(direct.get("url", "")).path)
+        folder = folder_of(direct)
         if name not in self.damaged and not os.path.isdir(folder):
             self.damaged[name] = f"its folder {folder} is not there"
 
@@ -189,6 +191,13 @@ class Inspection:
         except OSError:
             # A read-only environment can still be inspected; it is only hashed again next time.
             return
+
+
+def folder_of(direct: dict[str, Any]) -> str:
+    """The folder that a direct_url.json names."""
+    from urllib.parse import unquote, urlsplit  # 10 ms to load, and hardly a package was put in from a folder
+
+    return unquote(urlsplit(direct.get("url", "")).path)
 
 
 def deviations(inspection: Inspection, wanted: list[str]) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from typing import TYPE_CHECKING, Iterator  # noqa: UP035  (also runs where an old Python is the target)
 
 from npuenv.plan.inspector.files import list_folder
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npuenv.plan.inspector.inspection import Inspection
 
 TORN = re.compile(r"\.tmp\w{6}")  # how uv calls a file that it has not finished writing
@@ -38,6 +39,8 @@ def remove_if_torn(path: str) -> bool:
     """True when the file or folder is what a killed uv leaves of one that it was writing; it is removed then."""
     is_torn = TORN.fullmatch(os.path.basename(path)) is not None
     if is_torn and os.path.isdir(path) and not os.path.islink(path):
+        import shutil
+
         shutil.rmtree(path)
     elif is_torn:
         os.remove(path)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from typing import TYPE_CHECKING
 
 from npuenv.plan.inspector.files import list_folder, normal, read_record, sha256
 from npuenv.plan.inspector.leftovers import remove_byte_code, remove_if_torn, unowned
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from npuenv.plan.inspector.inspection import Inspection
 
@@ -21,9 +19,12 @@ def mend(inspection: Inspection, uv: list[str]) -> int:
     keeps of them is looked at first: a damaged copy there would come back with every installation.
     """
     out = inspection.going_out()
-    if out:
-        inspection.withdraw()
-    if out and uv and distrust(uv[0], out):
+    if not out:
+        return 0
+    import shutil
+
+    inspection.withdraw()
+    if uv and distrust(uv[0], out):
         return 1
     for name in out:
         print(f"taking out {name}: {inspection.damaged.get(name, 'another package owns a file of it too')}")
@@ -35,14 +36,15 @@ def mend(inspection: Inspection, uv: list[str]) -> int:
                 os.remove(path)
                 remove_byte_code(path)
         shutil.rmtree(info)
-    if out:
-        for path in unowned(inspection):
-            remove_if_torn(path)
+    for path in unowned(inspection):
+        remove_if_torn(path)
     return 0
 
 
 def distrust(uv: str, names: list[str]) -> int:
     """Throws the packages that lie altered in uv's cache out of it; what it keeps is unpacked and never looked at."""
+    import subprocess
+
     cache = subprocess.run([uv, "cache", "dir"], stdout=subprocess.PIPE, text=True).stdout.strip()
     for name, problem in sorted(altered_in_cache(cache, names).items()):
         print(f"the cache holds {name} altered ({problem}): it is thrown away there", flush=True)

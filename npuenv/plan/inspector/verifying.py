@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import unquote, urlsplit
 
 from npuenv.plan.inspector.files import read_json, write_json
-from npuenv.plan.inspector.inspection import Inspection, deviations, report
+from npuenv.plan.inspector.inspection import Inspection, deviations, folder_of, report
 from npuenv.plan.inspector.leftovers import foreign_pth, remove_if_torn, unowned
 
 FOREIGN = ("nvidia-", "cuda-")  # packages of another accelerator; wanted only where the lock names them
 MAX_NOTES = 20
 PROBE = """
 import importlib, sys
-from importlib import metadata
 module = importlib.import_module(sys.argv[1])
-try:
-    version = getattr(module, "__version__", None) or metadata.version(sys.argv[1])
-except metadata.PackageNotFoundError:
-    version = ""
+version = getattr(module, "__version__", None)
+if not version:
+    from importlib import metadata
+    try:
+        version = metadata.version(sys.argv[1])
+    except metadata.PackageNotFoundError:
+        version = ""
 print("\\n%s" % version)
 """
 
@@ -36,9 +34,7 @@ def verify(inspection: Inspection, options: dict[str, list[str]]) -> int:
     found = deviations(inspection, wanted + [name for name in others if name in inspection.damaged])
     found += [f"{name} belongs to another accelerator" for name in others if name.startswith(FOREIGN)]
     limit_s = float((options["--limit"] or ["180"])[0])
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        for problems in pool.map(lambda word: failed_import(word, limit_s), options["--import"] if not found else []):
-            found += problems
+    found += failed_imports(options["--import"] if not found else [], limit_s)
     print_notes(inspection, others)
     strangers = foreign_pth(inspection)[:MAX_NOTES]
     counts = {"files": len(inspection.owners), "packages": len(inspection.versions), "hashed": inspection.num_hashed}
@@ -60,9 +56,8 @@ def print_notes(inspection: Inspection, others: list[str]) -> None:
     notes += [f"{name} is damaged: {problem}" for name, problem in sorted(inspection.strange.items())]
     for name, info in sorted(inspection.folders.items()):
         direct = read_json(os.path.join(info, "direct_url.json"))
-        folder = unquote(urlsplit(direct.get("url", "")).path)
-        if direct.get("dir_info", {}).get("editable") and is_altered_checkout(folder):
-            notes.append(f"the sources of {name} in {folder} are not those that were fetched")
+        if direct.get("dir_info", {}).get("editable") and is_altered_checkout(folder_of(direct)):
+            notes.append(f"the sources of {name} in {folder_of(direct)} are not those that were fetched")
     free = [path for path in unowned(inspection) if not remove_if_torn(path)]
     notes += [f"{os.path.relpath(path, inspection.root)} belongs to no package" for path in free[:MAX_NOTES]]
     if len(free) > MAX_NOTES:
@@ -73,6 +68,8 @@ def print_notes(inspection: Inspection, others: list[str]) -> None:
 
 def is_altered_checkout(folder: str) -> bool:
     """True when git says that tracked files differ from the commit; False also where git cannot say."""
+    import subprocess
+
     try:
         env = {**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
         argv = ["git", "-C", folder, "diff", "--quiet", "HEAD"]
@@ -81,8 +78,23 @@ def is_altered_checkout(folder: str) -> bool:
         return False  # a note only
 
 
+def failed_imports(words: list[str], limit_s: float) -> list[str]:
+    """What goes wrong when these modules are imported, two at a time."""
+    if len(words) < 2:
+        return [problem for word in words for problem in failed_import(word, limit_s)]
+    from concurrent.futures import ThreadPoolExecutor  # 20 ms to load
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return [
+            problem for problems in pool.map(lambda word: failed_import(word, limit_s), words) for problem in problems
+        ]
+
+
 def failed_import(word: str, limit_s: float) -> list[str]:
     """What goes wrong when a module is imported in a child with nothing of another accelerator loaded by itself."""
+    import signal
+    import subprocess
+
     name, _, version = word.partition("==")
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     process = subprocess.Popen(

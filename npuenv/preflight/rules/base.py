@@ -133,6 +133,11 @@ def is_set(launch: Launch, key: str) -> bool:
 
 def matching(launch: Launch, pattern: str) -> Iterator[Setting]:
     """The settings whose keys match a pattern, `*` for any number of parts; open ones left out."""
+    if not any(sign in pattern for sign in "*?["):
+        setting = launch.settings.get(pattern)
+        if setting is not None and not setting.is_open:
+            yield setting
+        return
     for key, setting in launch.settings.items():
         if (key == pattern or fnmatch.fnmatchcase(key, pattern)) and not setting.is_open:
             yield setting

@@ -17,13 +17,18 @@ import pytest
 import uv
 
 from tests.doctor.broken.wheels import build
+from tests.support.forked import program
 
 if TYPE_CHECKING:
+    import contextlib
+
     from tests.doctor.broken.wheels import Distribution
+    from tests.support.forked import Ended, Program
 
 ROOT = Path(__file__).resolve().parents[3]
 # The first entry of the path is the folder of the doctor, never the working folder: as in an installed program.
-_START = f"import sys; sys.path[0] = {str(ROOT)!r}; from npuenv.cli import main; sys.exit(main())"
+_IMPORT = f"import sys; sys.path[0] = {str(ROOT)!r}; from npuenv.cli import main"
+_START = f"{_IMPORT}; sys.exit(main())"
 _LEFT_OUT = ("PYTHON", "PIP_", "UV_", "VIRTUAL_ENV", "CONDA", "ASCEND", "LD_", "TORCH", "HCCL", "RAY_", "VLLM", "ATB")
 _GIVE_UP_S = 300.0
 # Root reads everything whatever the modes say; without these two it is bound by them as a user is.
@@ -41,6 +46,14 @@ class Bench:
     is_bound_by_modes: bool = False  # run without root's right to read everything
     wrapper: tuple[str, ...] = ()  # a program that starts the doctor
     asked: Path | None = None  # the interpreter that the doctor is given; None: that of the environment
+    is_alone: bool = False  # the doctor has to be a whole process, from the start of its interpreter on
+
+    @property
+    def can_share(self) -> bool:
+        """Whether nothing of the break reaches the start of the doctor's own interpreter, or what it leaves behind."""
+        return not (
+            self.is_alone or self.variables or self.is_bound_by_modes or self.wrapper or any(self.work.iterdir())
+        )
 
     @property
     def python(self) -> Path:
@@ -139,27 +152,43 @@ def run_uv(*words: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def diagnose(bench: Bench, *words: str) -> Seen:
-    """Runs the doctor on an environment, in a session of its own."""
+def diagnose(bench: Bench, *words: str, doctor: Program | None = None) -> Seen:
+    """Runs the doctor on an environment, in a session of its own.
+
+    With `doctor` it is a child of that process, which has imported npuenv, where the break has nothing to do with how
+    the doctor itself starts.
+    """
     home = bench.work.parent / "home"
     home.mkdir(exist_ok=True)
     variables = {name: value for name, value in os.environ.items() if not _is_left_out(name)}
-    argv = [sys.executable, "-c", _START, "doctor", "--python", str(bench.python), *bench.options, *words]
-    if bench.is_bound_by_modes and os.geteuid() == 0:
-        argv = [*_bound(), *argv]
-    argv = [*bench.wrapper, *argv]
+    variables |= {"HOME": str(home), "LANG": "C.UTF-8", **bench.variables}
+    words = ("doctor", "--python", str(bench.python), *bench.options, *words)
     started = time.monotonic()
-    ran = subprocess.run(
-        argv,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_GIVE_UP_S,
-        cwd=bench.work,
-        env={**variables, "HOME": str(home), "LANG": "C.UTF-8", **bench.variables},
-        check=False,
-    )
+    if doctor is not None and bench.can_share:
+        ran: Ended | subprocess.CompletedProcess[str]
+        ran = doctor.run(words, cwd=bench.work, env=variables, limit_s=int(_GIVE_UP_S))
+    else:
+        argv = [sys.executable, "-c", _START, *words]
+        if bench.is_bound_by_modes and os.geteuid() == 0:
+            argv = [*_bound(), *argv]
+        ran = subprocess.run(
+            [*bench.wrapper, *argv],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIVE_UP_S,
+            cwd=bench.work,
+            env=variables,
+            check=False,
+        )
     return Seen(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - started)
+
+
+def waiting_doctor() -> contextlib.AbstractContextManager[Program]:
+    """The doctor as a process that has imported what it needs."""
+    variables = {name: value for name, value in os.environ.items() if not _is_left_out(name)}
+    first = ("doctor", "--from", str(ROOT / "tests/support/hosts/a2_healthy.json"), "--level", "2", "--json")
+    return program([sys.executable], _IMPORT, "-c", first, variables)
 
 
 def _is_left_out(name: str) -> bool:

@@ -46,6 +46,7 @@ class Expected:
     must: tuple[Named, ...]  # empty: the environment works in spite of the break
     also: frozenset[str]  # checks that may speak of it too
     is_slow: bool  # the doctor has to wait for a limit of time
+    like: str  # a row that shows nearly the same sooner; "": there is none
 
     @property
     def is_real(self) -> bool:
@@ -66,6 +67,7 @@ def expected() -> list[Expected]:
             ),
             frozenset(row.get("also", ())),
             row.get("slow", False),
+            row.get("like", ""),
         )
         for row in load_file(Path(__file__).parent / "breaks.toml")["break"]
     ]

@@ -186,6 +186,7 @@ def torch_recurses(bench: Bench) -> None:
 
 def torch_prints_without_end(bench: Bench) -> None:
     """Importing torch writes five million bytes, most of them no text, and works."""
+    bench.is_alone = True
     _torch_does(
         bench, "import os\nfor _ in range(50):\n    os.write(1, b'\\xff\\x00\\xfe\\n' * 25_000)\n", goes_on=True
     )
@@ -193,11 +194,13 @@ def torch_prints_without_end(bench: Bench) -> None:
 
 def torch_closes_stdout(bench: Bench) -> None:
     """Importing torch closes stdout, and works."""
+    bench.is_alone = True
     _torch_does(bench, "import os, sys\nos.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n", goes_on=True)
 
 
 def torch_leaves_a_child(bench: Bench) -> None:
     """Importing torch starts a program that outlives it and keeps stdout open, and works."""
+    bench.is_alone = True
     _torch_does(bench, "import subprocess\nsubprocess.Popen(['sleep', '60'])\n", goes_on=True)
 
 

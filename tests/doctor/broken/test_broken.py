@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.doctor.broken.bases import Bases
     from tests.doctor.broken.bench import Seen
     from tests.doctor.broken.expect import Expected
+    from tests.support.forked import Program
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 ROWS = expected()
@@ -33,13 +34,15 @@ REAL = [row for row in ROWS if row.is_real]
 BREAKS = breaks()
 
 
-def _look(row: Expected, bases: Bases, healthy: Callable[..., Seen], folder: Path) -> tuple[Seen, Path]:
+def _look(
+    row: Expected, bases: Bases, healthy: Callable[..., Seen], folder: Path, doctor: Program
+) -> tuple[Seen, Path]:
     """Breaks a copy, runs the doctor on it, and fails with all that is wrong with its report."""
     bench = bases.copy(row.base, folder)
     bench.options += row.options
     BREAKS[row.name](bench)
     capture = folder / "seen.json"
-    seen = diagnose(bench, "--json", "--save", str(capture))
+    seen = diagnose(bench, "--json", "--save", str(capture), doctor=doctor)
     complaints = list(incomplete(seen, SLOW_S if row.is_slow or row.is_real else LONGEST_S))
     if not complaints:
         complaints = [*unnamed(row, seen), *alarms(row, seen, healthy(row.base, *row.options))]
@@ -57,16 +60,18 @@ def _requires_text(row: Expected, seen: Seen, capture: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=pytest.mark.slow if row.is_slow else ()) for row in OFFLINE]
+    "row",
+    [pytest.param(row, id=row.name, marks=pytest.mark.slow if row.is_slow or row.like else ()) for row in OFFLINE],
 )
 def test_the_report_is_complete_and_the_right_check_names_the_fault(
     row: Expected,
     bases: Bases,
     healthy: Callable[..., Seen],
+    doctor: Program,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seen, capture = _look(row, bases, healthy, tmp_path)
+    seen, capture = _look(row, bases, healthy, tmp_path, doctor)
     _requires_text(row, seen, capture, capsys)
 
 
@@ -78,10 +83,11 @@ def test_the_report_on_real_wheels_is_complete_and_the_right_check_names_the_fau
     row: Expected,
     bases: Bases,
     healthy: Callable[..., Seen],
+    doctor: Program,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seen, capture = _look(row, bases, healthy, tmp_path)
+    seen, capture = _look(row, bases, healthy, tmp_path, doctor)
     _requires_text(row, seen, capture, capsys)
 
 
@@ -112,3 +118,4 @@ def test_every_row_has_its_function_and_every_function_its_row() -> None:
     names = [row.name for row in ROWS]
     assert sorted(names) == sorted(BREAKS)
     assert (len(OFFLINE) >= 80, len(REAL) >= 20) == (True, True)
+    assert {row.like for row in ROWS} <= {"", *(row.name for row in OFFLINE if not row.is_slow and not row.like)}

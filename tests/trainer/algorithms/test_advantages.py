@@ -173,14 +173,14 @@ class Exchange:
 
 def test_fewer_than_two_tokens_cannot_be_whitened() -> None:
     mask_BT = torch.tensor([[True, False]])
-    with pytest.raises(ValueError, match="two tokens or more, and there are 1"):
+    with pytest.raises(ValueError, match=r"tokens.*\b1\b"):
         whiten(torch.tensor([[3.0, NAN]]), mask_BT, CONVENTIONS["verl"])
     assert whiten(torch.tensor([[3.0, NAN]]), mask_BT, CONVENTIONS["roll"]).tolist() == [[3.0, 0.0]]
 
 
 def test_a_missing_critic_and_an_unknown_name_are_refused() -> None:
     scores = outcome([1.0], [0])
-    with pytest.raises(ValueError, match="values of a critic"):
+    with pytest.raises(ValueError, match="critic"):
         advantages("gae", scores, CONVENTIONS["verl"])
     with pytest.raises(ValueError, match="grpo, rloo"):
         advantages("ppo", scores, CONVENTIONS["verl"])

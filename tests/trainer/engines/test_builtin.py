@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,10 +26,14 @@ def sampler(seed: int = 0, *, shape: Shape = QWEN2, end: int | None = END) -> Sa
     return Sampler(decoder(shape), end=end, seed=seed)
 
 
+@lru_cache
+def weights(shape: Shape) -> dict[str, torch.Tensor]:
+    return {name: each.detach() for name, each in decoder(shape).named_parameters()}
+
+
+@cache
 def expected(shape: Shape, prompt: tuple[int, ...], answer: tuple[int, ...], temperature: float) -> list[float]:
-    made = decoder(shape)
-    with torch.no_grad():
-        logits = naive_logits(dict(made.named_parameters()), shape, [*prompt, *answer])[len(prompt) - 1 : -1]
+    logits = naive_logits(weights(shape), shape, [*prompt, *answer])[len(prompt) - 1 : -1]
     every = torch.log_softmax(logits / temperature, dim=-1)
     return [every[at, token].item() for at, token in enumerate(answer)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +37,12 @@ BUILT = dict(build(FLAT, TEXT.vocabulary_size, seed=0, device=CPU).named_paramet
 
 
 def answers(config: Config = FLAT, size: int = 6, prompts: int = 5) -> Batch:
-    """What an engine says to some prompts, of unequal lengths."""
+    """What an engine says to some prompts, of unequal lengths; micro batches have no part in it."""
+    return _answers(changed(config, micro_batch_rows=0), size, prompts)
+
+
+@lru_cache
+def _answers(config: Config, size: int, prompts: int) -> Batch:
     asked = [(*PROMPTS[at % len(PROMPTS)][:-1], at % 7, 11) for at in range(prompts)]
     groups = Crew(config).engine(1).generate(asked, Sampling(size, 5, 1.0))
     made = [Group(Prompt("", prompt, ""), rollouts) for prompt, rollouts in zip(asked, groups, strict=True)]
@@ -59,8 +65,22 @@ def said(config: Config, batch: Batch, size: int) -> Tensor:
 # The numbers.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize(("rows", "size"), [(0, 1), (4, 1), (7, 1), (100, 1), (6, 5), (3, 5), (2, 3)])
+CUTS = [(0, 1), (4, 1), (7, 1), (100, 1), (6, 5), (3, 5), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "size"),
+    [
+        *[("float32", *each) for each in CUTS],
+        *[(dtype, *each) for dtype in ("float64", "bfloat16") for each in ((7, 1), (3, 5))],
+        *[
+            pytest.param(dtype, *each, marks=pytest.mark.slow)
+            for dtype in ("float64", "bfloat16")
+            for each in CUTS
+            if each not in ((7, 1), (3, 5))
+        ],
+    ],
+)
 def test_the_same_micro_batches_give_the_bits_of_the_learners_own(dtype: str, rows: int, size: int) -> None:
     """With groups of 6 and a share of whole groups, micro batches of 6, 3 and 2 are those of the whole batch."""
     config = changed(THERE, dtype=dtype, micro_batch_rows=rows, temperature=0.7)
@@ -168,14 +188,14 @@ def test_a_reference_that_came_in_part_or_damaged_says_nothing() -> None:
     assert made.refer([batch]).mark == fingerprint(BUILT.items())  # nothing was taken over yet
     assert made._replacing is not None
     made._replacing._take = lambda _: None
-    with pytest.raises(NotWhole, match="does not hold"):
+    with pytest.raises(NotWhole, match="hold "):
         for bucket in half[1:]:
             made.load_reference(bucket)
-    with pytest.raises(NotWhole, match="the reference policy's weights are not those of one version"):
+    with pytest.raises(NotWhole, match="one version"):
         made.refer([batch])
-    with pytest.raises(ValueError, match="started without a reference policy"):
+    with pytest.raises(ValueError, match="reference policy"):
         Crew(FLAT).start(0).server.refer([batch])
-    with pytest.raises(ValueError, match="started without a reference policy"):
+    with pytest.raises(ValueError, match="reference policy"):
         Crew(FLAT).start(0).server.load_reference(half[0])
 
 
@@ -232,13 +252,13 @@ def fewer(found: Referred) -> Referred:
 
 
 FAULTS: Sequence[tuple[Callable[[Referred], Referred], str]] = [
-    (killed, "was killed by SIGKILL"),
-    (silent, "did not answer within 5 s"),
-    (with_value(float("nan")), "gave nan as a log-probability of the reference policy"),
-    (with_value(-float("inf")), "gave -inf as a log-probability of the reference policy"),
-    (with_value(0.25), "gave 0.25 as a log-probability of the reference policy"),
-    (short, r"gave log-probabilities of the reference policy for \d+ x \d tokens, not \d+ x \d"),
-    (fewer, r"gave log-probabilities of the reference policy for no tokens, not \d+ x \d"),
+    (killed, "SIGKILL"),
+    (silent, r"\b5 s"),
+    (with_value(float("nan")), r" nan\b.* reference policy"),
+    (with_value(-float("inf")), r" -inf\b.* reference policy"),
+    (with_value(0.25), r" 0\.25\b.* reference policy"),
+    (short, r"reference policy.* \d+ x \d .* \d+ x \d"),
+    (fewer, r"reference policy.* no tokens.* \d+ x \d"),
 ]
 
 
@@ -273,7 +293,7 @@ def test_a_generator_that_is_lost_gives_its_share_and_its_reference_to_the_next(
 @pytest.mark.parametrize(("fault", "why"), FAULTS)
 def test_a_share_that_nobody_can_answer_ends_with_the_cause(fault: Callable[[Referred], Referred], why: str) -> None:
     crew = Crew(THERE, spoils_of_reference={at: [fault] * 9 for at in range(2)})
-    with pytest.raises(GeneratorLost, match=f"{why}, and so did others: its share was asked for {MOST_TRIES} times"):
+    with pytest.raises(GeneratorLost, match=rf"{why},.*\b{MOST_TRIES} times"):
         crew.engine(2).refer(answers(), rows_at_once=0)
 
 
@@ -281,6 +301,6 @@ def test_a_generator_that_makes_another_reference_is_named_and_nobody_else_is_as
     crew = Crew(THERE)
     engine = crew.engine(2)
     engine.begin_from(fingerprint(weights(7).items()))
-    with pytest.raises(BadSetting, match=r"generator 0 makes another reference policy .* reference_place=learner"):
+    with pytest.raises(BadSetting, match=r"generator 0 .* reference_place=learner"):
         engine.refer(answers(), rows_at_once=0)
     assert len(crew.started) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -151,7 +152,7 @@ def answered(spoils: dict[int, list[Callable[[Generated], Generated]]], size: in
 
 def test_a_lost_share_is_made_again_by_another_and_a_new_generator_takes_the_place() -> None:
     crew, losses = answered({1: [dead]})
-    assert losses == ["generator ? was killed by SIGKILL"]
+    assert len(losses) == 1 and re.fullmatch(r"generator \? .*SIGKILL", losses[0])
     assert [each.name for each in crew.started] == ["generator 0", "generator 1", "generator 1"]
     assert [each.is_ended for each in crew.started] == [False, True, False]
     assert [len(each.asked) for each in crew.started] == [2, 1, 0]
@@ -159,9 +160,10 @@ def test_a_lost_share_is_made_again_by_another_and_a_new_generator_takes_the_pla
 
 def test_where_all_are_lost_new_ones_are_sent_the_weights_and_do_the_work() -> None:
     crew, losses = answered({0: [dead], 1: [silent]})
-    assert losses[1] == "generator 1 did not answer within 5 s"
+    assert re.fullmatch(r"generator 1 .*\b5 s", losses[1])
     assert [bool(each.loaded) for each in crew.started] == [True] * 4
-    assert answered({0: [dead, dead]}, size=1)[1] == ["generator ? was killed by SIGKILL"] * 2
+    _, losses = answered({0: [dead, dead]}, size=1)
+    assert [each.partition("SIG")[2] for each in losses] == ["KILL"] * 2
 
 
 def garbage(change: Callable[[Rollout], Rollout]) -> Callable[[Generated], Generated]:
@@ -177,30 +179,30 @@ def garbage(change: Callable[[Rollout], Rollout]) -> Callable[[Generated], Gener
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda f: replace(f, version=f.version - 1), "answered with version -1 of the weights, not 0"),
-        (lambda f: replace(f, groups=f.groups[1:]), "gave [4, 4] answers to 3 prompts, not 4 to each"),
-        (lambda f: replace(f, groups=[f.groups[0][1:], *f.groups[1:]]), "gave [3, 4, 4] answers to 3 prompts"),
-        (garbage(lambda r: replace(r, tokens=(END + 1,), logprobs=(-1.0,))), "said token 19, which is not among"),
-        (garbage(lambda r: replace(r, tokens=(-1,), logprobs=(-1.0,))), "said token -1, which is not among"),
-        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(float("nan"),))), "gave nan as a log-probability"),
-        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(float("-inf"),))), "gave -inf as a log-probability"),
-        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(0.5,))), "gave 0.5 as a log-probability"),
-        (garbage(lambda r: replace(r, tokens=(1, 1), logprobs=(-0.5,))), "gave 2 tokens with 1 log-probabilities"),
-        (garbage(lambda r: replace(r, tokens=(1,) * 4, logprobs=(-0.5,) * 4)), "gave 4 tokens with 4 log-prob"),
+        (lambda f: replace(f, version=f.version - 1), "version -1 .* 0"),
+        (lambda f: replace(f, groups=f.groups[1:]), r"\[4, 4\] .*\b3 prompts.*\b4\b"),
+        (lambda f: replace(f, groups=[f.groups[0][1:], *f.groups[1:]]), r"\[3, 4, 4\] .*\b3 prompts"),
+        (garbage(lambda r: replace(r, tokens=(END + 1,), logprobs=(-1.0,))), "token 19,"),
+        (garbage(lambda r: replace(r, tokens=(-1,), logprobs=(-1.0,))), "token -1,"),
+        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(float("nan"),))), "nan .*log-prob"),
+        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(float("-inf"),))), "-inf .*log-prob"),
+        (garbage(lambda r: replace(r, tokens=(1,), logprobs=(0.5,))), r"0\.5 .*log-prob"),
+        (garbage(lambda r: replace(r, tokens=(1, 1), logprobs=(-0.5,))), "2 tokens.* 1 log-prob"),
+        (garbage(lambda r: replace(r, tokens=(1,) * 4, logprobs=(-0.5,) * 4)), "4 tokens.* 4 log-prob"),
     ],
 )
 def test_garbage_is_a_lost_generator_whose_answers_nobody_sees(
     spoil: Callable[[Generated], Generated], said: str
 ) -> None:
     crew, losses = answered({1: [spoil]})
-    assert len(losses) == 1 and losses[0].startswith(f"generator 1 {said}")
+    assert len(losses) == 1 and re.match(f"generator 1 .*{said}", losses[0])
     assert crew.started[1].is_ended
 
 
 def test_a_share_that_every_generator_fails_at_ends_the_run_with_the_last_cause() -> None:
     crew = Crew(spoils={0: [dead] * 9, 1: [dead] * 9})
     engine = crew.engine(2)
-    with pytest.raises(GeneratorLost, match=r"killed by SIGKILL, and so did others: .* asked for 3 times"):
+    with pytest.raises(GeneratorLost, match=rf"SIGKILL,.*\b{MOST_TRIES} times"):
         engine.generate(PROMPTS, FOUR)
     assert len(crew.started) <= 2 * MOST_TRIES
 
@@ -235,9 +237,8 @@ def test_weights_that_do_not_arrive_whole_are_a_lost_generator() -> None:
 
     crew.started[1].load = damaged  # type: ignore[method-assign]
     engine.receive(weights(5))
-    assert engine.pool.losses == [
-        "generator 1 failed: NotWhole: bucket 0 of version 0 of the weights was changed on its way"
-    ]
+    (lost,) = engine.pool.losses
+    assert re.match(r"generator 1 .*NotWhole: bucket 0 of version 0\b", lost)
     assert [each.is_ended for each in crew.started] == [False, True, False]
 
 
@@ -246,7 +247,7 @@ def test_nobody_is_started_in_the_place_of_one_that_was_ended_with_the_run() -> 
     engine = crew.engine(2)
     engine.end()
     engine.end()
-    with pytest.raises(GeneratorLost, match="the last generator is gone: generator 0 was ended; generator 1 was ended"):
+    with pytest.raises(GeneratorLost, match=r"generator 0 .*ended; generator 1 .*ended"):
         engine.generate(PROMPTS, FOUR)
     assert [each.is_ended for each in crew.started] == [True, True]
     assert len(crew.started) == 2

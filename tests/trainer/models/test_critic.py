@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def critic(*words: str) -> Critic:
-    config: Config = parse(["layers=2", "hidden=16", "intermediate=24", "dtype=float64", *words], devices=("cpu",))
+    config: Config = parse(["layers=1", "hidden=16", "intermediate=24", "dtype=float64", *words], devices=("cpu",))
     return build(config, 19, seed=0, device=CPU)
 
 
@@ -29,9 +29,9 @@ def test_a_fresh_critic_says_zero_everywhere() -> None:
 
 
 def test_it_learns_the_returns_and_stays_zero_outside_the_mask() -> None:
-    made, batch = critic("value_clip=0", "critic_lr=0.01"), batch_of(*UNEVEN)
+    made, batch = critic("value_clip=0", "critic_lr=0.03"), batch_of(*UNEVEN)
     returns_BT = torch.where(batch.mask_BT, batch.tokens_BT.double() / 18, torch.nan)
-    losses = [made.update(batch, made.values(batch), returns_BT) for _ in range(150)]
+    losses = [made.update(batch, made.values(batch), returns_BT) for _ in range(30)]
     assert losses[-1] < 0.2 * losses[0]
     assert bool((made.values(batch)[~batch.mask_BT] == 0).all())
 
@@ -74,9 +74,9 @@ def test_its_state_brings_it_back() -> None:
 
 
 def test_in_bfloat16_many_micro_batches_cost_no_precision() -> None:
-    """Measured with 300 rows: 0.003 off in one pass, 0.004 one by one; added up in bfloat16 these were 0.05 off."""
+    """Measured with 90 rows: 0.003 off in one pass and one by one; added up in bfloat16 these were 0.02 off."""
     small = batch_of(*UNEVEN)
-    batch = select(small, torch.arange(len(small.tokens_BT)).repeat(50))
+    batch = select(small, torch.arange(len(small.tokens_BT)).repeat(15))
     returns_BT = batch.tokens_BT.float() / 18
     start = critic("dtype=bfloat16").state()
 

@@ -44,6 +44,7 @@ def test_the_file_is_laid_out_as_the_format_says(tmp_path: Path) -> None:
     assert data[8 + length :] == bytes.fromhex("0000803f00000040")
 
 
+@pytest.mark.full
 def test_the_safetensors_package_reads_what_is_written(tmp_path: Path) -> None:
     package = pytest.importorskip("safetensors.torch", reason="compares with safetensors, which is not installed")
     files.write_weights(tmp_path / "x.safetensors", TENSORS)
@@ -111,10 +112,10 @@ def test_missing_and_unknown_weights_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_configuration_and_a_small_vocabulary_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match="no model folder"):
+    with pytest.raises(BadSetting, match="model folder"):
         build(parse([f"path={tmp_path}"], devices=("cpu",)), 19, seed=0, device=torch.device("cpu"))
     save(decoder(QWEN2), tmp_path)
-    with pytest.raises(BadSetting, match="knows 19 tokens, the task's tokenizer 20"):
+    with pytest.raises(BadSetting, match=r"\b19 tokens\b.*\b20\b"):
         build(parse([f"path={tmp_path}"], devices=("cpu",)), 20, seed=0, device=torch.device("cpu"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -132,8 +133,7 @@ def test_the_words_of_the_noise_guide_too_with_hydras_plus_before_them() -> None
     assert values(given, *expected) == expected
     told = {*given.translated, *given.ignored}
     assert [word for word in NOISE_GUIDE if word.lstrip("+") not in told] == []
-    why = given.ignored["custom_reward_function.path=/opt/verl/verl/utils/reward_score/gsm8k.py"]
-    assert why == "the task gsm8k scores by the same rule"
+    assert "task gsm8k" in given.ignored["custom_reward_function.path=/opt/verl/verl/utils/reward_score/gsm8k.py"]
 
 
 def test_lists_of_layers_become_ours() -> None:
@@ -156,7 +156,7 @@ def test_the_divergence_counts_where_verl_would_count_it() -> None:
     given = understood("algorithm.use_kl_in_reward=True")
     assert values(given, *names) == {"kl_in": "reward", "kl_coef": 1e-3, "kl": "k1"}
     assert understood("algorithm.use_kl_in_reward=True", "kl=k3").config.algorithm.kl == "k3"
-    assert "counts in one place only" in refused(f"{actor}use_kl_loss=True", "algorithm.use_kl_in_reward=True")
+    assert "one place" in refused(f"{actor}use_kl_loss=True", "algorithm.use_kl_in_reward=True")
     assert "Accepted: kl, k1, mse" in refused(f"{actor}use_kl_loss=True", f"{actor}kl_loss_type=full")
 
 
@@ -170,34 +170,34 @@ def test_one_bound_of_the_clip_may_differ_from_the_other() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["actor_rollout_ref.rollout.nn=5"], "Did you mean actor_rollout_ref.rollout.n or "),
-        (["actor_rollout_ref.actor.optim.learning_rate=5"], "There is no setting"),
-        (["trainer.total_epoch=5"], "Did you mean trainer.total_epochs?"),
-        (["+trainer.noise_injection.sigma_begin=1"], "Did you mean trainer.noise_injection.sigma_"),
-        (["~trainer.logger=console"], "There is no setting '~trainer.logger'"),
+        (["actor_rollout_ref.rollout.nn=5"], " actor_rollout_ref.rollout.n or "),
+        (["actor_rollout_ref.actor.optim.learning_rate=5"], "no setting"),
+        (["trainer.total_epoch=5"], " trainer.total_epochs?"),
+        (["+trainer.noise_injection.sigma_begin=1"], " trainer.noise_injection.sigma_"),
+        (["~trainer.logger=console"], " '~trainer.logger'"),
         (
             ["data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size=64"],
-            "must divide the 100 prompts",
+            "the 100 prompts",
         ),
-        (["actor_rollout_ref.actor.ppo_mini_batch_size=64"], "says nothing without data.train_batch_size"),
-        (["data.train_batch_size=0"], "Accepted: a whole number from 1 on"),
-        (["data.train_batch_size=True"], "Accepted: a whole number from 1 on"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=64"], "without data.train_batch_size"),
+        (["data.train_batch_size=0"], "number from 1 on"),
+        (["data.train_batch_size=True"], "number from 1 on"),
         (["lr=1e-3", "actor_rollout_ref.actor.optim.lr=5e-7"], "lr=1e-3 contradicts actor_rollout_ref.actor.optim.lr"),
-        (["actor_rollout_ref.actor.optim.lr=50"], "actor_rollout_ref.actor.optim.lr=50: lr=50 is not accepted"),
-        (["actor_rollout_ref.actor.optim.lr=null"], "lr= is not accepted. Accepted: a number from 0 to 10"),
-        (["actor_rollout_ref.rollout.name=sglang"], "is not accepted. Accepted: vllm, hf"),
-        (["algorithm.adv_estimator=remax"], "is not accepted. Accepted: grpo, rloo"),
+        (["actor_rollout_ref.actor.optim.lr=50"], "actor_rollout_ref.actor.optim.lr=50: lr=50 "),
+        (["actor_rollout_ref.actor.optim.lr=null"], "number from 0 to 10"),
+        (["actor_rollout_ref.rollout.name=sglang"], "Accepted: vllm, hf"),
+        (["algorithm.adv_estimator=remax"], "Accepted: grpo, rloo"),
         (["data.truncation=left"], "never cut. Accepted: error"),
         (["actor_rollout_ref.actor.ppo_epochs=2"], "learnt once. Accepted: 1"),
         (["actor_rollout_ref.actor.ppo_epochs=True"], "learnt once. Accepted: 1"),
-        (["trainer.logger=[console,mlflow]"], "mlflow is not accepted. Accepted: tensorboard"),
-        (["data.train_files=[a.parquet"], "data.train_files: '[a.parquet' has a [ that is not closed"),
-        (["data.train_files=mine.parquet"], "does not tell what is asked: add task=gsm8k, math, code or file"),
-        (["data.max_prompt_length=${data.max_response_length}"], "refers to another key"),
+        (["trainer.logger=[console,mlflow]"], "Accepted: tensorboard"),
+        (["data.train_files=[a.parquet"], "data.train_files: '[a.parquet' "),
+        (["data.train_files=mine.parquet"], "task=gsm8k, math, code or file"),
+        (["data.max_prompt_length=${data.max_response_length}"], "another key"),
         (["actor_rollout_ref.actor.use_kl_loss=perhaps"], "Accepted: true, false"),
         (
             [f"actor_rollout_ref.actor.optim.{word}" for word in ("warmup_style=cosine", "lr_scheduler_type=constant")],
-            "contradict each other: both set lr_schedule",
+            "set lr_schedule",
         ),
     ],
 )  # fmt: skip
@@ -280,7 +280,8 @@ def test_what_only_vllm_reads_is_ignored_with_another_engine(
 ) -> None:
     word = f"actor_rollout_ref.rollout.{word}"
     given = understood(word, *chosen)
-    assert given.ignored == {word: f"only engine=vllm reads {name}, and this run has engine={engine}"}
+    assert list(given.ignored) == [word]
+    assert re.search(rf"engine=vllm .*\b{name}\b.*\bengine={engine}$", given.ignored[word])
     assert word not in given.translated
     assert values(given, name) == {name: Config().flat()[name]}
 
@@ -297,10 +298,10 @@ def test_with_vllm_it_is_translated(chosen: str) -> None:
 
 def test_what_only_a_critic_reads_is_ignored_without_one() -> None:
     given = understood("algorithm.adv_estimator=grpo", "critic.optim.lr=0.5", "algorithm.lam=0.9")
-    assert given.ignored == {
-        "critic.optim.lr=0.5": "only estimator=gae reads critic_lr, and this run has estimator=grpo",
-        "algorithm.lam=0.9": "only estimator=gae reads lam, and this run has estimator=grpo",
-    }
+    ours = {"critic.optim.lr=0.5": "critic_lr", "algorithm.lam=0.9": "lam"}
+    assert given.ignored.keys() == ours.keys()
+    for word, why in given.ignored.items():
+        assert re.search(rf"estimator=gae .*\b{ours[word]}\b.*\bestimator=grpo$", why)
     assert understood("algorithm.adv_estimator=gae", "algorithm.lam=0.9").config.algorithm.lam == 0.9
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.trainer.trainer_cases import of_a_child
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 NO_RAY = "Ray is not installed in this interpreter: these tests run beside the stack cpu-full, which has it"
 HAS_RAY = importlib.util.find_spec("ray") is not None
+NEEDS_RAY = [pytest.mark.slow, pytest.mark.full, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
 LIMIT_S = 240.0
 
 Record = dict[str, Any]
@@ -60,7 +63,9 @@ def head(at: Home, *words: str) -> Iterator[str]:
     log = (at.folder / "head.log").open("wb")
     with log, subprocess.Popen(argv, env=at.environ, stdout=log, stderr=log, start_new_session=True) as process:
         try:
-            wait_for(lambda: "Local node IP" in (at.folder / "head.log").read_text(errors="replace"), process=process)
+            wait_for(
+                lambda: "Ray runtime started" in (at.folder / "head.log").read_text(errors="replace"), process=process
+            )
             yield f"127.0.0.1:{port}"
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.support import namespaces
-from tests.trainer.placement.ray_cases import HAS_RAY, LIMIT_S, NO_RAY, Trial, wait_for
+from tests.trainer.placement.ray_cases import LIMIT_S, NEEDS_RAY, Trial, wait_for
 from tests.trainer.trainer_cases import of_a_child
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
+pytestmark = NEEDS_RAY
 
 WORDS = ("device=cpu", "probe_packages=false", "cluster_limit_s=200")
 ENVIRON = {
@@ -101,10 +101,7 @@ def test_a_run_across_three_hosts_outlives_one_of_them(tmp_path: Path) -> None:
         assert all_of.end(0) == 0, all_of.said(0)
         last = run.records("header")[-1]["placement"]
         assert last["generators"] == ["10.77.0.3", "10.77.0.3"] and len(last["restarts"]) == 1
-        lost = re.search(
-            r"node 10\.77\.0\.2 was lost, and with it generator 0 and generator 1; goes on after step (\d+)",
-            all_of.said(0),
-        )
+        lost = re.search(r"node 10\.77\.0\.2 .* generator 0 .* generator 1; .* (\d+) \(", all_of.said(0))
         assert lost is not None and 10 <= int(lost[1]) < 50
         assert run.steps() == list(range(1, 51))
         assert all_of.end(2) == 0  # the one that joined goes with the head
@@ -121,7 +118,7 @@ def test_ranks_on_two_hosts_go_on_with_a_spare_one_and_all_end_with_their_head(t
         all_of.hosts[1].kill()
         wait_for(lambda: len(run.records("resumed")) == 1, process=all_of.programs[0])
         saved = run.records("resumed")[0]["step"]
-        assert f"node 10.77.0.2 was lost, and with it rank 1; goes on after step {saved} (restart 1" in all_of.said(0)
+        assert re.search(rf"node 10\.77\.0\.2 .* rank 1; .* {saved} \(restart 1", all_of.said(0))
         run.until_step(saved + 2)
         placed = run.records("header")[-1]["placement"]
         assert placed["ranks"] + placed["generators"] == ["10.77.0.1", "10.77.0.3", "10.77.0.4"]
@@ -129,12 +126,12 @@ def test_ranks_on_two_hosts_go_on_with_a_spare_one_and_all_end_with_their_head(t
         all_of.hosts[0].kill()
         for number in (2, 3):
             assert all_of.end(number) == 1
-            assert "the head at 10.77.0.1:26379 is gone without a word, and the run with it" in all_of.said(number)
+            assert re.search(r"head at 10\.77\.0\.1:26379 is gone", all_of.said(number))
 
 
 def test_a_host_that_does_not_see_the_output_folder_is_named_before_anything_is_learnt(tmp_path: Path) -> None:
     with spread(tmp_path, 2, "train_cards=0-1", "cards_per_node=1", blind=1) as all_of:
         for number in (0, 1):
             assert all_of.end(number) == 2
-            assert "is not the same folder on 10.77.0.2: ranks on several nodes need one" in all_of.said(number)
+            assert re.search(rf"{tmp_path / 'out'} .* folder on 10\.77\.0\.2:", all_of.said(number))
         assert all_of.run.records() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.trainer.placement.test_cards import cluster, layout, where
@@ -23,20 +25,19 @@ def unfit(words: list[str], nodes: list[Node], kind: str | None = "NPU") -> str:
 
 def test_the_first_card_behind_the_last_node_is_not_there() -> None:
     assert layout("train_cards=0-7", "nodes=1", "cards_per_node=8").cards[-1] == 7
-    assert "there is no card 8: nodes=1 with cards_per_node=8 have 0-7" in refusal(
-        "train_cards=0-8", "nodes=1", "cards_per_node=8"
-    )
+    told = refusal("train_cards=0-8", "nodes=1", "cards_per_node=8")
+    assert re.search("card 8: nodes=1 .* cards_per_node=8 .* 0-7", told)
 
 
 def test_as_many_nodes_as_cards_are_the_most() -> None:
     assert layout("train_cards=0-1", "nodes=2").nodes == 2
-    assert "nodes=3 is more than the cards" in refusal("train_cards=0-1", "nodes=3")
+    assert "nodes=3 is more" in refusal("train_cards=0-1", "nodes=3")
 
 
 def test_nodes_that_are_asked_for_must_be_there_though_their_cards_are_not_named() -> None:
     words = ["train_cards=0-7", "nodes=2", "cards_per_node=8"]
     assert [node.address for node in seat(layout(*words), cluster(8, 8), kind="NPU").nodes] == ["10.0.0.1", "10.0.0.2"]
-    assert "the Ray cluster has 1 node" in unfit(words, cluster(8))
+    assert re.search(r"card 7 .* node 2 .* 1 node ", unfit(words, cluster(8)))
 
 
 def test_a_node_without_cards_is_passed_over_even_if_it_is_the_own_one() -> None:
@@ -66,8 +67,8 @@ def test_nodes_of_different_sizes_do_where_the_smallest_holds_all_or_its_share()
     assert [node.address for node in found.nodes] == ["10.0.0.1"]
     shared = seat(layout("train_cards=0-7", "nodes=2"), cluster(4, 8), kind="NPU")
     assert where(shared)["rank 7"] == ("10.0.0.2", (3,))
-    assert "the nodes have different numbers of NPU" in unfit(["train_cards=0-7", "nodes=2"], cluster(2, 8))
-    assert "card 7 is on node 4 at 2 NPU a node" in unfit(["train_cards=0-7", "nodes=2"], cluster(2, 2))
+    assert re.search(r"different .* 2 NPU.* 8 NPU", unfit(["train_cards=0-7", "nodes=2"], cluster(2, 8)))
+    assert re.search(r"card 7 .* node 4 .* 2 NPU", unfit(["train_cards=0-7", "nodes=2"], cluster(2, 2)))
 
 
 def test_an_odd_number_of_processes_is_spread_with_the_larger_part_first() -> None:
@@ -77,7 +78,7 @@ def test_an_odd_number_of_processes_is_spread_with_the_larger_part_first() -> No
 
 def test_an_engine_that_the_nodes_own_sizes_tear_apart_is_refused() -> None:
     words = ["train_cards=0-1", "infer_cards=2-5", "engine=vllm", "tensor_parallel=2"]
-    assert "puts cards 2-3 into one engine, and they are on two nodes" in unfit(words, cluster(3, 3))
+    assert re.search(r"tensor_parallel=2 .* 2-3 .* two nodes", unfit(words, cluster(3, 3)))
     assert seat(layout(*words), cluster(4, 4), kind="NPU").generators[1].local == (0, 1)
 
 
@@ -87,5 +88,5 @@ def test_the_size_of_an_engine_is_for_those_that_can_be_spread() -> None:
 
 
 def test_what_is_unfit_is_a_setting_that_cannot_be() -> None:
-    with pytest.raises(Unfit, match="no node of the Ray cluster has registered GPU"):
+    with pytest.raises(Unfit, match=r"registered GPU: 10\.0\.0\.1: 8 NPU"):
         seat(layout("train_cards=0-3"), cluster(8), kind="GPU")

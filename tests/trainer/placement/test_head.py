@@ -69,7 +69,7 @@ def test_a_head_that_is_silent_for_long_is_lost_and_one_that_nothing_listens_for
             head = stack.enter_context(heads.watched(there, lambda lost, ended=ended: ended.set()))  # type: ignore[misc]
             there.answers.clear()
             stack.callback(there.answers.set)
-            with pytest.raises(heads.HeadLost, match=rf"Ray's head at {address} does not answer any more: .*{why}"):
+            with pytest.raises(heads.HeadLost, match=rf"head at {address} does not .*: .*{why}"):
                 head.nodes(is_fresh=True)
             with pytest.raises(heads.HeadLost):
                 head.nodes()

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.trainer.placement.ray_cases import (
-    HAS_RAY,
-    NO_RAY,
+    NEEDS_RAY,
     Home,
     Trial,
     computed,
@@ -44,9 +43,8 @@ if TYPE_CHECKING:
 NUM_KILLS = int(os.environ.get("NPUENV_RAY_KILLS", "0"))
 SEED = int(os.environ.get("NPUENV_RAY_KILL_SEED", "1"))
 pytestmark = [
-    pytest.mark.slow,
+    *NEEDS_RAY,
     pytest.mark.timeout(7200),
-    pytest.mark.skipif(not HAS_RAY, reason=NO_RAY),
     pytest.mark.skipif(not NUM_KILLS, reason="takes minutes: NPUENV_RAY_KILLS=20 runs it with 20 kills"),
 ]
 

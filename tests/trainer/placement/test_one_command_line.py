@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import namespaces
-from tests.trainer.placement.ray_cases import HAS_RAY, NO_RAY, home, wait_for
+from tests.trainer.placement.ray_cases import NEEDS_RAY, home, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_RAY, reason=NO_RAY)]
+pytestmark = NEEDS_RAY
 
 WORDS = (
     "seed=1", "steps=60", "lr=1e-3", "prompts_per_step=32", "rollouts_per_prompt=16", "mini_batches=4", "device=cpu",
@@ -120,10 +120,12 @@ def test_ranks_and_a_generator_apart_learn_what_one_process_learns(alone: Learnt
     check_alike(split, alone)
 
 
+@pytest.mark.long
 def test_a_generator_one_step_behind_learns_what_one_process_learns(alone: Learnt, tmp_path: Path) -> None:
     check_alike(learnt(tmp_path / "out", *AHEAD, "--ray", "local"), alone)
 
 
+@pytest.mark.long
 def test_three_hosts_learn_what_one_process_learns_and_take_the_steps_of_one_host(
     alone: Learnt, split: Learnt, tmp_path: Path
 ) -> None:

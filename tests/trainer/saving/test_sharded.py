@@ -201,7 +201,7 @@ def test_the_wide_copies_of_a_bfloat16_run_are_the_rows_of_a_sharded_one_and_bac
 def test_a_rank_that_cannot_write_ends_the_save_on_all_and_leaves_the_earlier_state(
     ranks: list[dict[str, Any]], folder: Path
 ) -> None:
-    assert [rank["failed"] for rank in ranks] == [[errno.ENOSPC, "No space left on device (rank 1)"]] * 2
+    assert [rank["failed"] for rank in ranks] == [[errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (rank 1)"]] * 2
     saved = manifest.read(folder / "checkpoint")
     assert saved is not None
     assert saved.step == 3
@@ -211,7 +211,7 @@ def test_a_rank_that_cannot_write_ends_the_save_on_all_and_leaves_the_earlier_st
 def test_a_damaged_shard_is_named_on_every_rank(ranks: list[dict[str, Any]]) -> None:
     for kind, text in (rank["refused"] for rank in ranks):
         assert kind == "CorruptCheckpoint"
-        assert "/__1_0.distcp has the digest" in text
+        assert re.search(r"/__1_0\.distcp .*digest", text)
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_one_turned_bit_is_noticed_in_whichever_file_it_is(checkpoint: Path, nam
     damaged = bytearray(path.read_bytes())
     damaged[int(len(damaged) * place)] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(CorruptCheckpoint, match=f"{name} has the digest"):
+    with pytest.raises(CorruptCheckpoint, match=f"{name} .*digest"):
         load(checkpoint, CPU)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -63,7 +65,7 @@ def test_a_reward_that_raises_is_named_with_its_line() -> None:
     error = caught(lambda: score(raises))
     assert type(error) is RewardBroken
     line = raises.__code__.co_firstlineno + 1
-    assert str(error) == f"the reward raised ValueError at test_failure.py:{line} raises: no such key"
+    assert str(error).endswith(f" ValueError at test_failure.py:{line} raises: no such key")
     found = of_error(error)
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-raises")
 
@@ -80,7 +82,7 @@ def test_a_reward_that_hangs_is_stopped_and_named_even_where_it_catches_everythi
     began = time.monotonic()
     error = caught(lambda: score(hangs, 0.2)) if is_main else in_a_thread(lambda: caught(lambda: score(hangs, 0.2)))
     assert 0.2 <= time.monotonic() - began < 120
-    assert "did not come back within 0.2 s: it was at test_failure.py:" in str(error)
+    assert re.search(r"\b0\.2 s: .* test_failure\.py:", str(error))
     assert str(error).endswith(" hangs")
     found = of_error(error)
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-hangs")
@@ -145,7 +147,7 @@ def unwritable(monkeypatch: pytest.MonkeyPatch, error: Exception, free: int) -> 
 @pytest.mark.parametrize(
     ("error", "free", "number", "cause"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), 1 << 40, errno.ENOSPC, "full-disk"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1 << 40, errno.ENOSPC, "full-disk"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), 1 << 40, errno.EDQUOT, "full-disk"),
         (RuntimeError("file write failed"), 100, errno.ENOSPC, "full-disk"),
         (RuntimeError("file write failed"), 1 << 40, errno.EIO, "cannot-save"),

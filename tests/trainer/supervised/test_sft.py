@@ -175,9 +175,9 @@ def test_files_that_cannot_be_learnt_from_are_refused_by_name(tmp_path: Path) ->
     with pytest.raises(BadSetting, match="train_files is needed"):
         sft.assemble(changed(config, train_files=""), CPU, World.alone())
     alone = written(tmp_path / "alone.jsonl", [{"messages": [{"role": "assistant", "content": "hello"}]}])
-    with pytest.raises(BadSetting, match="begins with the assistant"):
+    with pytest.raises(BadSetting, match=r"alone\.jsonl.*assistant"):
         sft.assemble(changed(config, train_files=alone), CPU, World.alone())
-    with pytest.raises(BadSetting, match=r"missing\.jsonl is no file"):
+    with pytest.raises(BadSetting, match=r"missing\.jsonl "):
         sft.assemble(changed(config, val_files=str(tmp_path / "missing.jsonl")), CPU, World.alone())
 
 
@@ -203,7 +203,7 @@ def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path
 def test_a_task_whose_right_answer_it_does_not_take_is_refused() -> None:
     parts = assemble(TINY, CPU, seed=0)
     task = replace(parts.task, is_right=lambda prompt, rollout: False)
-    with pytest.raises(BadSetting, match="does not take"):
+    with pytest.raises(BadSetting, match="not take"):
         warm_start.demonstration(task.train[0], task)
 
 

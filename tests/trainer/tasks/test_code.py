@@ -55,13 +55,13 @@ def test_the_tests_of_each_kind_are_read() -> None:
 @pytest.mark.parametrize(
     ("truth", "problem"),
     [
-        ("", "holds no tests"),
-        ("[]", "holds no tests"),
-        ("{}", "holds no tests"),
-        ('{"inputs": ["1"], "outputs": []}', "holds no tests"),
-        ('{"inputs": [1], "outputs": ["2"]}', "must be text, not 1"),
-        ('{"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}', "hold text that is no JSON"),
-        ('{"inputs": [[1]], "outputs": [1], "fn_name": "f(1);g"}', "is no name of a function"),
+        ("", "no tests"),
+        ("[]", "no tests"),
+        ("{}", "no tests"),
+        ('{"inputs": ["1"], "outputs": []}', "no tests"),
+        ('{"inputs": [1], "outputs": ["2"]}', "text, not 1"),
+        ('{"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}', "no JSON"),
+        ('{"inputs": [[1]], "outputs": [1], "fn_name": "f(1);g"}', r"f\(1\);g' .*name"),
         ("assert f(1) == g(1)", "is no `assert CALL == LITERAL`"),
         ("assert f(1) < 3", "is no `assert CALL == LITERAL`"),
         ("import os", "is no `assert CALL == LITERAL`"),
@@ -128,5 +128,5 @@ def test_the_reward_setting_pays_for_all_tests_or_for_each(tmp_path: Path) -> No
 
 @boxed
 def test_a_row_without_tests_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match="the ground truth"):
+    with pytest.raises(BadSetting, match="ground truth"):
         tasks.choose(settings("task=code", *files(tmp_path, [row("double", "4")], [row("pair", NAMED)])))

@@ -67,13 +67,13 @@ def test_the_function_is_called_as_it_wants_to_be(tmp_path: Path, source: str, v
         ),
         (
             "def score(**named):\n    return None",
-            "the score must be a number, or a dict with a number 'score', not None",
+            "'score', not None",
         ),
-        ("def score(**named):\n    return '1'", "the score must be a number"),
-        ("def score(**named):\n    return float('nan')", "the score must be finite, not nan"),
+        ("def score(**named):\n    return '1'", "'score', not '1'"),
+        ("def score(**named):\n    return float('nan')", "finite, not nan"),
         ("import sys\ndef score(**named):\n    sys.exit(3)", "raised SystemExit: 3 at mine.py:3 in score"),
-        ("import os\ndef score(**named):\n    os._exit(3)", "ended its process (exit code 3)"),
-        ("import ctypes\ndef score(**named):\n    ctypes.string_at(0)", "ended its process (SIGSEGV)"),
+        ("import os\ndef score(**named):\n    os._exit(3)", "process (exit code 3)"),
+        ("import ctypes\ndef score(**named):\n    ctypes.string_at(0)", "process (SIGSEGV)"),
     ],
 )
 def test_a_function_that_breaks_is_named_with_its_innermost_line(tmp_path: Path, source: str, said_of_it: str) -> None:
@@ -95,7 +95,7 @@ def test_a_function_that_breaks_is_named_with_its_innermost_line(tmp_path: Path,
 def test_a_function_that_hangs_is_stopped_and_named(tmp_path: Path, body: str, line: str) -> None:
     source = f"import itertools\nimport time\ndef score(**named):\n    {body}\n"
     started_s = time.monotonic()
-    with pytest.raises(RewardBroken, match=r"did not answer within 0\.3 s at mine\.py:") as caught:
+    with pytest.raises(RewardBroken, match=r"\b0\.3 s at mine\.py:") as caught:
         paid(tmp_path, source, "5", "reward_timeout_s=0.3")
     assert line in str(caught.value)
     assert time.monotonic() - started_s < 300
@@ -111,14 +111,14 @@ def test_a_process_that_cannot_say_at_once_where_it_hangs_is_asked_again(tmp_pat
         "    signal.pthread_sigmask(signal.SIG_SETMASK, heard)\n"
         "    time.sleep(600)\n"
     )
-    with pytest.raises(RewardBroken, match=r"did not answer within 0\.3 s at mine\.py:[56] in score"):
+    with pytest.raises(RewardBroken, match=r"\b0\.3 s at mine\.py:[56] in score"):
         paid(tmp_path, source, "5", "reward_timeout_s=0.3")
 
 
 def test_after_a_hang_the_next_call_works(tmp_path: Path) -> None:
     source = "import time\ndef score(prompt, answer):\n    return time.sleep(600) if answer == 'slow' else 1.0"
     reward = reward_of(tmp_path, source, "reward_timeout_s=3")
-    with pytest.raises(RewardBroken, match="did not answer"):
+    with pytest.raises(RewardBroken, match=r"\b3 s at mine\.py:"):
         reward(ASKED, said("slow"))
     assert reward(ASKED, said("fast")) == 1.0
 

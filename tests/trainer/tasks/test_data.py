@@ -46,23 +46,23 @@ def test_overlong_prompts_are_an_error_where_they_are_not_to_be_left_out(tmp_pat
 
 def test_a_file_of_overlong_prompts_only_is_an_error(tmp_path: Path) -> None:
     named = files(tmp_path, [row("x" * 11)], [row("y")])
-    with pytest.raises(BadSetting, match="leaves no question; 1 had more than max_prompt_tokens=10"):
+    with pytest.raises(BadSetting, match=r"no question\b.*\b1 .*max_prompt_tokens=10"):
         questions(settings("task=file", "max_prompt_tokens=10", *named).task, WORDS)
 
 
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [
-        (row(truth=5), "int '5' in column 'reward_model.ground_truth', which must be text"),
+        (row(truth=5), "int '5' in column 'reward_model.ground_truth'"),
         (row(truth=None), "NoneType 'None' in column 'reward_model.ground_truth'"),
-        (row(prompt="2+3?"), "str '2+3?' in column 'prompt', which must be a list of messages"),
-        (row(prompt=[]), "has an empty 'prompt'"),
-        (row(prompt=[{"role": "user"}]), "column 'prompt', which must be messages of a text 'role'"),
+        (row(prompt="2+3?"), "str '2+3?' in column 'prompt'"),
+        (row(prompt=[]), "empty 'prompt'"),
+        (row(prompt=[{"role": "user"}]), "text 'role'"),
         (row(prompt=["hello"]), "str 'hello' in column 'prompt'"),
         (row(reward_model="5"), "str '5' in column 'reward_model'"),
-        (row(data_source=None), "NoneType 'None' in column 'data_source', which must be text"),
+        (row(data_source=None), "NoneType 'None' in column 'data_source'"),
         (row(extra_info=[1]), "list '[1]' in column 'extra_info'"),
-        ({"question": "2+3?", "answer": "5"}, "has no column 'data_source'; it has 'question', 'answer'"),
+        ({"question": "2+3?", "answer": "5"}, "column 'data_source'; it has 'question', 'answer'"),
     ],
 )
 def test_the_column_that_is_wrong_is_named(broken: dict[str, object], problem: str) -> None:
@@ -83,7 +83,7 @@ def test_the_row_that_is_wrong_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("none.jsonl", None, "is no file"),
+        ("none.jsonl", None, r"none\.jsonl .*no file"),
         ("odd.csv", "a,b\n", r"is neither \.parquet nor \.jsonl"),
         ("half.jsonl", '{"a": 1}\n{"a"', "line 2 is no JSON"),
         ("list.jsonl", "[1]\n", "line 1 is no JSON object"),
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, conten
 
 def test_text_that_the_tokens_cannot_express_is_refused_with_its_row(tmp_path: Path) -> None:
     named = files(tmp_path, [row("5 \u00a3?")], [row()])
-    with pytest.raises(BadSetting, match=r"row 0 cannot be written in the model's tokens .*5 \u00a3"):
+    with pytest.raises(BadSetting, match=r"row 0 .*tokens .*5 \u00a3"):
         questions(settings("task=file", *named).task, WORDS)
 
 
@@ -109,10 +109,11 @@ def test_a_list_that_is_not_named_is_asked_for(tmp_path: Path, missing: str) -> 
         questions(settings("task=gsm8k", *named).task, WORDS)
 
 
+@pytest.mark.full
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="reading parquet needs pyarrow")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(BadSetting, match="cannot be read as parquet"):
+    with pytest.raises(BadSetting, match=r"bad\.parquet .*as parquet"):
         list(rows(tmp_path / "bad.parquet"))
 
 
@@ -120,5 +121,5 @@ def test_a_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"")
-    with pytest.raises(BadSetting, match="need the package pyarrow"):
+    with pytest.raises(BadSetting, match="package pyarrow"):
         list(rows(tmp_path / "a.parquet"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,10 +109,11 @@ def test_strict_answers_false_scores_with_tolerance(tmp_path: Path) -> None:
 
 def test_a_raw_row_without_a_number_names_its_file(tmp_path: Path) -> None:
     named = files(tmp_path, [{"question": "a", "answer": "5"}], [SMALL])
-    with pytest.raises(BadSetting, match=r"train\.jsonl: row 0: row 0 has an answer without '#### number'"):
+    with pytest.raises(BadSetting, match=r"train\.jsonl: row 0: .* '#### number'"):
         tasks.choose(settings("task=gsm8k", *named))
 
 
+@pytest.mark.full
 def test_the_parquet_has_verls_columns_types_and_values(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="writing parquet needs pyarrow")
     raw, out = jsonl(tmp_path / "raw.jsonl", [RAW, SMALL]), tmp_path / "train.parquet"
@@ -128,6 +130,7 @@ def test_the_parquet_has_verls_columns_types_and_values(tmp_path: Path) -> None:
     assert list(rows(out)) == [row(RAW, "train", 0), row(SMALL, "train", 1)]
 
 
+@pytest.mark.full
 def test_the_task_reads_the_parquet_it_wrote(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="writing parquet needs pyarrow")
     raw, out = jsonl(tmp_path / "raw.jsonl", [RAW]), tmp_path / "train.parquet"
@@ -136,6 +139,7 @@ def test_the_task_reads_the_parquet_it_wrote(tmp_path: Path) -> None:
     assert (task.train[0].expected, task.train[0].extra["extra_info"]["index"]) == ("1262", 0)
 
 
+@pytest.mark.full
 def test_an_integer_ground_truth_in_a_parquet_is_refused(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="writing parquet needs pyarrow")
     import pyarrow  # type: ignore[import-not-found]
@@ -143,15 +147,16 @@ def test_an_integer_ground_truth_in_a_parquet_is_refused(tmp_path: Path) -> None
     wrong = row(RAW, "train", 0) | {"reward_model": {"style": "rule", "ground_truth": 1262}}
     parquet.write_table(pyarrow.Table.from_pylist([wrong]), tmp_path / "train.parquet")
     named = [f"{name}={tmp_path / 'train.parquet'}" for name in ("train_files", "val_files")]
-    with pytest.raises(BadSetting, match=r"int '1262' in column 'reward_model\.ground_truth', which must be text"):
+    with pytest.raises(BadSetting, match=r"int '1262' in column 'reward_model\.ground_truth'"):
         tasks.choose(settings("task=gsm8k", *named))
 
 
+@pytest.mark.full
 def test_the_converter_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyarrow", reason="writing parquet needs pyarrow")
     raw = jsonl(tmp_path / "raw.jsonl", [SMALL, {"question": "a"}])
     assert gsm8k_data.main([str(raw), str(tmp_path / "out.parquet")]) == 2
-    assert "raw.jsonl: row 1 lacks a text 'question' or 'answer'" in capsys.readouterr().err
+    assert re.search(r"raw\.jsonl: row 1 .*'question' or 'answer'", capsys.readouterr().err)
     assert not (tmp_path / "out.parquet").exists()
     assert gsm8k_data.main([str(jsonl(raw, [SMALL])), str(tmp_path / "out.parquet"), "--split", "test"]) == 0
     assert "1 rows written" in capsys.readouterr().err

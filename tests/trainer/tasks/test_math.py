@@ -20,8 +20,7 @@ needs_it = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, r
 
 
 @needs_it
-def test_answers_count_by_value() -> None:
-    judge = judged(60.0)
+def test_the_task_pays_for_answers_by_value(tmp_path: Path) -> None:
     right = [
         ("so \\boxed{\\frac{1}{2}}", "0.5"),
         ("The answer is $\\frac{1}{2}$", "0.5"),
@@ -30,14 +29,10 @@ def test_answers_count_by_value() -> None:
         ("first 3, then 72", "72"),
     ]
     wrong = [("73", "72"), ("", "72"), ("no idea", "\\sqrt{2}")]
-    assert [judge(answer, truth) for answer, truth in right] == [1.0] * len(right)
-    assert [judge(answer, truth) for answer, truth in wrong] == [0.0] * len(wrong)
-
-
-@needs_it
-def test_the_task_pays_for_the_right_value(tmp_path: Path) -> None:
-    task = tasks.choose(settings("task=math", *files(tmp_path, [row("half?", "0.5")], [row("x", "2")])))
-    assert task.reward(task.train[0], said("\\boxed{\\frac{1}{2}}")) == 1.0
+    rows = [row(f"{at}?", truth) for at, (_, truth) in enumerate(right + wrong)]
+    task = tasks.choose(settings("task=math", *files(tmp_path, rows, [row("x", "2")])))
+    asked = [(prompt, said(answer)) for prompt, (answer, _) in zip(task.train, right + wrong, strict=True)]
+    assert [task.reward(*each) for each in asked] == [1.0] * len(right) + [0.0] * len(wrong)
     assert task.is_right(task.train[0], said("$1/2$"))
     assert not task.is_right(task.train[0], said("$1/3$"))
 
@@ -53,5 +48,5 @@ def test_an_answer_that_takes_too_long_scores_nothing(monkeypatch: pytest.Monkey
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadSetting, match="task=math needs the package math-verify"):
+    with pytest.raises(BadSetting, match=r"task=math .*package math-verify"):
         tasks.choose(settings("task=math", *files(tmp_path, [row()], [row()])))

@@ -53,8 +53,23 @@ REFUSED = {
 }
 
 
+def test_what_reaches_out_of_the_sandbox_is_refused() -> None:
+    """One after the other in one process: had one of them worked, it would say so or be the last."""
+    source = f"""
+for name, source in {REFUSED!r}.items():
+    print(name, flush=True)
+    try:
+        exec(source, {{}})
+    except BaseException:
+        pass
+"""
+    ended = program(source, "", ROOMY)
+    assert (ended.end, ended.output.splitlines()) == (End.DONE, list(REFUSED))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED)
-def test_what_reaches_out_of_the_sandbox_is_refused(source: str) -> None:
+def test_each_that_reaches_out_of_the_sandbox_is_refused_by_itself(source: str) -> None:
     ended = program(source, "", ROOMY)
     assert "did" not in ended.output
     assert ended.end is not End.TIME
@@ -181,7 +196,7 @@ def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(sandbox, "_CHILD", child)
     ended = program("print('ran')", "", ROOMY)
     assert (ended.end, ended.output, ended.code) == (End.FAILED, "", 97)
-    with pytest.raises(BadSetting, match="the kernel refuses the walls"):
+    with pytest.raises(BadSetting, match="kernel refuses"):
         sandbox.require()
 
 
@@ -198,5 +213,5 @@ def test_without_landlock_root_runs_it_as_nobody(monkeypatch: pytest.MonkeyPatch
 
 def test_other_systems_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(BadSetting, match="this machine gives none: darwin has none"):
+    with pytest.raises(BadSetting, match="darwin"):
         sandbox.require()

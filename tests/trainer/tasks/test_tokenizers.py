@@ -35,6 +35,7 @@ def test_without_a_folder_text_is_written_in_printable_ascii() -> None:
     assert words.decode(words.encode(every)) == every
 
 
+@pytest.mark.full
 def test_a_model_folder_gives_its_own_tokens(tmp_path: Path) -> None:
     words = choose(str(folder_of(tmp_path, eos_token="<end>", pad_token="<pad>")))
     assert isinstance(words, Pretrained)
@@ -45,33 +46,36 @@ def test_a_model_folder_gives_its_own_tokens(tmp_path: Path) -> None:
     assert words.chat([{"role": "user", "content": "a a"}]) == (0, 0, 1)
 
 
+@pytest.mark.full
 def test_without_an_end_token_there_is_no_end(tmp_path: Path) -> None:
     words = choose(str(folder_of(tmp_path)))
     assert (words.end, words.pad) == (None, 0)
 
 
+@pytest.mark.full
 def test_without_a_pad_token_the_end_pads(tmp_path: Path) -> None:
     words = choose(str(folder_of(tmp_path, eos_token="<end>")))
     assert words.pad == words.end == 3
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match="is no folder"):
+    with pytest.raises(BadSetting, match="no folder"):
         choose(str(tmp_path / "nowhere"))
 
 
+@pytest.mark.full
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="a model's tokenizer needs transformers")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    with pytest.raises(BadSetting, match=r"holds no tokenizer: none of tokenizer\.json"):
+    with pytest.raises(BadSetting, match=r"no tokenizer: .*tokenizer\.json"):
         choose(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(BadSetting, match="holds no tokenizer that transformers can read"):
+    with pytest.raises(BadSetting, match=r"no tokenizer .*transformers"):
         choose(str(tmp_path))
 
 
 def test_missing_transformers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(BadSetting, match="needs the package transformers"):
+    with pytest.raises(BadSetting, match="package transformers"):
         choose(str(tmp_path))

@@ -99,6 +99,7 @@ def test_packed_transcripts_have_the_loss_on_the_same_tokens() -> None:
         assert WORDS.decode(batch.tokens_BT[line][batch.mask_BT[line]].tolist()) == said
 
 
+@pytest.mark.full
 def test_the_chat_template_decides_the_words_around_and_the_line_break_behind_is_not_learnt() -> None:
     tokenizer = pretrained()
     made = transcript(TALK, tokenizer)
@@ -110,6 +111,7 @@ def test_the_chat_template_decides_the_words_around_and_the_line_break_behind_is
     assert not any(made.mask[place + 1] for place in ends)
 
 
+@pytest.mark.full
 def test_tools_are_told_to_the_template(tmp_path: Path) -> None:
     tokenizer = pretrained()
     path = jsonl(tmp_path / "talks.jsonl", [{"messages": TALK, "tools": [{"type": "function"}]}])
@@ -117,13 +119,15 @@ def test_tools_are_told_to_the_template(tmp_path: Path) -> None:
     assert tokenizer.decode(made.tokens).startswith("<tools>1</tools><|start|>system")
 
 
+@pytest.mark.full
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
-    with pytest.raises(BadSetting, match="writes message 2 differently once more messages follow"):
+    with pytest.raises(BadSetting, match=r"message 2 differently"):
         transcript(TALK, pretrained(FORGETFUL))
 
 
+@pytest.mark.full
 def test_a_tokenizer_without_a_template_is_refused() -> None:
-    with pytest.raises(BadSetting, match="has no chat template"):
+    with pytest.raises(BadSetting, match="chat template"):
         transcript(TALK, pretrained(None))
 
 
@@ -131,19 +135,19 @@ def test_long_transcripts_are_left_out(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "talks.jsonl", [{"messages": TALK}, {"messages": TALK[3:5]}])
     (made,) = read(path, WORDS, max_tokens=20)
     assert learnt(made, WORDS) == ["It is 5."]
-    with pytest.raises(BadSetting, match="leaves no transcript: 2 had more than 3 tokens"):
+    with pytest.raises(BadSetting, match=r"no transcript: 2 .*\b3 tokens"):
         read(path, WORDS, max_tokens=3)
 
 
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [
-        ({"text": "a"}, "row 1 has no list 'messages'; it has 'text'"),
-        ({"messages": []}, "row 1 has no list 'messages'"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "row 1 has a message 0 without a role of"),
-        ({"messages": [{"role": "user", "content": None}]}, "row 1 has no text 'content' in message 0"),
+        ({"text": "a"}, "row 1 .*'messages'; it has 'text'"),
+        ({"messages": []}, "row 1 .*'messages'"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "row 1 .*message 0 without"),
+        ({"messages": [{"role": "user", "content": None}]}, "row 1 .*'content' in message 0"),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": "add"}]}, "row 1 has tool_calls"),
-        ({"messages": [TALK[1]]}, "row 1: there is nothing in it that the assistant said"),
+        ({"messages": [TALK[1]]}, "row 1: .*assistant said"),
         ({"messages": [{"role": "assistant", "content": "\u00a3"}]}, "row 1: substring not found"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_bucket_changed_on_its_way_is_refused_and_the_weights_stay() -> None:
     flat = buckets[1].flat.clone()
     flat[3] ^= 4
     made.add(buckets[0])
-    with pytest.raises(NotWhole, match="bucket 1 of version 1 of the weights was changed"):
+    with pytest.raises(NotWhole, match=r"bucket 1 of version 1 .*changed"):
         made.add(replace(buckets[1], flat=flat))
     made.add(buckets[2])
     assert (held.taken, made.version) == (0, AT_START)
@@ -106,7 +106,7 @@ def test_an_engine_that_fails_half_way_or_keeps_its_own_has_no_version_from_then
             broken.add(bucket)
     assert broken.version is None
     deaf = Loading(lambda weights: None, lambda: held.tensors)
-    with pytest.raises(NotWhole, match="does not hold b as it was sent with version 1"):
+    with pytest.raises(NotWhole, match=r"\bb\b.*\bversion 1\b"):
         for bucket in version(1):
             deaf.add(bucket)
     assert deaf.version is None

@@ -1,0 +1,88 @@
+"""A module's tests are found by its name: `tests/ROOM/test_MODULE*.py` for `npuenv/ROOM/.../MODULE.py`, or the trainer's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+# What a whole room does together, or several do, has a name of its own.
+FLOWS: dict[str, set[str]] = {
+    "checks": {"any_facts", "packages", "packages_cases", "packages_locks", "packages_parts", "safe_commands"},
+    "cli": {"bad_input", "commands", "constraints", "rough_conditions", "stack_names"},
+    "cluster": {"doctor_hosts", "real_ssh", "real_ssh_faults"},
+    "contract": {"verl_keys"},
+    "diagnose": {
+        "diagnosed_cases",
+        "from_report",
+        "healthy_reports",
+        "own_reports",
+        "paste",
+        "pip_without_network",
+        "problem_tables",
+        "read_facts",
+        "transcripts",
+        "went_on",
+    },
+    "doctor": {"machines", "real_torch_npu", "seeded_faults"},
+    "execute": {"inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},
+    "facts": {"cases", "import_program", "nodes"},
+    "host": {"redaction"},
+    "lint": {"any_text", "order", "reading", "rules"},
+    "lock": {"limits_real", "pip_settings"},
+    "matrix": {"against_facts", "contradictions", "published"},
+    "mutation": {"mutants"},
+    "placement": {"fit", "formulas", "plan", "recipes"},
+    "preflight": {
+        "fix_keeps",
+        "fix_loop",
+        "fix_words",
+        "fix_yaml",
+        "read_hydra",
+        "read_launch",
+        "read_several",
+        "read_yaml",
+        "scripts",
+    },
+    "refresh": {"registry", "trusted_host"},
+    "render": {"activation", "activation_files", "dockerfiles", "real_build"},
+    "report": {"piped"},
+    "resolve": {"cases", "exactness", "forms", "properties", "report"},
+    "smoke": {
+        "backend_reading",
+        "backend_runs",
+        "follow",
+        "follow_ups",
+        "nodes",
+        "placed_runs",
+        "planted_faults",
+        "wrong_arithmetic",
+    },
+    "trainer/algorithms": {"properties", "step_numbers", "vectors"},
+    "trainer/models": {"agreement"},
+    "trainer/placement": {"across_hosts", "kill_series", "losses", "one_command_line", "processes", "with_ray"},
+    "trainer/supervised": {"frozen_lake_gain"},
+    "trainer": {"generators", "going_on", "measures", "parts", "ranks"},
+    "trainer/weights": {"fingerprint"},
+}
+FILES = sorted(path.relative_to(TESTS) for path in TESTS.glob("*/**/test_*.py"))
+
+
+def modules_of(folder: Path) -> set[str]:
+    """The names of the modules and packages that a folder of tests is about."""
+    package = ROOT / folder if folder.parts[0] == "trainer" else ROOT / "npuenv" / folder
+    return {package.name, *(name for path in package.rglob("*.py") for name in (path.stem, path.parent.name))}
+
+
+def is_named_after(test: str, names: set[str]) -> bool:
+    return any(test == name or test.startswith(f"{name}_") for name in names)
+
+
+def test_a_file_of_tests_is_named_after_a_module_of_its_room_or_is_a_known_flow() -> None:
+    names = {folder: modules_of(folder) for folder in {path.parent for path in FILES}}
+    others: dict[str, set[str]] = {}
+    for path in FILES:
+        test = path.stem.removeprefix("test_")
+        if not is_named_after(test, names[path.parent]):
+            others.setdefault(str(path.parent), set()).add(test)
+    assert others == FLOWS
