@@ -1,4 +1,4 @@
-"""A module's tests are found by its name: `tests/ROOM/test_MODULE*.py` for `npuenv/ROOM/.../MODULE.py`, or the trainer's."""
+"""A module's tests are found by its name: those of `npuenv/ROOM/.../MODULE.py` are `tests/ROOM/test_MODULE*.py`."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ import pytest
 import npuenv
 from npuenv._toml import load_file
 from npuenv.cli import main
+from tests.support.own_signals import restored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +110,8 @@ def test_what_a_command_says_is_what_its_golden_file_holds(
     places = {"hosts": ROOT / "tests/support/hosts", "scripts": HERE / "scripts", "work": work, "home": home}
     places["reports"] = tmp_path / "reports"
     program = trainer_program() if command == "trainer" else main
-    shown = "\n".join(run(program, line, places, capfd) for line in lines_of(command))
+    with restored():
+        shown = "\n".join(run(program, line, places, capfd) for line in lines_of(command))
     path = HERE / f"{command}.{lang}.txt"
     if request.config.getoption("--regenerate"):
         path.write_text(shown, encoding="utf-8")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.own_signals import restored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,11 +39,9 @@ def plain_run() -> PlainRun:
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """A run in this process takes over its signals, and ignores them in the end: so would all that is started later."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    """Runs in this process take over its signals."""
+    with restored():
+        yield
 
 
 @pytest.fixture(autouse=True)

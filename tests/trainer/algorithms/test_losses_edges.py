@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 import torch
 
 from trainer.algorithms import losses as losses_module
 from trainer.algorithms.losses import token_logprobs
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_two_parts_are_put_together_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
