@@ -89,9 +89,9 @@ class Learnt:
     @classmethod
     def load(cls, path: Path) -> Learnt:
         raw = json.loads(path.read_text())
-        tables = {name: {key: set(each) for key, each in raw[name].items()} for name in ("direct", "files")}
-        sets = {name: set(raw[name]) for name in ("fragile", "unfinished", "known")}
-        return cls(seconds=raw["seconds"], loading=raw.get("loading", {}), **tables, **sets)
+        direct, files = ({key: set(each) for key, each in raw[name].items()} for name in ("direct", "files"))
+        fragile, unfinished, known = (set(raw[name]) for name in ("fragile", "unfinished", "known"))
+        return cls(raw["seconds"], raw.get("loading", {}), direct, files, fragile, unfinished, known)
 
 
 class Copy:
@@ -413,7 +413,8 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     words = parser.parse_args()
     began = time.monotonic()
-    checkout, gone = words.checkout.resolve(), []
+    checkout = words.checkout.resolve()
+    gone: list[str] = []
     if words.like is not None:
         results, sources, gone = draw_like(checkout, words.rooms, words.like)
     else:

@@ -46,12 +46,13 @@ class Chosen:
         self.session = session
         if self.tests is None:
             return
-        wanted = [item for item in items if item.nodeid in self.tests]
+        seconds = self.tests
+        wanted = [item for item in items if item.nodeid in seconds]
         cost: dict[str, float] = {}
         for item in wanted:
             file = item.nodeid.partition("::")[0]
-            cost[file] = cost.get(file, 0.0) + self.tests[item.nodeid]
-        wanted.sort(key=lambda item: (cost[item.nodeid.partition("::")[0]], self.tests[item.nodeid]))
+            cost[file] = cost.get(file, 0.0) + seconds[item.nodeid]
+        wanted.sort(key=lambda item: (cost[item.nodeid.partition("::")[0]], seconds[item.nodeid]))
         items[:] = wanted
 
     def pytest_collectreport(self, report: Any) -> None:

@@ -128,14 +128,16 @@ def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
 
 @pytest.mark.parametrize("name", [TWO_NODES, f"{TWO_NODES}-spread"])
 def test_a_value_that_is_not_the_guides_says_so_in_the_file(name: str) -> None:
-    why = {"key": "reference.infer_batch_size", "value": 2, "guide": 8}
     new, old, own = (
         render(name, "0.3.0"),
         render(name, "5d1e3c3d"),
         render(name, "0.3.0", "reference.infer_batch_size=1"),
     )
     text = " ".join(new[f"{name}.yaml"].replace("#", " ").split())
-    assert (says(text, "launch_roll.why-replaced", **why), content(new)["reference"]["infer_batch_size"]) == (True, 2)
+    assert (
+        says(text, "launch_roll.why-replaced", key="reference.infer_batch_size", value=2, guide=8),
+        content(new)["reference"]["infer_batch_size"],
+    ) == (True, 2)
     assert content(old)["reference"]["infer_batch_size"] == 8
     for files in (old, own):
         assert not says(" ".join(files[f"{name}.yaml"].replace("#", " ").split()), "launch_roll.why-replaced")

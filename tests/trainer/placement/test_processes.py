@@ -157,7 +157,7 @@ def test_a_loss_is_told_in_a_word() -> None:
 
 
 def test_an_address_that_nothing_answers_at_is_told_at_once() -> None:
-    assert f"({os.strerror(errno.ECONNREFUSED)})" in answers("127.0.0.1:9", 1.0)
+    assert f"({os.strerror(errno.ECONNREFUSED)})" in str(answers("127.0.0.1:9", 1.0))
     assert answers("banana", 1.0) == "'banana' is no HOST:PORT"
 
 
