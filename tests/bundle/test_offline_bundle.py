@@ -269,6 +269,7 @@ def test_the_script_makes_an_environment_and_hands_over(shop: Shop, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_script_starts_npuenv_where_there_is_nothing_but_a_python(shop: Shop, tmp_path: Path) -> None:
     needs_unshare()
     shop.arch = HERE

@@ -34,6 +34,7 @@ ROOM = 5 * 1024**3  # bytes: the archive, its parts while they are put together,
 
 @pytest.mark.registry
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_stack_of_cann_8_5_0_installs_offline_for_aarch64_with_every_hash_checked(tmp_path: Path) -> None:
     if shutil.disk_usage(tmp_path).free < ROOM:
         pytest.skip("not enough room for a whole stack")

@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.registry, pytest.mark.slow]
 FOLDER = Path(__file__).parents[2] / "lockfiles"
 
 
-@pytest.mark.parametrize("name", ["cpu", pytest.param("cpu-full", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["cpu", "cpu-full"])
 def test_the_published_lock_installs_and_trains_one_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

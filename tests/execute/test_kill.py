@@ -411,6 +411,7 @@ def test_a_file_missing_in_the_cache_comes_back_too(small_bed: Bed) -> None:
 
 @pytest.mark.registry
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_with_real_wheels_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stack: torch has twelve thousand files, and being killed while it is copied is what loses them."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -89,6 +89,7 @@ def test_every_combination_is_rendered_for_both_architectures() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hadolint_finds_nothing_in_any_combination(tmp_path: Path) -> None:
     """Of those that differ in nothing that a linter looks at, one is linted."""
     shapes = {shape(name, text): name for name, text in dockerfiles().items()}

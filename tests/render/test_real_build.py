@@ -163,7 +163,11 @@ def with_repositories(stack: Stack, folder: Path) -> Stack:
     return replace(stack, git_sources=tuple(sources))
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(kind))
+@pytest.fixture(
+    scope="module",
+    params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])],
+    ids=lambda kind: "-".join(kind),
+)
 def built(buildah: Buildah, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """An image as rendered, with mirrors, a proxy and a password given to its build."""
     place = tmp_path_factory.mktemp("image")

@@ -99,7 +99,7 @@ def test_a_planted_fault_of_another_process_is_named_too(
 ) -> None:
     # Generators are started by this process: they find the trainer, and torch, where it does.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(torch.__file__).parents[1])]))
-    test_a_planted_fault_is_named_by_the_first_sentence(f"generators=1 {words}", key, {}, tmp_path)
+    test_a_planted_fault_is_named_by_the_first_sentence(f"generators=1 steps=4 {words}", key, {}, tmp_path)
 
 
 def test_without_a_fault_two_steps_are_too_few_to_tell_and_nothing_else_is_wrong(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def children_of(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+@pytest.mark.long
 def test_generators_killed_at_twenty_moments_change_no_bit_of_the_run() -> None:
     """Each moment is random within a step, generation, publishing and learning alike; the victim is too."""
     order, others = Order.of(AHEAD, choose(AHEAD), seed=0), children_of(os.getpid())
