@@ -89,9 +89,9 @@ def plain(text: str, places: dict[str, Path]) -> str:
     """Without what differs from machine to machine."""
     for name, path in sorted(places.items(), key=lambda item: -len(str(item[1]))):
         text = text.replace(str(path), f"<{name}>")
-    text = text.replace(str(ROOT), "<checkout>").replace(sys.executable, "<python>").replace(sys.prefix, "<venv>")
+    text = text.replace(sys.executable, "<python>").replace(sys.prefix, "<venv>").replace(str(ROOT), "<checkout>")
     text = text.replace(npuenv.__version__, "<version>")
-    text = re.sub(r"\S*/bin/uv pip (\w+) .*", r"<uv> pip \1 ...", text)  # cut where the path makes it too long
+    text = re.sub(r"\S*/bin/uv\b( pip \w+ .*)?", "<uv>", text)  # arguments are cut where the path makes them too long
     text = _ADDRESS.sub("<address>", text)
     text = re.sub(r"\b\d+(\.\d+)? (s|ms|GiB|MiB)\b", r"<n> \2", text)
     return "\n".join(each.rstrip() for each in text.split("\n"))
