@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -46,15 +46,6 @@ def lend_torch() -> None:
 
 # At once: a conftest further down asks for torch when it is loaded, which is before any hook where it is named itself.
 lend_torch()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests stay together on one worker, where they share what the file makes once; files in their order."""
-    from xdist.scheduler import LoadFileScheduling
-
-    config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
