@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-MOST = 150
+MOST = 52
 WORDS = 3  # so many of a sentence in a row are a quotation
 _WORD = re.compile(r"[A-Za-z][a-z']*(?![\w=./*:-])")
 _CODE = re.compile(r"`[^`]*`|\{[^{}]*\}|\S*[\d_/=<>$\"\\]\S*|(?<!\S)--?\w\S*")

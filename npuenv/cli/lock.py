@@ -246,8 +246,8 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
     request = _narrowed(request)
     matrix = load_matrix()
     every = tuple(published_requests(matrix))
-    possible = [(asked, resolve(asked, matrix)) for asked in every if _may_be_meant(asked, request)]
-    meant = [(asked, result) for asked, result in possible if _is_meant(asked, result, request)]
+    possible = [(asked, resolve(asked, matrix)) for asked in every if _is_asked_for(asked, request)]
+    meant = [(asked, result) for asked, result in possible if _is_left(result, request)]
     if not meant:
         raise BadInput(Message("lock.nothing-asked"))
     stacks = [result for _, result in meant if isinstance(result, Stack)]
@@ -290,25 +290,20 @@ def _narrowed(request: Request) -> Request:
     return request
 
 
-def _may_be_meant(asked: Request, request: Request) -> bool:
+def _is_asked_for(asked: Request, request: Request) -> bool:
     """False for a published stack that the options leave out whatever it resolves to: to resolve all takes seconds."""
     pairs = [(request.stack, asked.stack), (request.hardware, asked.hardware), (request.arch, asked.arch)]
     pairs += [(request.python, asked.python)] if asked.python else []
     return all(wanted in (None, there) for wanted, there in pairs)
 
 
-def _is_meant(asked: Request, result: Stack | Conflict, request: Request) -> bool:
-    """True for a published stack that the options of the command leave. `asked`: the request that names it.
-
-    Of one that is impossible from the start only what it was asked for is known.
-    """
+def _is_left(result: Stack | Conflict, request: Request) -> bool:
+    """Whether the options leave what a published stack resolved to; of a conflict only what was asked is known."""
     from npuenv.resolve.types import Stack
 
-    pairs = [(request.stack, asked.stack), (request.hardware, asked.hardware), (request.arch, asked.arch)]
-    if isinstance(result, Stack):
-        cann = result.pin("cann")
-        pairs += [(request.framework, result.framework), (request.python, result.platform.python)]
-        pairs += [(request.cann, cann.version if cann else None)]
-    elif request.framework or request.python or request.cann:
-        return False
+    if not isinstance(result, Stack):
+        return not (request.framework or request.python or request.cann)
+    cann = result.pin("cann")
+    pairs = [(request.framework, result.framework), (request.python, result.platform.python)]
+    pairs += [(request.cann, cann.version if cann else None)]
     return all(wanted in (None, there) for wanted, there in pairs)

@@ -92,7 +92,7 @@ def match(rows: Iterable[Problem], ground: Ground) -> tuple[Match, ...]:
 def _matches(rows: Iterable[Problem], ground: Ground) -> Iterator[Match]:
     ended_well = ground.signs.get("ended-well")
     for row in rows:
-        shows = ground.text.perhaps(row.shows)
+        shows = ground.text.candidates(row.shows)
         if not shows:  # where nearly all rows end
             continue
         find = _finder(row, ground)

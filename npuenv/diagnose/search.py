@@ -43,7 +43,7 @@ class Text:
         self._words = frozenset(_WORD.findall(self._whole))
         self._letters = "\n".join(sorted(self._words))
 
-    def perhaps(self, wanted: tuple[str, ...]) -> list[str]:
+    def candidates(self, wanted: tuple[str, ...]) -> list[str]:
         """Some texts without those of which a word is missing: `all` finds none of these. Signs and codes stay."""
         words, letters = self._words, self._letters
         return [text for text, word, is_whole in _words_of(wanted) if word in (words if is_whole else letters)]

@@ -1,4 +1,4 @@
-"""Names of people and machines that a text gives away by its shape. Start from `given_away`.
+"""Names of people and machines that a text gives away by its shape. Start from `find_names`.
 
 Homes, prompts, `id`, `uname -a`, tables of users and of mounts; what stands elsewhere is found only once it is known.
 Each shape names words that it never comes without, so that most texts are not looked at.
@@ -10,8 +10,8 @@ import functools
 import re
 from dataclasses import dataclass
 
-from npuenv.host.secrets import KEPT, SHORT
-from npuenv.host.words import one_of
+from npuenv.host.secrets import CACHE_SIZE, SHORT
+from npuenv.host.word_pattern import any_word_pattern
 
 # At the start of a path, or below one folder of a shared disk.
 HOMES = r"(?<![A-Za-z0-9_.~-])(?:/(?:data|mnt|nfs|share|shared|gpfs|lustre|storage|export))?/(?:home|Users)/"
@@ -40,7 +40,7 @@ _SERVERS = (
     (("://", "@"), rf"(?<=[/@])((?:[a-zA-Z0-9-]+\.)+(?:{_PRIVATE_ZONES}|local))(?![\w-])"),
 )
 
-_ANY_WORD = one_of(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) for word in words)
+_ANY_WORD = any_word_pattern(word for words, _ in (*_USERS, *_HOSTS, *_SERVERS) for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Names:
 _NO_NAMES = Names()
 
 
-def given_away(text: str) -> Names:
+def find_names(text: str) -> Names:
     """The names of users and machines that a text shows by its shape."""
     return _of_short(text) if len(text) < SHORT else _names(text.lower(), text)
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(CACHE_SIZE)
 def _of_short(text: str) -> Names:
     lowered = text.lower()
     return _names(lowered, text) if _ANY_WORD.search(lowered) else _NO_NAMES

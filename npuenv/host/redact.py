@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.host.names import HOMES, given_away, owners_of_homes
+from npuenv.host.names import HOMES, find_names, owners_of_homes
 from npuenv.host.secrets import SECRET, lines_of, on_lines, unlined, without_secrets
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Redactor:
         """Names that a text gives away: homes, prompts, `id`, `uname -a`, tables of users and mounts."""
         for name in owners_of_homes(text.replace(self._own, "/") if self._own else text):
             self._learn(name, "user", anywhere=False)
-        found = given_away(text)
+        found = find_names(text)
         for name in found.users:
             self.learn_user(name)
         for name in found.hosts:

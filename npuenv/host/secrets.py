@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.host.words import one_of
+from npuenv.host.word_pattern import any_word_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ _MARKED_END = re.compile(f"({_MARK}+)\n")
 _LINE_END = re.compile(f"{_MARK}*\n")
 _AFTER_NAMES = "=:\"'\\\0\n"
 SHORT = 2000  # letters; up to here it is faster to look at the whole text
-KEPT = 4096  # short texts whose answers are kept: names of files and lines of tables come again and again
+CACHE_SIZE = 4096  # short texts whose answers are kept: names of files and lines of tables come again and again
 _OPEN = r"(?:\\*[\"'])?"
 # What a quote opens ends at the next one, which can be escaped itself: texts lie inside JSON inside JSON.
 _VALUE = r"""(?:(?<=")(?:[^"\\\n]|\\+(?![\\"]))+|(?<=')(?:[^'\\\n]|\\+(?![\\']))+|[^\s\0"',;&|<>)\]}\\]+)"""
@@ -184,7 +184,7 @@ _RULES = (
     ),
     Rule(("ssh-", "ecdsa-"), r"((?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-\w+)\s+)AAAA[A-Za-z0-9+/=]+", rf"\1{SECRET}"),
 )
-_ANY_WORD = one_of(("private key", *(word for rule in _RULES for word in rule.words)))
+_ANY_WORD = any_word_pattern(("private key", *(word for rule in _RULES for word in rule.words)))
 
 
 def without_secrets(text: str) -> str:
@@ -195,7 +195,7 @@ def without_secrets(text: str) -> str:
     return _of_short(text) if len(text) < SHORT else _hidden(text)
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(CACHE_SIZE)
 def _of_short(text: str) -> str:
     return _hidden(text) if _ANY_WORD.search(text.lower()) else text
 

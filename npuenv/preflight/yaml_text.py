@@ -5,6 +5,7 @@ Reads what OmegaConf's loader reads (YAML 1.1 with floats like `1e-6`; no tags o
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -64,26 +65,12 @@ class Entry:
             yield from child.leaves()
 
 
+@functools.lru_cache(maxsize=32)  # a correction looks at the same text again and again
 def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
     """The entries of the one mapping in a text, duplicates and all anchors resolved.
 
     Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping.
     """
-    kept = _KEPT.get(text)
-    if kept is None:
-        kept = _read(text, path)
-        if len(_KEPT) >= _MOST_KEPT:
-            _KEPT.clear()
-        _KEPT[text] = kept
-    return kept
-
-
-# Entries know nothing of the file they stand in. A correction looks at the same text again and again.
-_KEPT: dict[str, tuple[Entry, ...]] = {}
-_MOST_KEPT = 32
-
-
-def _read(text: str, path: str) -> tuple[Entry, ...]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
