@@ -304,6 +304,9 @@ def _is_left(result: Stack | Conflict, request: Request) -> bool:
     if not isinstance(result, Stack):
         return not (request.framework or request.python or request.cann)
     cann = result.pin("cann")
-    pairs = [(request.framework, result.framework), (request.python, result.platform.python)]
-    pairs += [(request.cann, cann.version if cann else None)]
+    pairs = (
+        (request.framework, result.framework),
+        (request.python, result.platform.python),
+        (request.cann, cann.version if cann else None),
+    )
     return all(wanted in (None, there) for wanted, there in pairs)
