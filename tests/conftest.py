@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -12,6 +13,7 @@ import pytest
 from npuenv.store.places import default_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
 # Of the shell that starts the tests: a language, colours, a width. A test that means one of these sets it itself.
@@ -51,8 +53,17 @@ lend_torch()
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto`: more workers than cores, because many tests wait for processes."""
-    cores = len(os.sched_getaffinity(0))
-    return cores + (cores + 1) // 2
+    return 2 * len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting makes stays for the whole run: looking through it for garbage would cost seconds."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

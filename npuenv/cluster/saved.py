@@ -52,7 +52,7 @@ class Keeper:
         """Writes what one node gave. Raises BadInput where it cannot be written."""
         trouble = got.trouble.value if got.trouble else None
         line, at = self._without_names(got)
-        self._got[got.node.name] = {"trouble": trouble, "line": line, "at": at, "seconds": round(got.seconds, 3)}
+        self._got[got.node.name] = {"trouble": trouble, "line": line, "at": at, "seconds": got.seconds}
         if got.host is not None:
             self._write(_file_of(got.node.name), got.text)
             self.count += 1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _LISTS = ("extra-index-url", "find-links", "trusted-host")
-_SINGLES = ("index-url", "cert", "client-cert", "proxy", "timeout", "no-index")
+_SINGLES = ("index-url", "cert", "client-cert", "proxy", "timeout", "retries", "no-index")
 _OTHER_NAMES = {"default-timeout": "timeout", "pypi-url": "index-url"}
 _TRUE = ("y", "yes", "t", "true", "on", "1")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -47,6 +47,7 @@ class PipSettings:
     client_cert: Setting | None = None
     proxy: Setting | None = None
     timeout_s: Setting | None = None
+    retries: Setting | None = None
     is_no_index: bool = False
     proxies: Mapping[str, Setting] = field(default_factory=dict)  # lower-case variable name -> the value in force
     warnings: tuple[Message, ...] = ()  # what was configured but cannot be used here, and was left out
@@ -201,6 +202,7 @@ def _settings(values: Mapping[str, Setting], environ: Mapping[str, str]) -> PipS
         client_cert=values.get("client-cert"),
         proxy=values.get("proxy"),
         timeout_s=values.get("timeout"),
+        retries=values.get("retries"),
         is_no_index="no-index" in values and values["no-index"].value.lower() in _TRUE,
         proxies=proxies,
     )
@@ -242,6 +244,8 @@ def _transport(settings: PipSettings) -> dict[str, str]:
     env = {name: item.value for name, item in found.items() if item}
     if settings.timeout_s and re.fullmatch(r"\d+(\.\d+)?", settings.timeout_s.value):
         env["UV_HTTP_TIMEOUT"] = str(max(1, round(float(settings.timeout_s.value))))
+    if settings.retries and re.fullmatch(r"\d{1,3}", settings.retries.value):
+        env["UV_HTTP_RETRIES"] = settings.retries.value
     return env
 
 

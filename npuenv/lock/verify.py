@@ -140,7 +140,7 @@ def _ask(
 ) -> tuple[Ran, Mapping[str, frozenset[str]]]:
     """uv's answer, and the hashes of every file it found for each package."""
     secret: dict[str, str] = {}
-    env = {"UV_HTTP_RETRIES": "1"}
+    env = {} if resolver.settings.retries else {"UV_HTTP_RETRIES": "1"}
     if label:
         env["UV_DEFAULT_INDEX"] = named_index(label, resolver.indexes[label], secret)
     with tempfile.TemporaryDirectory(prefix="npuenv-verify-") as name:

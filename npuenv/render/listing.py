@@ -34,6 +34,7 @@ def _in_force(settings: PipSettings) -> Iterator[tuple[str, Setting]]:
         "client-cert": settings.client_cert,
         "proxy": settings.proxy,
         "timeout": settings.timeout_s,
+        "retries": settings.retries,
     }
     several = {
         "extra-index-url": settings.extra_index_urls,

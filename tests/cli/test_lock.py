@@ -78,6 +78,7 @@ def test_verify_ends_with_1_where_a_hash_is_no_longer_offered(
 
 def test_verify_ends_with_3_where_the_index_is_out_of_reach(lock_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
+    monkeypatch.setenv("PIP_RETRIES", "0")
     assert main(["lock", "--verify", str(lock_file), "--quiet"]) == 3
 
 
@@ -103,6 +104,7 @@ def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
     lock_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
+    monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setattr("npuenv.lock.shelf.shipped_folder", lambda: lock_file.parent)
     assert main(["lock", "--verify", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
@@ -196,6 +198,7 @@ def test_a_lock_made_from_other_inputs_is_passed_over(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
+    monkeypatch.setenv("PIP_RETRIES", "0")
     lock = lock_by_hand(cpu_stack(), {})
     own_lock(home, lock)
     main([*CPU])

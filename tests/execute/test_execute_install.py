@@ -277,7 +277,7 @@ def drop_links(plan: Plan, world: World, monkeypatch: pytest.MonkeyPatch) -> Pla
     for name in ("numbers-2.4", "tools-0.3"):
         (world.wheels / f"{name}-py3-none-any.whl").unlink()
     shutil.rmtree(os.environ["UV_CACHE_DIR"])
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("PIP_RETRIES", "0")
     return plan
 
 

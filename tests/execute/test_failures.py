@@ -228,7 +228,7 @@ def test_a_proxy_that_refuses_is_told_as_such(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
     monkeypatch.setenv("HTTPS_PROXY", address)
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("PIP_RETRIES", "0")
     text = failure(world, lock, step="torch+rest")
     ended.set()
     assert says(text, "execute.proxy-refuses") and "HTTPS_PROXY" in text

@@ -92,6 +92,7 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
     market.url = f"http://127.0.0.1:{server.server_address[1]}/simple/"
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", market.url)
+    monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     yield market
     server.shutdown()

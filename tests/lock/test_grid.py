@@ -166,6 +166,7 @@ def test_without_the_registry_what_is_there_is_given_and_the_rest_counted(
 ) -> None:
     lock(shop, tmp_path, [GOOD[0], BAD])
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
+    monkeypatch.setenv("PIP_RETRIES", "0")
     heard, _, error = lock(shop, tmp_path, [GOOD[0], BAD, GOOD[3]])
     assert [(row.stack, row.status, row.reused) for row in heard] == [
         ("one", "complete", True),

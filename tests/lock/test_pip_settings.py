@@ -101,6 +101,11 @@ def test_default_timeout_is_timeout() -> None:
     assert for_uv(read({"PIP_DEFAULT_TIMEOUT": "180"})).public["UV_HTTP_TIMEOUT"] == "180"
 
 
+@pytest.mark.parametrize(("value", "meant"), [("0", "0"), ("12", "12"), ("many", None), ("", None)])
+def test_retries_are_as_many_as_pip_would_make(value: str, meant: str | None) -> None:
+    assert for_uv(read({"PIP_RETRIES": value})).public.get("UV_HTTP_RETRIES") == meant
+
+
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("true", True), ("0", False), ("no", False)])
 def test_no_index_is_read_as_a_truth_value(value: str, is_on: bool) -> None:
     settings = read({"PIP_NO_INDEX": value})

@@ -87,6 +87,7 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Market:
     default.offer("base", "2.0")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", default.url)
+    monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     tag = f"{platform.machine()}-cp3{sys.version_info[1]}-glibc2.28"
     return Market(default, special, Lock("tiny", tag, "npuenv 1, uv 2", packages), monkeypatch)

@@ -43,7 +43,7 @@ CONFLICTS = [
 SEEDS = [
     *range(21, 33),
     *(pytest.param(seed, marks=pytest.mark.slow) for seed in [*range(21), *range(33, 50)]),
-    *(pytest.param(seed, marks=pytest.mark.long) for seed in range(50, 100)),
+    *(pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in range(50, 100)),
 ]
 
 
