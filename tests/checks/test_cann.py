@@ -338,3 +338,8 @@ def test_a_link_that_leads_nowhere_is_told_once_with_what_it_keeps_from_loading(
     assert found["cann.links"].says.args["cause"] == "cann.found"
     beside = both(put(installs=installs))(HEALTHY)  # a CANN is found all the same: the link is only worth knowing
     assert find(beside, "cann.links").status is Status.WARN
+
+
+def test_compilers_are_judged_from_the_level_on_that_asks_them() -> None:
+    old = put(compilers={"gcc": "7.5.0"})(HEALTHY)
+    assert [find(old, "cann.gcc", level=level).status for level in (0, 1)] == [Status.SKIP, Status.WARN]

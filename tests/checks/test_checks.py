@@ -416,6 +416,15 @@ def test_a_library_of_the_driver_that_is_missing_is_not_blamed_on_cann() -> None
     assert here.commands[0][0] == "export" and here.commands[0][1].startswith(f"LD_LIBRARY_PATH={folders}")
 
 
+def test_only_folders_of_libraries_are_put_on_the_path_to_them() -> None:
+    broken = part(
+        "import_torch", is_ok=False, errors=("ImportError: libascend_hal.so: cannot open shared object file",)
+    )
+    found = both(broken, put(driver_libraries=("/driver/tools", "/driver/lib64/driver")))
+    cure = find(found(HEALTHY), "python.torch-imports").fix
+    assert cure is not None and cure.commands[0][1].partition(":")[0] == "LD_LIBRARY_PATH=/driver/lib64/driver"
+
+
 def test_a_missing_cann_library_leads_to_the_script_where_cann_is_and_to_an_installation_where_it_is_not() -> None:
     broken = part("import_torch", is_ok=False, errors=IMPORT_ERRORS)
     here = find(broken(HEALTHY), "python.torch-imports")

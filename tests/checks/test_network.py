@@ -240,6 +240,8 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         "50000",
     ),
     ("network.hccl-ports", both(env(HCCL_IF_BASE_PORT="23456"), listens(23460)), Status.WARN, "23460"),
+    ("network.hccl-ports", both(env(HCCL_IF_BASE_PORT="23456"), listens(23456)), Status.WARN, "23456"),
+    ("network.hccl-ports", both(env(HCCL_IF_BASE_PORT="23456"), listens(23455)), Status.OK, "23456"),
     (
         "network.hccl-ports",
         both(env(HCCL_IF_BASE_PORT="23456"), says(TCP, code=1, err="head: Permission denied\n")),

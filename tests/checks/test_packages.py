@@ -132,6 +132,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "nvidia-cublas-cu12",
     ),
     ("python.torch-build", packages(torch="2.8.0+cu128"), Status.SKIP, "python.torch-pair"),
+    ("python.torch-pair", packages(torch="2.8.0+cu128"), Status.WARN, "2.8.0+cu128"),
     ("python.torch-build", packages(nvidia_cublas_cu12="12.8.4.1"), Status.OK, "not built for GPUs"),
     (
         "python.torch-npu-imports",

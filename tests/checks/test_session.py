@@ -128,6 +128,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("session.autoload", variables(TORCH_DEVICE_BACKEND_AUTOLOAD="0"), WARN, "no npu"),
     ("session.autoload", both(variables(TORCH_DEVICE_BACKEND_AUTOLOAD="0"), packages(torch_npu=None)), OK, ""),
     ("session.hccl", variables(HCCL_RDMA_SL="1000"), FAIL, "0..7"),
+    ("session.torch-npu", variables(HCCL_RDMA_SL="1000"), OK, ""),  # no variable of torch_npu
     ("session.hccl", variables(HCCL_RDMA_TC="130"), FAIL, "multiple of 4"),
     ("session.hccl", variables(HCCL_RDMA_TC="132"), OK, ""),
     ("session.hccl", variables(HCCL_RDMA_TIMEOUT="22"), FAIL, "5..20"),
