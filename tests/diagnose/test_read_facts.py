@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv._toml import load_file
 from npuenv.diagnose import read_facts, signs_of
 from npuenv.diagnose.search import Text
+from npuenv.facts.npu.smi import parse_info
 from npuenv.host.report import read_paste
 from npuenv.matrix import load_matrix
 from npuenv.matrix.problems import load_problems
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
     from npuenv.diagnose import Diagnosis
     from npuenv.diagnose.types import Facts
+
+
+SMI = Path(__file__).parents[1] / "facts/cases/smi"
 
 
 def facts(text: str) -> Facts:
@@ -194,6 +200,18 @@ def test_signs(text: str, sign: str) -> None:
     assert sign in signs(text)
 
 
+def test_a_zombie_on_a_card_is_told_from_any_other() -> None:
+    table = load_file(SMI / "info_910B3_25.0.rc1.b010_busy.toml")["output"]
+    pids = [process.pid for process in parse_info(table).processes]  # type: ignore[union-attr]
+    zombie = "{}  ?  Z  0:00 [python] <defunct>\n"
+    assert pids and "zombie-on-card" in signs(table + zombie.format(pids[0]))
+    assert {"zombie", "zombie-on-card"} & signs(table + zombie.format(max(pids) + 1)) == {"zombie"}
+
+
+def test_a_version_with_a_sentence_behind_it_is_no_pip_show() -> None:
+    assert "torch" not in facts("Name: torch\nVersion: 2.7.1 of last week was fine\n").packages
+
+
 @pytest.mark.parametrize("text", ["torch==2.7.1", "vllm==0.11.0", "version=8.1.RC1", "torch==2.x\ntorch-npu==9"])
 def test_half_of_a_pair_says_nothing(text: str) -> None:
     assert not {sign for sign in signs(text) if "pair" in sign or "differs" in sign}
@@ -224,6 +242,16 @@ SERVED = "$ python -c 'import torch_npu'\nSegmentation fault (core dumped)\n"
         ("vllm==0.7.1\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", False),
         ("{'env_vars': {'PYTORCH_NPU_ALLOC_CONF': 'expandable_segments:True'}}\n", "expandable-segments-on", True),
         ("910B3\nvllm-ascend==0.7.1rc1\n", "chip-not-in-release", False),
+        ("$ whoami\nroot\n", "no-passwd-entry", False),
+        ("$ whoami\nwhoami: cannot find name for user ID 1000\n", "no-passwd-entry", True),
+        ("Usage:\n 0.0/32.0 CPU\n", "ray-no-cards", True),
+        ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n", "ray-no-cards", False),
+        ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n", "ray-gpu-only", True),
+        ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n 0.0/8.0 NPU\n", "ray-gpu-only", False),
+        ('"Mounts": [\n "Source": "/usr/local/Ascend/driver/lib64",\n', "driver-in-parts", True),
+        ("volumes:\n - /usr/local/Ascend/driver/lib64:/usr/local/Ascend/driver/lib64:ro\n", "driver-in-parts", True),
+        ('volumes:\n - "/usr/local/Ascend/driver/lib64/"\n', "driver-in-parts", True),
+        ("volumes:\n see /usr/local/Ascend/driver/lib64 for more\n", "driver-in-parts", False),
     ],
 )
 def test_signs_of_mounts_and_of_what_failed(text: str, sign: str, is_there: bool) -> None:

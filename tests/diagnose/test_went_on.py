@@ -92,6 +92,11 @@ def test_an_error_that_someone_saw_stays(sentence: str) -> None:
     assert "NPU out of memory" in unmentioned(lines_of(sentence))[0].text
 
 
+def test_what_was_typed_at_a_prompt_is_no_wish() -> None:
+    sentence = "It would help if `NPU out of memory` came with a hint."
+    assert unmentioned(lines_of(f"$ {sentence}"))[0].text == f"$ {sentence}"
+
+
 def test_a_version_in_a_wish_stays() -> None:
     sentence = "[Feature]: please build `torch-npu==2.7.1` for us as well"
     assert unmentioned(lines_of(sentence))[0].text == sentence

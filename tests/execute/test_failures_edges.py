@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from npuenv.execute.failures import reason
+from typing import TYPE_CHECKING
+
+from npuenv.execute.failures import reason, tail
 from npuenv.plan import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_program_is_named_and_not_what_it_was_given() -> None:
@@ -11,3 +16,11 @@ def test_the_program_is_named_and_not_what_it_was_given() -> None:
     assert reason("boom", uv, 3).args == {"program": "uv", "code": 3, "line": "boom"}
     assert reason("", uv, -9).args == {"program": "uv", "signal": 9}
     assert reason("error: Connection refused", uv, 2).args["program"] == "uv"
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("$ one\n" + "x" * 100_000 + "\nlast words\n")
+    assert tail(log).endswith("x\nlast words\n") and len(tail(log)) == 1 << 16
+    log.write_text("$ one\nfirst\n$ two\nsecond\n")
+    assert tail(log) == "two\nsecond\n"

@@ -343,7 +343,7 @@ def test_an_execution_tells_that_it_waits_while_a_program_is_silent(
                 enough.touch()
 
     world.install(Plan((Step("slow", Message("plan.why-rest"), (run,), ()),)), tell=tell)
-    assert len(seconds) >= 2 and seconds == sorted(seconds) and seconds[0] >= 0.1
+    assert len(seconds) >= 2 and seconds == sorted(seconds) and 0.1 <= seconds[0] < 600
 
 
 def users_environment(root: Path) -> str:
