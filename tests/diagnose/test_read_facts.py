@@ -239,6 +239,8 @@ SERVED = "$ python -c 'import torch_npu'\nSegmentation fault (core dumped)\n"
         ("Successfully installed a-1.0\n", "installed", True),
         ("Successfully installed a-1.0\nImportError: x\n", "installed", False),
         ("vllm==0.7.2\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", True),
+        ("vllm==0.11.0.1\nvllm-ascend==0.11.0rc1\n", "vllm-pair-agrees", True),
+        ("vllm==0.11.1\nvllm-ascend==0.11.0rc1\n", "vllm-pair-agrees", False),
         ("vllm==0.7.1\nvllm-ascend==0.7.1rc2.dev3\n", "vllm-pair-doubtful", False),
         ("{'env_vars': {'PYTORCH_NPU_ALLOC_CONF': 'expandable_segments:True'}}\n", "expandable-segments-on", True),
         ("910B3\nvllm-ascend==0.7.1rc1\n", "chip-not-in-release", False),

@@ -8,6 +8,7 @@ import pytest
 
 from npuenv.diagnose import Verdict
 from npuenv.diagnose.lines import bare
+from npuenv.diagnose.match import Ground
 from npuenv.diagnose.mentions import unmentioned
 from npuenv.diagnose.moments import late_ranks, moment, stands_before
 from npuenv.diagnose.outcome import recovery
@@ -95,6 +96,16 @@ def test_an_error_that_someone_saw_stays(sentence: str) -> None:
 def test_what_was_typed_at_a_prompt_is_no_wish() -> None:
     sentence = "It would help if `NPU out of memory` came with a hint."
     assert unmentioned(lines_of(f"$ {sentence}"))[0].text == f"$ {sentence}"
+
+
+@pytest.mark.parametrize("typed", ["export HINT='{}'", "ENV HINT {}", "-e HINT='{}'", "$ echo {}"])
+def test_what_is_set_or_typed_is_said_by_nobody(typed: str) -> None:
+    def said(report: str) -> int | None:
+        line = Ground(Text(lines_of(report)), {}, {}).said("NPU out of memory")
+        return line.number if line is not None else None
+
+    assert said(typed.format("NPU out of memory")) is None
+    assert said(typed.format("NPU out of memory") + f"\n{OOM}") == 2
 
 
 def test_a_version_in_a_wish_stays() -> None:

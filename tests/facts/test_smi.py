@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from pathlib import Path
 
@@ -230,3 +231,12 @@ def test_a_process_row_with_a_word_for_a_number_is_left_out(row: str) -> None:
     text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"]
     read = parse_info(f"{text}\n{row}\n")
     assert isinstance(read, SmiTable) and read.processes == () and len(read.cards) == 8
+
+
+def test_a_lower_row_whose_numbers_are_not_all_numbers_is_no_card() -> None:
+    text = load_file(next(path for path in CASES if path.stem == "info_A3_25.5.0"))["output"]
+    lower = next(line for line in text.splitlines() if re.match(r"\| +0 +0 +\|", line))
+    damaged = text.replace(lower, re.sub(r"0( +)0( +\|)", r"0\1x\2", lower, count=1))
+    whole, broken = parse_info(text), parse_info(damaged)
+    assert damaged != text and isinstance(whole, SmiTable) and whole.cards
+    assert not isinstance(broken, SmiTable) or len(broken.cards) < len(whole.cards)

@@ -12,7 +12,7 @@ from npuenv._toml import load_file
 from npuenv.lock import Lock, parse_lock, write_lock
 from npuenv.lock.ask import Supply, ask
 from npuenv.lock.conflict import prove, single_overrides, smallest
-from npuenv.lock.inputs import REQUIRE, Inputs, Line, inputs_of
+from npuenv.lock.inputs import REPLACE, REQUIRE, Inputs, Line, inputs_of
 from npuenv.lock.make import make_lock
 from npuenv.messages import Message
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
@@ -208,3 +208,14 @@ def test_one_of_two_independent_clashes_is_given_whole() -> None:
         return "a b" if {"a", "b"} <= names else "c d" if {"c", "d"} <= names else None
 
     assert [line.text for line in smallest(complain, lines(*"acbd"), "a b")] == ["a", "b"]
+
+
+def test_words_that_only_look_like_a_requirement_are_no_way_out(monkeypatch: pytest.MonkeyPatch, market: Any) -> None:
+    said = "Because one depends on two==1.*.x and three depends on four<2, no solution"
+
+    def complaint(_: object, inputs: Inputs) -> str | None:
+        return None if any(line.kind == REPLACE for line in inputs.lines) else said
+
+    monkeypatch.setattr("npuenv.lock.conflict._Trials.complaint", complaint)
+    inputs = Inputs((), Platform(arch="x86_64", python="3.11"))
+    assert single_overrides(inputs, Supply(), market.resolver(), ()) == (("four<2", ()),)

@@ -38,7 +38,9 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "npuenv/resolve": (("resolve",), ("plan/test_plan_*.py", "cli/test_co*.py", "cli/test_bad_input*.py")),
     "npuenv/checks": (("checks",), ("doctor/test_*.py", "cli/test_doctor_options*.py")),
     "npuenv/facts": (("facts",), ("checks", "doctor/test_*.py", "host")),
-    "npuenv/plan": (("plan",), ("execute/test_execute_install*.py", "execute/test_inspector*.py")),
+    "npuenv/plan": (
+        ("plan",), ("execute/test_execute_install*.py", "execute/test_inspector*.py", "execute/test_second_runs*.py"),
+    ),
     "npuenv/execute": (("execute",), ("cli/test_rough_conditions*.py", "cli/test_commands*.py")),
     "npuenv/lock": (("lock",), ("plan/test_plan_*.py", "cli/test_lock*.py")),
     "npuenv/diagnose": (("diagnose",), ("report", "cli/test_doctor_options*.py")),
