@@ -108,6 +108,14 @@ def test_what_is_set_or_typed_is_said_by_nobody(typed: str) -> None:
     assert said(typed.format("NPU out of memory") + f"\n{OOM}") == 2
 
 
+def test_a_code_or_a_sign_is_found_by_its_own_table_and_not_as_a_text() -> None:
+    (line,) = lines_of("[ERROR] RUNTIME EI0006: notify wait timeout")
+    ground = Ground(Text((line,)), signs={"late": line}, codes={"EI0006": line})
+    for find in (ground.find, ground.said, ground.stopped):
+        assert [find(wanted) for wanted in ("#EI0006", "@late", "notify wait")] == [line, line, line]
+        assert [find(wanted) for wanted in ("#EI0004", "@early", "#notify wait")] == [None, None, None]
+
+
 def test_a_version_in_a_wish_stays() -> None:
     sentence = "[Feature]: please build `torch-npu==2.7.1` for us as well"
     assert unmentioned(lines_of(sentence))[0].text == sentence
