@@ -29,7 +29,7 @@ FLOWS: dict[str, set[str]] = {
     "facts": {"cases", "import_program", "nodes"},
     "host": {"redaction"},
     "lint": {"any_text", "order", "reading", "rules"},
-    "lock": {"limits_real", "pip_settings"},
+    "lock": {"limits_real"},
     "matrix": {"against_facts", "contradictions", "published"},
     "mutation": {"mutants"},
     "placement": {"fit", "formulas", "plan", "recipes"},

@@ -104,8 +104,9 @@ def test_what_is_set_or_typed_is_said_by_nobody(typed: str) -> None:
         line = Ground(Text(lines_of(report)), {}, {}).said("NPU out of memory")
         return line.number if line is not None else None
 
-    assert said(typed.format("NPU out of memory")) is None
-    assert said(typed.format("NPU out of memory") + f"\n{OOM}") == 2
+    line = typed.format("NPU out of memory")
+    assert said(line) is None
+    assert said(f"{line}\n{OOM}") == 2
 
 
 def test_a_code_or_a_sign_is_found_by_its_own_table_and_not_as_a_text() -> None:
