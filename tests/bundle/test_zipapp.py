@@ -38,7 +38,7 @@ TESTS = Path(__file__).parent.parent
 HOSTS = TESTS / "support" / "hosts"
 CAPTURES = sorted(path.name for path in HOSTS.glob("*.json"))
 # The oldest and the newest that may run the file; what both of them can, those between can too, and .ci/run tries them.
-MINORS = [pytest.param(minor, marks=pytest.mark.slow if minor in (10, 11, 12) else ()) for minor in range(9, 15)]
+MINORS = [pytest.param(minor, marks=pytest.mark.slow if minor in (10, 11, 12, 13) else ()) for minor in range(9, 15)]
 PASTE = "Traceback (most recent call last):\nImportError: libhccl.so: cannot open shared object file\n"
 
 

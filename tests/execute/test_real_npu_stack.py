@@ -375,6 +375,7 @@ def test_triton_over_triton_ascend_is_told_and_the_same_plan_restores_it(reduced
     assert reduced.install().done == ()
 
 
+@pytest.mark.long
 def test_vllm_and_vllm_ascend_are_built_from_archives_and_left_over_triton_goes(
     workshop: Workshop, reduced: Environment, cann: Path
 ) -> None:

@@ -109,7 +109,7 @@ def test_without_a_device_it_is_the_device_that_is_named_and_no_product(
     assert "product" not in json.dumps(document)
 
 
-@pytest.mark.parametrize(("count", "device"), [(2, "cpu"), (0, "auto")])
+@pytest.mark.parametrize(("count", "device"), [pytest.param(2, "cpu", marks=pytest.mark.long), (0, "auto")])
 def test_the_cpu_of_the_same_environment_computes_what_it_should(
     count: int, device: str, target: Path, with_cards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,7 @@ def steps_in(out: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+@pytest.mark.long
 def test_an_interrupted_run_leaves_no_process_and_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     words = ("off_policy=1", "steps=400", "lr_schedule=constant")
     whole, cut = begun(tmp_path / "whole", *words), begun(tmp_path / "cut", *words)

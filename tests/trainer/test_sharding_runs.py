@@ -91,6 +91,7 @@ def test_a_rank_that_samples_with_other_weights_is_found_in_the_step_where_it_do
     assert (found["passed"], found["first_step"], found["ranks"]) == (False, 2, [1])
 
 
+@pytest.mark.long
 def test_a_turned_bit_in_a_shard_fails_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     records = done(tmp_path, *SHARDED, "steps=4", "fault=corrupt-checkpoint")
     assert failed(records) == ["checkpoint"]

@@ -34,6 +34,12 @@ REAL = [row for row in ROWS if row.is_real]
 BREAKS = breaks()
 
 
+def marks(row: Expected) -> list[pytest.MarkDecorator]:
+    if not (row.is_slow or row.like):
+        return []
+    return [pytest.mark.slow, pytest.mark.long] if row.is_slow and row.like else [pytest.mark.slow]
+
+
 def _look(
     row: Expected, bases: Bases, healthy: Callable[..., Seen], folder: Path, doctor: Program
 ) -> tuple[Seen, Path]:
@@ -61,7 +67,7 @@ def _requires_text(row: Expected, seen: Seen, capture: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     "row",
-    [pytest.param(row, id=row.name, marks=pytest.mark.slow if row.is_slow or row.like else ()) for row in OFFLINE],
+    [pytest.param(row, id=row.name, marks=marks(row)) for row in OFFLINE],
 )
 def test_the_report_is_complete_and_the_right_check_names_the_fault(
     row: Expected,

@@ -100,7 +100,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
     return functools.cache(lambda version: ran(folder / version, version))
 
 
-@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.long) if each != NEWEST else each for each in VERSIONS])
+@pytest.fixture(params=[pytest.param(each, marks=pytest.mark.long) for each in VERSIONS])
 def seen(request: pytest.FixtureRequest, every: Callable[[str], dict[str, Any] | str]) -> dict[str, Any]:
     found = every(request.param)
     assert not isinstance(found, str), found
@@ -178,7 +178,9 @@ def hold(found: dict[str, Any]) -> None:
     assert not found["is_sleeping"]
 
 
-@pytest.mark.parametrize("version", ["0.11.0", "0.18.0", "0.23.0"])
+@pytest.mark.parametrize(
+    "version", [*(pytest.param(each, marks=pytest.mark.long) for each in VERSIONS if each != NEWEST), NEWEST]
+)
 def test_vllm_ascends_worker_has_what_is_used_of_it(tmp_path: Path, version: str) -> None:
     """From its sources: to import it takes torch_npu and CANN."""
     tools, folder = tmp_path / "tools", tmp_path / "sources"
