@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from npuenv._toml import load_file
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def quoting() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_few_tests_quote_what_the_product_says() -> None:
     found = quoting()
     assert len(found) <= MOST, "\n".join(f"{name}: {texts}" for name, texts in found.items())

@@ -58,6 +58,7 @@ def needs_unshare() -> None:
         pytest.skip("no network namespace can be made here")
 
 
+@pytest.mark.slow
 def test_a_bundle_for_another_architecture_holds_all_of_it(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shop.make(out)
@@ -88,6 +89,7 @@ def test_a_bundle_for_another_architecture_holds_all_of_it(shop: Shop, tmp_path:
         assert [row.name for row in bundle.manifest.needed if row.kind == "system"] == ["g++"]
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_bytes(shop: Shop, tmp_path: Path) -> None:
     shop.make(tmp_path / "one.tar")
     before = os.umask(0o077)
@@ -111,6 +113,7 @@ def test_times_and_permissions_in_a_folder_are_fixed(shop: Shop, tmp_path: Path)
     assert stat.S_IMODE(looked["requirements.txt"].st_mode) == 0o644
 
 
+@pytest.mark.slow
 def test_an_archive_unpacks_to_the_folder(shop: Shop, tmp_path: Path) -> None:
     shop.make(tmp_path / "out")
     shop.make(tmp_path / "out.tar")
@@ -121,6 +124,7 @@ def test_an_archive_unpacks_to_the_folder(shop: Shop, tmp_path: Path) -> None:
         assert folder.manifest == archive.manifest
 
 
+@pytest.mark.slow
 def test_a_run_after_an_interrupted_one_uses_what_is_whole_and_drops_the_rest(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     contents = shop.gather()
@@ -311,6 +315,7 @@ def test_the_script_is_clean_shell(archive: str, shop: Shop, tmp_path: Path) -> 
     assert ran.stdout == ""
 
 
+@pytest.mark.slow
 def test_the_script_refuses_a_python_that_npuenv_does_not_run_on(shop: Shop, tmp_path: Path) -> None:
     shop.make(tmp_path / "out")
     old = tmp_path / "bin/python3"
@@ -325,6 +330,7 @@ def test_the_script_refuses_a_python_that_npuenv_does_not_run_on(shop: Shop, tmp
     assert ran.returncode == 2 and "NPUENV_PYTHON" in ran.stderr
 
 
+@pytest.mark.slow
 def test_the_script_takes_no_other_python_than_the_one_that_is_named(shop: Shop, tmp_path: Path) -> None:
     shop.make(tmp_path / "out")
     old = tmp_path / "old python"

@@ -82,6 +82,7 @@ def test_a_repository_goes_in_at_the_commit_of_its_tag(shop: Shop, origin: Path,
 
 
 @pytest.mark.usefixtures("any_submodule")
+@pytest.mark.slow
 def test_a_branch_goes_in_at_the_commit_it_had_when_asked(shop: Shop, origin: Path, tmp_path: Path) -> None:
     shop.git_sources = (GitSource("moving", str(origin), "main", True),)
     contents = shop.gather()
@@ -102,6 +103,7 @@ def test_a_place_that_the_repository_does_not_have_is_named(shop: Shop, origin: 
     assert f"{origin} has no v9" in say(caught.value.message)
 
 
+@pytest.mark.slow
 def test_a_tag_that_is_not_at_its_recorded_commit_is_refused(shop: Shop, origin: Path) -> None:
     commit = git(origin, "rev-parse", "v1.5^{commit}")
     recorded = GitSource("some", str(origin), "v1.5", False, commit=commit[:10])
@@ -317,6 +319,7 @@ def test_an_archive_that_breaks_off_or_is_damaged_further_on_is_one_sentence(
         assert "\n" not in say(caught.value.message)
 
 
+@pytest.mark.slow
 def test_files_the_user_adds_are_part_of_the_bundle(shop: Shop, tmp_path: Path) -> None:
     archive = python_archive(tmp_path / "cpython.tar.gz", machine=0xB7)
     (tmp_path / "toolkit.run").write_bytes(b"run")
@@ -327,6 +330,7 @@ def test_files_the_user_adds_are_part_of_the_bundle(shop: Shop, tmp_path: Path) 
     assert "python/cpython.tar.gz" in (tmp_path / "out/install.sh").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_too_small_a_disk_is_told_before_anything_is_fetched(shop: Shop, tmp_path: Path) -> None:
     contents = shop.gather()
     check_room(contents, tmp_path / "deep/er/out")

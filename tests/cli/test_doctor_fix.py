@@ -315,6 +315,7 @@ def with_pip(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_pip_mends_a_real_environment_with_the_users_own_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

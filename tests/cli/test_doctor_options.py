@@ -341,6 +341,7 @@ def test_an_interrupt_ends_the_look_with_130_and_one_sentence(slow_tool: SlowToo
     assert err.lstrip() == f"{sentence('cli.interrupted')}\n"
 
 
+@pytest.mark.slow
 def test_a_slow_look_says_on_a_terminal_what_it_waits_for(slow_tool: SlowTool, bare_python: str) -> None:
     shown, _ = in_terminal("doctor", "--lang", "en", "--python", bare_python, PATH=slow_tool.path)
     assert re.search(r"… \S*npu-smi info \(\d+ s\)", shown)

@@ -56,7 +56,7 @@ def test_a_problem_outranks_what_could_not_be_told() -> None:
 @pytest.mark.parametrize(
     ("words", "check", "code"),
     [
-        (["--shared", "/data"], "agree.storage", 3),
+        pytest.param(["--shared", "/data"], "agree.storage", 3, marks=pytest.mark.slow),
         (["--level", "2"], "agree.ports", 3),
         ([], "agree.ports", 0),
     ],

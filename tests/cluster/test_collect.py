@@ -91,6 +91,7 @@ def test_a_capture_comes_back_and_nothing_stays(here: Here) -> None:
 
 
 @pytest.mark.parametrize("program", [HANGS, STUBBORN], ids=["orderly", "stubborn"])
+@pytest.mark.slow
 def test_a_doctor_that_takes_too_long_is_ended_there_with_all_it_started(here: Here, program: str) -> None:
     for limit_s in (4.0, PATIENCE_S):  # more where this machine is too busy to start all of it in time
         here.seen.unlink(missing_ok=True)

@@ -96,6 +96,7 @@ def test_every_node_answers_once_and_a_hung_one_at_its_limit(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
+@pytest.mark.slow
 def test_who_is_waited_for_is_named_and_nobody_where_all_have_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_quiet: bool
 ) -> None:

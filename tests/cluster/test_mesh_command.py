@@ -144,6 +144,7 @@ def test_the_first_packet_to_a_new_address_is_no_alarm_and_few_packets_are_a_pro
     assert says(found["culprits"][0]["says"], "mesh.weak", what=at_it)
 
 
+@pytest.mark.slow
 def test_no_node_pings_before_all_are_ready_however_late_one_of_them_is(
     make_world: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,6 +286,7 @@ def processes_of(world: World) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_state_from_which_no_ping_is_made_twice(
     make_world: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_nothing_more_is_begun_when_its_time_is_over(tmp_path: Path) -> None:
     assert lines[1:] == [{"end": True}]
 
 
+@pytest.mark.slow
 def test_nodes_begin_together_and_no_round_begins_before_its_time(tmp_path: Path) -> None:
     begin = time.time() + 0.6
     jobs = [[0, 0, "a"], [3, 0, "b"], [4, 0, "c"]]
@@ -136,6 +137,7 @@ def test_nodes_begin_together_and_no_round_begins_before_its_time(tmp_path: Path
 
 
 @pytest.mark.parametrize("ahead", [9999.0, -9999.0])
+@pytest.mark.slow
 def test_a_node_with_a_wrong_clock_begins_when_the_others_do(tmp_path: Path, ahead: float) -> None:
     theirs = time.time() - ahead  # the clock of the one who asks, by which this one is that far ahead
     go = {"begin_at": theirs + 1.0, "low": ahead - 0.2, "sent": theirs}

@@ -141,6 +141,7 @@ def test_a_number_that_is_in_use_again_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "is_timed_out"), [("exec sleep 600", True), ("echo table; exit 0", False)])
+@pytest.mark.slow
 def test_a_status_ends_in_time_whatever_it_leaves_behind(tmp_path: Path, text: str, is_timed_out: bool) -> None:
     """A child that keeps the outputs open is not waited for, and of one that hangs the whole session is ended."""
     local = Local(tmp_path)
@@ -263,6 +264,7 @@ def test_the_address_of_a_login_counts_where_it_is_the_nodes_own(
     assert (here.why_not, here.login) == ("", address if connection == "own" else "")
 
 
+@pytest.mark.slow
 def test_a_start_that_hangs_or_fails_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     if why_not_local():
         pytest.skip(why_not_local())

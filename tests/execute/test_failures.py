@@ -266,6 +266,7 @@ def test_a_tag_that_the_repository_does_not_have_is_told(world: World, former: P
     assert still_works(former)
 
 
+@pytest.mark.slow
 def test_a_build_without_its_compiler_is_told_and_the_compiler_named(
     world: World, former: Path, repository: Path
 ) -> None:
@@ -279,7 +280,14 @@ def test_a_build_without_its_compiler_is_told_and_the_compiler_named(
     assert (world.site / "built.py").read_text() == "D = 4\n"
 
 
-@pytest.mark.parametrize("step", ["venv", "torch+rest", "built-source", "built", "verify"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "venv",
+        "torch+rest",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("built-source", "built", "verify")),
+    ],
+)
 def test_an_interrupt_in_every_kind_of_step_ends_its_program_and_can_be_resumed(
     world: World, former: Path, repository: Path, step: str
 ) -> None:
@@ -315,6 +323,7 @@ def test_an_interrupt_while_mending_can_be_resumed(world: World) -> None:
     assert (world.site / "tools.py").read_text() == "C = 3\n"
 
 
+@pytest.mark.slow
 def test_an_editable_package_whose_sources_are_gone_is_fetched_again(world: World, repository: Path) -> None:
     (repository / "backend.py").write_text(BACKEND + "\nbuild_editable = build_wheel\n")
     git = ["git", "-c", "user.name=n", "-c", "user.email=n@host", "-C", str(repository)]

@@ -132,6 +132,7 @@ def supplied(folder: Path, text: str) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.slow
 def test_a_source_that_was_supplied_stays_with_the_users_work_until_another_is_supplied(
     product: Product, sourced: Path, tmp_path: Path, is_linked: bool
 ) -> None:
@@ -371,6 +372,7 @@ def test_a_script_is_refused_as_an_installation_is_where_the_lock_lacks_hashes(p
     assert product.run("install", "tiny", *place, "--dry-run")[0] == 0
 
 
+@pytest.mark.slow
 def test_room_is_asked_for_only_where_something_is_to_be_put_in(
     product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

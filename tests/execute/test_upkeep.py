@@ -356,6 +356,7 @@ def tools_of(root: Path) -> Path:
     return next(root.glob("lib/python*/site-packages")) / "tools.py"
 
 
+@pytest.mark.slow
 def test_into_names_the_environment_of_that_python_for_a_repair_too(product: Product, tmp_path: Path) -> None:
     strange, one, other = (users_environment(tmp_path / name) for name in ("strange", "one", "other"))
     for python in (one, other):
@@ -376,6 +377,7 @@ def test_into_names_the_environment_of_that_python_for_a_repair_too(product: Pro
     assert (code, says(err, "plan.into-no-python")) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_users_environment_is_neither_updated_beside_itself_nor_rolled_back(
     product: Product, tmp_path: Path
 ) -> None:

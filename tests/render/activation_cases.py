@@ -96,7 +96,11 @@ SHELLS = [
     pytest.param(
         shell,
         id=shell.name,
-        marks=pytest.mark.skipif(not shutil.which(shell.argv[0]), reason=f"there is no {shell.argv[0]} here"),
+        marks=[
+            pytest.mark.skipif(not shutil.which(shell.argv[0]), reason=f"there is no {shell.argv[0]} here"),
+            # The same grammar as bash's, and the same as nobody's: they have to be tried, but not before each commit.
+            *([pytest.mark.slow] if shell.name in ("dash", "tcsh") else []),
+        ],
     )
     for shell in ALL
 ]

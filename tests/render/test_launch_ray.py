@@ -174,6 +174,7 @@ def test_a_worker_joins_and_ends_with_0(nodes: Nodes, listener: str, script: str
 
 
 @pytest.mark.parametrize("script", ["ray_auto.sh", "ray_worker.sh"])
+@pytest.mark.slow
 def test_a_head_that_never_comes_ends_the_wait(nodes: Nodes, closed_port: str, script: str) -> None:
     nodes.write(port=int(closed_port))
     nodes.route = "127.0.0.1 dev eth1 src 10.0.0.2 uid 0"
@@ -202,6 +203,7 @@ def test_a_join_that_fails_is_said(nodes: Nodes, listener: str) -> None:
         ("", "0 of 2 nodes with 0 of 16 NPUs after 1 s"),
     ],
 )
+@pytest.mark.slow
 def test_the_head_does_not_wait_for_ever(nodes: Nodes, status: str, said: str) -> None:
     nodes.write()
     nodes.status = status

@@ -43,6 +43,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_all_six_panels_are_drawn_and_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     text = draw(RECORDS, tmp_path / "a.svg")
     titles = [sentence(f"plots.{name}") for name in ("reward", "accuracy", "kl", "entropy", "lengths")]

@@ -154,6 +154,7 @@ def test_a_run_that_waits_for_cards_is_ended_and_the_demand_named(
     assert found["training.losses-finite"] == "unknown"
 
 
+@pytest.mark.slow
 def test_a_demand_that_is_met_later_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Met well within the limit, and at work for longer than that.
     after = f"time.sleep(0.3)\nfor line in {list(GOOD)!r}:\n    print(line, flush=True)\n    time.sleep(0.9)\n"
@@ -162,6 +163,7 @@ def test_a_demand_that_is_met_later_is_no_failure(tmp_path: Path, capsys: pytest
     assert document["verdict"] == "pass"
 
 
+@pytest.mark.slow
 def test_a_silent_run_is_ended_with_everything_it_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # A daemon in a group of its own whose parent is gone, as Ray's are after a crash of the driver.
     after = """

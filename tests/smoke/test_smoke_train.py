@@ -54,6 +54,7 @@ def test_a_run_that_is_broken_fails_and_says_why_in_the_language_asked_for(
     assert {stage["name"] for stage in document["run"]["stage"]} >= {"packages", "import", "device", "matmul"}
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_learn_is_unknown_and_passes_every_other_question(
     cpu_environment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

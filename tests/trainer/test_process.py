@@ -90,6 +90,7 @@ def test_an_interrupted_run_says_so_and_leaves_with_130(scene: Path, number: sig
     assert saved.step == done
 
 
+@pytest.mark.slow
 def test_at_the_second_signal_it_leaves_at_once_and_the_earlier_checkpoint_stays(scene: Path) -> None:
     """The reward function hangs in the third step, so that the first signal has no step to wait for."""
     (scene / "work" / "slow.py").write_text(
@@ -155,6 +156,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_an_import_would_lose_ends_the_run_all_the_same(scene: Path) -> None:
     """What is raised where Python cleans up reaches nobody: it is printed, and the program goes on."""
     out = scene / "out"

@@ -134,6 +134,7 @@ ABORT = "import resource\n    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n
 
 
 @pytest.mark.parametrize("end", [ABORT, "sys.exit(1)"], ids=["abort", "error"])
+@pytest.mark.slow
 def test_a_rank_that_gave_up_long_before_the_kill_it_gave_up_for_is_seen_is_not_named(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_records_tell_its_time_and_its_operations_and_the_checkpoint_passes(tmp_
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.slow), AHEAD], ids=lambda each: " ".join(each) or "plain"
 )
+@pytest.mark.slow
 def test_a_run_goes_on_from_any_step_in_either_place_with_the_same_bits(settings: dict[str, Any]) -> None:
     configs = {"generators": changed(THERE, **settings), "learner": changed(HERE, **settings)}
     live = parts_of(configs["generators"])
@@ -220,6 +221,7 @@ def weights_of(parts: Parts) -> dict[str, Tensor]:
 @pytest.mark.parametrize("began", [THERE, HERE], ids=["there", "here"])
 @pytest.mark.parametrize("now", [THERE, HERE], ids=["there", "here"])
 @pytest.mark.parametrize("rank", [0, 2], ids=["whole", "lora"])
+@pytest.mark.slow
 def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_run_goes_on(
     began: Config, now: Config, rank: int
 ) -> None:

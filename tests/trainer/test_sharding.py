@@ -16,8 +16,6 @@ from trainer.config import BadSetting, parse
 from trainer.shards import is_sharded, like, local, put, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tests.trainer.plain_run import PlainRun
 
 LIMITS = {"float64": 1e-12, "float32": 1e-5}  # of the largest gradient
@@ -133,8 +131,6 @@ CASES: dict[str, Case] = {
     "checkpointed adapters": {"lora_rank": 2, "lora_targets": "q_proj,up_proj", "gradient_checkpointing": True},
     "gspo": {"loss": "gspo"},
     "correction": {"correction": "token"},
-}
-MORE_CASES: dict[str, Case] = {
     "micro batches": {"micro_batch_rows": 2},
     "adapters": {"lora_rank": 2, "micro_batch_rows": 2},
     "cispo": {"loss": "cispo"},
@@ -145,45 +141,24 @@ MEANS: dict[str, Case] = {
     for convention in ("verl", "trl", "roll")
     for dtype in LIMITS
 }
-# Each word of the table once, and float32.
-SOME_MEANS = [
-    "token-mean verl float64",
-    "seq-mean-token-sum trl float64",
-    "seq-mean-token-sum-norm roll float64",
-    "seq-mean-token-mean verl float32",
-]
-
-
-def in_float64(some: dict[str, Case]) -> dict[str, Case]:
-    return {name: {"dtype": "float64", **each} for name, each in some.items()}
-
-
-# One start of two processes computes what the tests of every change judge, another what those marked slow do.
-FEW = {**{name: MEANS[name] for name in SOME_MEANS}, **in_float64(CASES)}
-OTHERS = {**{name: each for name, each in MEANS.items() if name not in FEW}, **in_float64(MORE_CASES)}
-
-
-def found_by_ranks(name: str) -> list[dict[str, Any]]:
-    """What both ranks find for one of the two tables; with the smaller one all else is computed."""
-    text = f"CASES = {FEW!r}\n{SCRIPT}{PARTS}" if name == "few" else f"CASES = {OTHERS!r}\n{SCRIPT}"
-    found: list[dict[str, Any]] = once(f"sharding-{name}", lambda folder: on_processes(text, folder))
-    return found
 
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    """What both ranks found."""
-    return found_by_ranks("few")
+    """What both ranks found: one start of two processes computes what all tests marked slow judge."""
+    every = {**MEANS, **{name: {"dtype": "float64", **each} for name, each in CASES.items()}}
+    text = f"CASES = {every!r}\n{SCRIPT}{PARTS}"
+    found: list[dict[str, Any]] = once("sharding", lambda folder: on_processes(text, folder))
+    return found
 
 
-def cases(some: Iterable[str], others: Iterable[str]) -> list[Any]:
-    return [*some, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
-
-
-@pytest.mark.parametrize("name", cases(SOME_MEANS, [name for name in MEANS if name not in SOME_MEANS]))
-def test_shards_with_unequal_counts_have_the_gradient_and_numbers_of_one_process(name: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEANS)
+def test_shards_with_unequal_counts_have_the_gradient_and_numbers_of_one_process(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
     dtype = MEANS[name]["dtype"]
-    for rank in found_by_ranks("few" if name in FEW else "others"):
+    for rank in ranks:
         found = rank[name]
         assert found["gap"] < LIMITS[dtype]
         assert found["is_same"]  # the learning rate is 0
@@ -191,15 +166,19 @@ def test_shards_with_unequal_counts_have_the_gradient_and_numbers_of_one_process
             assert own == pytest.approx(wanted, rel=1e-9 if dtype == "float64" else 1e-4, abs=1e-6), number
 
 
-@pytest.mark.parametrize("case", cases(CASES, MORE_CASES))
-def test_so_they_have_in_passes_of_few_rows_computed_again_adapted_or_with_another_loss(case: str) -> None:
-    for rank in found_by_ranks("few" if case in FEW else "others"):
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_so_they_have_in_passes_of_few_rows_computed_again_adapted_or_with_another_loss(
+    ranks: list[dict[str, Any]], case: str
+) -> None:
+    for rank in ranks:
         assert rank[case]["gap"] < 1e-12
         assert rank[case]["is_same"]
         own, wanted = rank[case]["numbers"]["loss"]
         assert own == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_a_rank_holds_half_of_weights_moments_and_reference(ranks: list[dict[str, Any]]) -> None:
     (first, total), (second, _) = (rank["rows"] for rank in ranks)
     assert first + second == total
@@ -208,10 +187,12 @@ def test_a_rank_holds_half_of_weights_moments_and_reference(ranks: list[dict[str
     assert [rank["reference"] for rank in ranks] == [first, second]
 
 
+@pytest.mark.slow
 def test_a_look_at_a_batch_gives_the_log_probabilities_of_one_process(ranks: list[dict[str, Any]]) -> None:
     assert max(rank["look"] for rank in ranks) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_step_is_bounded_by_the_norm_over_all_shards(ranks: list[dict[str, Any]]) -> None:
     for off, largest, norm, wanted in (rank["bounded"] for rank in ranks):
         assert norm == pytest.approx(wanted)
@@ -219,11 +200,13 @@ def test_a_step_is_bounded_by_the_norm_over_all_shards(ranks: list[dict[str, Any
         assert off < 1e-9 < largest
 
 
+@pytest.mark.slow
 def test_a_rank_without_rows_in_a_mini_batch_keeps_no_one_waiting(ranks: list[dict[str, Any]]) -> None:
     for off, largest, _, _ in (rank["rankless"] for rank in ranks):
         assert off < 1e-9 < largest
 
 
+@pytest.mark.slow
 def test_a_bfloat16_run_keeps_its_rows_in_float32_and_samples_with_bfloat16(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         found = rank["narrow"]
@@ -231,10 +214,12 @@ def test_a_bfloat16_run_keeps_its_rows_in_float32_and_samples_with_bfloat16(rank
         assert 5e-6 < found["change"] < 2e-5  # one step of 1e-5, which most bfloat16 weights cannot take
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number_in_one_rank_s_rows_leaves_all_weights_alone(ranks: list[dict[str, Any]]) -> None:
     assert [rank["poisoned"] for rank in ranks] == [["nan", True], ["nan", True]]
 
 
+@pytest.mark.slow
 def test_a_torch_that_takes_means_gives_sums_all_the_same(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["means"]["gap"] < 1e-5

@@ -104,6 +104,7 @@ def test_a_child_draws_what_an_engine_here_draws_with_weights_sent_either_way(fr
         assert (found.version, found.groups) == (version, local.generate(PROMPTS, SEEDED).groups)
 
 
+@pytest.mark.slow
 def test_a_childs_reference_says_what_one_here_says_and_stays_when_weights_come(child: ProcessGenerator) -> None:
     local = Crew(changed(FLAT, reference_place="generators")).start(0).server
     drawn = zip(PROMPTS, local.generate(PROMPTS, SEEDED).groups, strict=True)
@@ -166,6 +167,7 @@ def test_a_killed_child_is_named_with_its_signal_and_never_comes_back() -> None:
     assert is_gone(made.pid)
 
 
+@pytest.mark.slow
 def test_a_stopped_child_is_ended_all_the_same() -> None:
     made = started()
     os.kill(made.pid, signal.SIGSTOP)

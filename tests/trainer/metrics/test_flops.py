@@ -37,6 +37,7 @@ def test_pairs_are_those_a_causal_model_sees() -> None:
     assert found.pairs == pairs
 
 
+@pytest.mark.slow
 def test_linear_layers_are_counted_exactly_forwards_and_backwards() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -162,6 +162,7 @@ def whole_state(folder: Path, name: str) -> Mapping[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_ranks_go_on_from_their_shards_with_the_same_bits(ranks: list[dict[str, Any]]) -> None:
     assert [(rank["restored"], rank["went on"]) for rank in ranks] == [(None, None)] * 2
 

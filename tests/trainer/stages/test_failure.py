@@ -97,6 +97,7 @@ def test_the_alarm_is_off_afterwards() -> None:
     assert signal.getsignal(signal.SIGALRM) == before
 
 
+@pytest.mark.slow
 def test_off_the_main_thread_the_alarm_is_off_afterwards_too() -> None:
     def in_time() -> list[list[float]]:
         found = score(lambda prompt, rollout: 1.0, 1.0)

@@ -115,6 +115,7 @@ def test_a_process_that_cannot_say_at_once_where_it_hangs_is_asked_again(tmp_pat
         paid(tmp_path, source, "5", "reward_timeout_s=0.3")
 
 
+@pytest.mark.slow
 def test_after_a_hang_the_next_call_works(tmp_path: Path) -> None:
     source = "import time\ndef score(prompt, answer):\n    return time.sleep(600) if answer == 'slow' else 1.0"
     reward = reward_of(tmp_path, source, "reward_timeout_s=3")
