@@ -41,10 +41,9 @@ def torn(change: Change) -> Change:
 
     def edit(facts: Any) -> Any:
         changed = change(facts)
-        status = dataclasses.replace(
-            changed.ray.status.value, nodes=None, has_all_resources=False, has_all_demands=False
-        )
-        return put(status=status)(changed)
+        status: Any = changed.ray.status.value
+        damage = {"nodes": None, "has_all_resources": False, "has_all_demands": False}
+        return put(status=dataclasses.replace(status, **damage))(changed)
 
     return edit
 

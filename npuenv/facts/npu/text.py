@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 _LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
 HEALTHS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")  # all that the tool says of a chip
@@ -53,7 +56,7 @@ def word(text: str | None) -> str | None:
     return None if text is None or text.strip() in ("", "-", "NA", "N/A", "xxx", "x.x.x") else text.strip()
 
 
-def percent(value: float | None) -> float | None:
+def percent(value: N | None) -> N | None:
     """The value; None where it is none between 0 and 100."""
     return value if value is not None and 0 <= value <= 100 else None
 

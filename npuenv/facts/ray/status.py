@@ -192,7 +192,7 @@ def parse(text: str) -> Status | None:
     """
     found = [status for status in map(_status, _sections(text)) if status is not None]
     whole = [each for each in found if each.nodes is not None and each.has_all_resources and each.has_all_demands]
-    return (whole or found or [None])[-1]
+    return (whole or found)[-1] if found else None
 
 
 def _sections(text: str) -> Iterator[dict[str, list[str]]]:
