@@ -26,7 +26,7 @@ FLOWS: dict[str, set[str]] = {
     },
     "doctor": {"machines", "real_torch_npu", "seeded_faults"},
     "execute": {"inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},
-    "facts": {"cases", "import_program", "nodes"},
+    "facts": {"cases", "damaged_outputs", "import_program", "nodes"},
     "host": {"redaction"},
     "lint": {"any_text", "order", "reading", "rules"},
     "lock": {"limits_real"},

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
+    from npuenv.facts.ray.placement import Never
     from npuenv.facts.ray.status import Demand, Status, Trouble
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
@@ -75,11 +76,15 @@ def _answers(context: Context) -> Verdict:
     from npuenv.facts.ray.status import Refusal, Status
 
     if isinstance(value, Status):
-        return ok("ray.answers-ok", nodes=value.nodes)
+        return ok("ray.answers-ok", nodes=_nodes(value))
     if value.kind in (Refusal.TIMEOUT, Refusal.UNREACHABLE, Refusal.NO_CLUSTER) and _runs_here(context) is False:
         return skip("ray.because-address")
     address = context.facts.ray.address.value or "-"
     return fail(f"ray.refused-{value.kind.value}", fix=_cure(value), address=address, line=value.line)
+
+
+def _nodes(status: Status) -> int | str:
+    return "?" if status.nodes is None else status.nodes
 
 
 def _cure(trouble: Trouble) -> Fix:
@@ -97,8 +102,10 @@ def _npu(context: Context) -> Verdict:
     if status is None:
         return skip("ray.no-status")
     chips, npus, gpus = _chips(context), status.total("NPU"), status.total("GPU")
+    if npus is None:
+        return unsure("ray.resource-unknown", name="NPU")
     if npus:
-        return ok("ray.npu-ok", npus=f"{npus:g}", nodes=status.nodes)
+        return ok("ray.npu-ok", npus=f"{npus:g}", nodes=_nodes(status))
     if not chips and context.framework not in NPU_FRAMEWORKS:
         return skip("no-nodes")  # a cluster of a machine without NPUs may well have GPUs
     cure = fix("ray.npu", ("ray", "start", "--head", f'--resources={{"NPU": {chips or 8}}}'), chips=chips)
@@ -113,6 +120,8 @@ def _gpu(context: Context) -> Verdict:
     if status is None:
         return skip("ray.no-status")
     npus, gpus = status.total("NPU"), status.total("GPU")
+    if npus is None or gpus is None:
+        return unsure("ray.resource-unknown", name="GPU" if gpus is None else "NPU")
     if gpus and not npus:
         return skip("ray.because-npu")
     if not gpus:
@@ -123,9 +132,12 @@ def _gpu(context: Context) -> Verdict:
 def _count(context: Context) -> Verdict:
     """A node that joined with fewer cards than it has does so without a word."""
     status, chips = _status(context), _chips(context)
-    if status is None or not status.total("NPU") or not chips or not status.nodes:
+    npus = status.total("NPU") if status else 0.0
+    if status is None or npus == 0 or not chips or status.nodes == 0:
         return skip("ray.no-status")
-    npus, expected = status.total("NPU"), status.nodes * chips
+    if npus is None or status.nodes is None:
+        return unsure("ray.resource-unknown", name="NPU")
+    expected = status.nodes * chips
     if npus == expected:
         return ok("ray.count-ok", npus=f"{npus:g}", nodes=status.nodes)
     words = {"npus": f"{npus:g}", "nodes": status.nodes, "chips": chips, "expected": expected}
@@ -140,58 +152,80 @@ def _demands(context: Context) -> Verdict:
     if status is None:
         return skip("ray.no-status")
     for demand in status.demands:
-        short = _short(demand, status)
-        if short in ("NPU", "GPU") and not status.total(short):
+        short = _never(context, demand, status)
+        if short is not None and short.name in ("NPU", "GPU") and not status.total(short.name):
             return skip("ray.because-npu")
         if short is not None:
-            line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)
-            name = "ray.demand-cpu" if short == "CPU" else "ray.demand-other"
-            words = {"demand": demand.line, "resource": short, "total": f"{status.total(short):g}"}
-            return fail(name, line, *context.facts.ray.status.evidence[:1], fix=fix(name), nodes=status.nodes, **words)
+            return _never_told(context, demand, short, status)
     idle = next((demand for demand in status.demands if _fits_now(demand, status)), None)
     if idle is not None:
         line = Evidence(context.facts.ray.status.evidence[0].command, idle.line)
         cure = fix("ray.demand-idle", ("ray", "list", "nodes"))
         return warn("ray.demand-idle", line, *context.facts.ray.status.evidence[:1], fix=cure, demand=idle.line)
+    if not status.has_all_demands or not all(_can_tell(demand, status) for demand in status.demands):
+        return unsure("ray.demands-unknown")
     return ok("ray.demands-ok", count=len(status.demands))
 
 
 def _fits_now(demand: Demand, status: Status) -> bool:
     """Whether what nobody uses would do: then it waits for a node that is dead, or cannot start a worker."""
     free = {item.name: item.total - item.used for item in status.resources}
-    return all(need * demand.bundles <= free.get(name, 0.0) + 1e-6 for name, need in demand.needs)
+    return all(demand.of(name) <= free.get(name, 0.0) + 1e-6 for name in demand.names)
 
 
-def _short(demand: Demand, status: Status) -> str | None:
-    """The resource of which there is too little even on an idle cluster; None when it all fits."""
-    nodes = max(status.nodes, 1)
-    for name, need in demand.needs:
-        if name.startswith(("node:", "accelerator_type:")):
-            continue
-        if demand.how == "STRICT_PACK" and need * demand.bundles > status.total(name) / nodes + 1e-6:
-            return name
-        if need > status.total(name) / nodes + 1e-6 or need * demand.bundles > status.total(name) + 1e-6:
-            return name
-    return None
+def _can_tell(demand: Demand, status: Status) -> bool:
+    """Whether there is a total of all that a demand asks for; Ray shows none of the names that it adds by itself."""
+    return all(":" in name or status.total(name) is not None for name in demand.names)
+
+
+def _never(context: Context, demand: Demand, status: Status) -> Never | None:
+    """Why a demand can never run, even on an idle cluster; None when it all fits, or nobody can tell."""
+    from npuenv.facts.ray.placement import never
+
+    totals = {item.name: item.total for item in status.resources}
+    nodes, count = [], status.nodes
+    # With as many cards as that many of this machine, the nodes are alike, and each has its share of the whole.
+    if count and (count == 1 or totals.get("NPU") == count * _chips(context)):
+        nodes = [{name: total / count for name, total in totals.items()}] * count
+    return never(demand, status.total, nodes, count)
+
+
+def _never_told(context: Context, demand: Demand, short: Never, status: Status) -> Verdict:
+    from npuenv.facts.ray.placement import Lack
+
+    line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)
+    name = "apart" if short.lack is Lack.APART else "cpu" if short.name == "CPU" else "other"
+    words = {"demand": demand.line, "resource": short.name, "total": f"{short.total:g}", "bundles": demand.count}
+    nodes = short.nodes if name == "apart" else _nodes(status)
+    cure = fix("ray.demand-cpu" if name == "cpu" else "ray.demand-other")
+    return fail(f"ray.demand-{name}", line, *context.facts.ray.status.evidence[:1], fix=cure, nodes=nodes, **words)
 
 
 def _cpus(context: Context) -> Verdict:
     """Too few processors look exactly like missing cards: everything waits without an end. What Ray was told counts."""
-    cpus, chips = context.facts.machine.cpus.value, _chips(context)
-    status = _status(context)
-    if status is not None and any(_short(demand, status) == "CPU" for demand in status.demands):
-        return skip("ray.because-demand")
-    if status is not None and status.total("NPU"):
-        cpus, chips = status.total("CPU"), int(status.total("NPU"))
-    python = context.facts.python.interpreter.value
+    facts = context.facts
+    cpus, chips, status = facts.machine.cpus.value, _chips(context), _status(context)
+    evidence = (*facts.machine.cpus.evidence, *facts.npu.nodes.evidence)
+    if status is not None:
+        shorts = [_never(context, demand, status) for demand in status.demands]
+        if any(short is not None and short.name == "CPU" for short in shorts):
+            return skip("ray.because-demand")
+        npus = status.total("NPU")
+        if npus:
+            cpus, chips, evidence = status.total("CPU"), int(npus), facts.ray.status.evidence[:1]
+        if npus is None or (npus and cpus is None):
+            return unsure("ray.resource-unknown", *facts.ray.status.evidence[:1], name="CPU" if npus else "NPU")
+    python = facts.python.interpreter.value
     if cpus is None or not chips:
         return skip("no-nodes")
     verl = python.distributions.get("verl") if python else None
     needs = _CPUS_OF_VERL if _takes_three(verl, context.framework) else 1.0
     if cpus >= chips * needs:
-        return ok("ray.cpus-ok", cpus=f"{cpus:g}")
-    cure = fix("ray.cpus", good=f"{chips * needs:g}")
-    return warn("ray.cpus-warn", fix=cure, cpus=f"{cpus:g}", chips=chips, good=f"{chips * needs:g}", each=f"{needs:g}")
+        return ok("ray.cpus-ok", *evidence, cpus=f"{cpus:g}")
+    good, each = f"{chips * needs:g}", f"{needs:g}"
+    return warn(
+        "ray.cpus-warn", *evidence, fix=fix("ray.cpus", good=good), cpus=f"{cpus:g}", chips=chips, good=good, each=each
+    )
 
 
 def _takes_three(verl: str | None, framework: str | None) -> bool:

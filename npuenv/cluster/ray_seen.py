@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.demands import never
 from npuenv.cluster.names import fold
 from npuenv.facts.ray import status as ray_status
+from npuenv.facts.ray.placement import Lack, never
 from npuenv.facts.ray.status import Refusal, Status, Trouble
 from npuenv.host.base import Ran
 from npuenv.messages import Message
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.probing.asking import Heard
     from npuenv.cluster.ray_state import Cluster, Started
+    from npuenv.facts.ray.status import Demand
 
 _MARK = "RAY-NODES "
 _CARD = "NPU"
@@ -69,8 +70,10 @@ class Seen:
             for name in names
         }
 
-    def total(self, name: str) -> float:
-        """How much there is of a resource; 0 where Ray has none of it."""
+    def total(self, name: str) -> float | None:
+        """How much there is of a resource; 0 where Ray has none of it, None where its answer cannot be read."""
+        if self.nodes is None:
+            return self.table.total(name) if isinstance(self.table, Status) else None
         return self.resources().get(name, (0.0, 0.0))[1]
 
 
@@ -85,10 +88,10 @@ def read(heard: Heard, limit_s: float) -> Seen:
 def is_whole(seen: Seen, cluster: Cluster) -> bool:
     """Whether Ray counts all that was started."""
     if seen.nodes is None:
-        has_nodes = isinstance(seen.table, Status) and seen.table.nodes >= len(cluster.started)
+        has_nodes = isinstance(seen.table, Status) and (seen.table.nodes or 0) >= len(cluster.started)
     else:
         has_nodes = all(not each.address or _lives(seen, each) for each in cluster.started)
-    return has_nodes and seen.total(_CARD) >= cluster.cards
+    return has_nodes and (seen.total(_CARD) or 0.0) >= cluster.cards
 
 
 def strangers(seen: Seen, cluster: Cluster) -> tuple[str, ...]:
@@ -104,16 +107,18 @@ def explained(seen: Seen, cluster: Cluster, gone: Collection[str] = ()) -> list[
         return [Message("cluster.ray-status-other", {"line": seen.table}), *found]
     if isinstance(seen.table, Trouble):
         return [Message(f"cluster.ray-status-{seen.table.kind.value}", {"line": seen.table.line}), *found]
-    if seen.nodes is None and seen.table.nodes < len(cluster.started):
+    if seen.nodes is None and seen.table.nodes is not None and seen.table.nodes < len(cluster.started):
         found.append(Message("cluster.ray-nodes", {"found": seen.table.nodes, "expected": len(cluster.started)}))
+    lacks = seen.nodes is None and (seen.table.nodes is None or seen.total(_CARD) is None)
+    if lacks or not seen.table.has_all_demands:
+        found.append(Message("cluster.ray-status-damaged"))
     return [*found, *_short(seen, cluster), *_never(seen.table, seen, cluster)]
 
 
 def waiting(seen: Seen, cluster: Cluster) -> list[Message]:
     """What waits for others to end, and for nothing else: a busy cluster is well."""
     demands = seen.table.demands if isinstance(seen.table, Status) else ()
-    total, nodes = seen.total, _nodes_of(seen, cluster)
-    return [Message("cluster.ray-waits", {"line": each.line}) for each in demands if never(each, total, nodes) is None]
+    return [Message("cluster.ray-waits", {"line": each.line}) for each in demands if _why(each, seen, cluster) is None]
 
 
 def _lost(seen: Seen, cluster: Cluster, gone: Collection[str]) -> list[Message]:
@@ -141,7 +146,7 @@ def _lives(seen: Seen, each: Started) -> bool:
 def _short(seen: Seen, cluster: Cluster) -> list[Message]:
     """Cards that Ray ought to count and does not: on which nodes, where it says that."""
     total = seen.total(_CARD)
-    if total >= cluster.cards:
+    if total is None or total >= cluster.cards:
         return []
     if seen.total("GPU") and not total:
         return [Message("cluster.ray-gpus")]
@@ -158,8 +163,18 @@ def _short(seen: Seen, cluster: Cluster) -> list[Message]:
 
 def _never(table: Status, seen: Seen, cluster: Cluster) -> list[Message]:
     """What waits and would wait for ever, however free all nodes were."""
-    nodes = _nodes_of(seen, cluster)
-    return [why for demand in table.demands if (why := never(demand, seen.total, nodes)) is not None]
+    return [why for demand in table.demands if (why := _why(demand, seen, cluster)) is not None]
+
+
+def _why(demand: Demand, seen: Seen, cluster: Cluster) -> Message | None:
+    """Why a demand waits for ever; None where it only waits for others to end."""
+    count = len(seen.alive) if seen.nodes is not None else seen.table.nodes if isinstance(seen.table, Status) else None
+    found = never(demand, seen.total, _nodes_of(seen, cluster), count)
+    if found is None:
+        return None
+    args = {"line": demand.line, "name": found.name, "total": f"{found.total:g}", "most": f"{found.most:g}"}
+    word = "" if found.lack is Lack.TOTAL else f"-{found.lack.value}"
+    return Message(f"cluster.ray-never{word}", {**args, "bundles": demand.count, "nodes": found.nodes})
 
 
 def _nodes_of(seen: Seen, cluster: Cluster) -> list[Mapping[str, float]]:

@@ -161,7 +161,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.free", holder(is_here=False, uid=None), Status.WARN, "processes run on NPU 2"),
     ("cards.free", cards(hbm_used_mib=61440), Status.WARN, "hold memory"),
     ("cards.free", both(holder(), cards(hbm_used_mib=61440)), Status.WARN, "chips 0.0"),
-    ("cards.free", both(cards(hbm_used_mib=61440), part("smi", listed=())), Status.OK, "no process"),
+    ("cards.free", both(cards(hbm_used_mib=61440), part("smi", listed=())), Status.UNKNOWN, "NPU 0, 1, 2"),
     ("cards.stuck", cards(busy_percent=100), Status.WARN, "0.0"),
     ("cards.stuck", both(cards(busy_percent=100), CONTAINER), Status.SKIP, "container"),
     ("cards.stuck", cards(busy_percent=99), Status.OK, "busy"),
@@ -331,7 +331,8 @@ def test_a_healthy_table_gives_no_alarm(path: Path, container: str | None) -> No
 
 
 def test_the_sick_table_names_its_two_ill_cards_and_the_memory_that_nobody_holds() -> None:
-    facts = put(smi=table_of("info_950PR_25.7.rc1_alarm"), holders=(), health=None)(HEALTHY)
+    table = dataclasses.replace(table_of("info_950PR_25.7.rc1_alarm"), listed=(0, 1, 2))
+    facts = put(smi=table, holders=(), health=None)(HEALTHY)
     assert say(find(facts, "cards.healthy").says).startswith("chips 0.0, 1.0 ")
     free = find(facts, "cards.free")
     assert "NPU 0" in say(free.says) and "chips 1.0" in say(free.says)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from npuenv.facts.base import Evidence
 from npuenv.facts.machine.mounts import Folder, Mount
 from npuenv.facts.machine.processes import Process, Processes
 from npuenv.facts.ray.session import Session
-from npuenv.facts.ray.status import Demand, Refusal, Resource, Trouble
+from npuenv.facts.ray.status import Bundle, Demand, Refusal, Resource, Trouble
 from npuenv.facts.ray.status import Status as Cluster
 from npuenv.messages import say
 from tests.support.changes import HEALTHY, both, find, gone, lost, packages, put, variables
@@ -30,7 +31,21 @@ def cluster(nodes: int = 1, demands: tuple[Demand, ...] = (), *, used: float = 0
 
 
 def demand(bundles: int = 1, how: str = "", **needs: float) -> tuple[Demand, ...]:
-    return (Demand(tuple(sorted(needs.items())), bundles, how, 1, f"{needs} * {bundles} ({how}): 1+ pending"),)
+    return (
+        Demand((Bundle(tuple(sorted(needs.items())), bundles),), how, 1, f"{needs} * {bundles} ({how}): 1+ pending"),
+    )
+
+
+def torn(change: Change) -> Change:
+    """The same, of a status that is cut or damaged: only what it shows is known."""
+
+    def edit(facts: Any) -> Any:
+        changed = change(facts)
+        status: Any = changed.ray.status.value
+        damage = {"nodes": None, "has_all_resources": False, "has_all_demands": False}
+        return put(status=dataclasses.replace(status, **damage))(changed)
+
+    return edit
 
 
 def refused(kind: Refusal, line: str = "its line") -> Change:
@@ -85,6 +100,18 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("ray.demands", cluster(CPU=32.0, NPU=4.0, demands=demand(8, "PACK", NPU=1.0)), FAIL, "NPU"),
     ("ray.demands", cluster(CPU=32.0, GPU=8.0, demands=demand(NPU=1.0)), SKIP, "no cards"),
     ("ray.demands", cluster(NPU=8.0), OK, "0 waiting"),
+    ("ray.demands", cluster(CPU=32.0, NPU=16.0, demands=demand(2, "STRICT_SPREAD", NPU=8.0)), FAIL, "2 nodes"),
+    ("ray.demands", cluster(2, used=9.0, NPU=16.0, demands=demand(2, "STRICT_SPREAD", NPU=8.0)), OK, "1 waiting"),
+    ("ray.demands", cluster(2, used=9.0, NPU=16.0, demands=demand(9, "STRICT_PACK", NPU=1.0)), FAIL, "NPU"),
+    ("ray.demands", cluster(2, used=9.0, NPU=16.0, demands=demand(3, "SPREAD", NPU=5.0)), FAIL, "NPU"),
+    ("ray.demands", cluster(2, used=9.0, NPU=12.0, demands=demand(9, "STRICT_PACK", NPU=1.0)), OK, "1 waiting"),
+    ("ray.demands", torn(cluster(CPU=8.0, demands=demand(NPU=1.0))), UNKNOWN, "what waits"),
+    ("ray.npu-resource", torn(cluster(CPU=8.0)), UNKNOWN, "NPU"),
+    ("ray.npu-resource", torn(cluster(NPU=8.0)), OK, "8 cards"),
+    ("ray.gpu-declared", torn(cluster(NPU=8.0)), UNKNOWN, "GPU"),
+    ("ray.npu-count", torn(cluster(NPU=8.0)), UNKNOWN, "NPU"),
+    ("ray.cpus", torn(cluster(NPU=8.0)), UNKNOWN, "CPU"),
+    ("ray.answers", torn(cluster(NPU=8.0)), OK, "? nodes"),
     ("ray.cpus", put(cpus=4.0), WARN, "4 processors for 8"),
     ("ray.cpus", cluster(2, CPU=8.0, NPU=16.0), WARN, "8 processors for 16"),
     ("ray.cpus", both(put(cpus=16.0), packages(verl="0.7.1")), WARN, "3 per chip"),
@@ -146,8 +173,6 @@ def test_the_note_is_removed_where_it_lies_and_the_variable_is_unset() -> None:
 
 
 def _addressed(line: Evidence) -> Any:
-    import dataclasses
-
     from npuenv.facts import known
 
     facts = put(processes=NO_RAY)(HEALTHY)
@@ -170,3 +195,16 @@ def test_a_demand_that_nothing_can_meet_is_shown_with_the_clusters_own_line() ->
     facts = cluster(CPU=32.0, NPU=4.0, demands=demand(8, "PACK", NPU=1.0))(HEALTHY)
     lines = [item.line for item in find(facts, "ray.demands").evidence]
     assert lines[0].startswith("{'NPU': 1.0} * 8") and lines[1:] == [facts.ray.status.evidence[0].line]
+
+
+def test_the_number_of_processors_and_the_line_that_is_shown_have_one_source() -> None:
+    told = cluster(2, CPU=8.0, NPU=16.0)(HEALTHY)
+    found = find(told, "ray.cpus")
+    assert (found.says.args["cpus"], found.says.args["chips"], found.evidence) == (
+        "8",
+        16,
+        told.ray.status.evidence[:1],
+    )
+    alone = put(cpus=4.0)(HEALTHY)
+    found = find(alone, "ray.cpus")
+    assert found.says.args["cpus"] == "4" and found.evidence[0] == alone.machine.cpus.evidence[0]

@@ -184,6 +184,16 @@ def test_a_node_that_has_joined_again_lives_and_one_that_has_just_died_is_still_
     assert meaning(told(ROWS), "node2") == [sentence("cluster.ray-unmissed", names="node2", count=8)]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("16.0 NPU", "16.? NPU"), ("Active:", "Act ve:"), ("(no resource demands)", "{'NPU': ?} * 8")]
+)
+def test_a_damaged_answer_is_said_to_be_and_nothing_is_made_of_it(old: str, new: str) -> None:
+    text = TABLE.format(resources="0.0/16.0 NPU", demands="(no resource demands)").replace(old, new)
+    assert [each.key for each in ray_seen.explained(told(out=text), CLUSTER)] == ["cluster.ray-status-damaged"]
+    has_list = [each.key for each in ray_seen.explained(told(ROWS, out=text), CLUSTER)]
+    assert has_list == (["cluster.ray-status-damaged"] if "demands" in old else []), "the list of nodes has the rest"
+
+
 def test_whoever_else_has_joined_is_named() -> None:
     seen = told([*ROWS, {**ROWS[0], "address": "10.77.0.9"}])
     assert ray_seen.strangers(seen, CLUSTER) == ("10.77.0.9",)

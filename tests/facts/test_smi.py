@@ -161,6 +161,33 @@ def test_a_cut_table_says_that_it_is_not_complete() -> None:
     assert len(read.cards) == 1 and not read.is_complete
 
 
+def test_two_halves_of_two_cards_are_not_one() -> None:
+    lines = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"].splitlines()
+    at = next(number for number, line in enumerate(lines) if "0000:" in line)
+    for cut in (lambda line: None, lambda line: line[:40]):  # lost, and cut off at the edge of a terminal
+        broken = [cut(line) if number in (at, at + 2) else line for number, line in enumerate(lines)]
+        read = parse_info("\n".join(line for line in broken if line is not None))
+        assert isinstance(read, SmiTable) and not read.is_complete
+        assert [card.npu for card in read.cards] == list(range(2, 8))
+
+
+@pytest.mark.parametrize(
+    ("printed", "damaged", "name"),
+    [
+        ("| 0           0    / 0          ", "| 700         0    / 0          ", "busy_percent"),
+        ("/ 65536 ", "/ 6553  ", "hbm_used_mib"),
+        ("| OK   ", "| Ok   ", "health"),
+        ("910B2 ", "x10B2 ", "name"),
+    ],
+)
+def test_a_value_that_cannot_be_is_unknown(printed: str, damaged: str, name: str) -> None:
+    text = load_file(CASES[0].parent / "info_910B3_25.0.rc1.b010_busy.toml")["output"]
+    text = load_file(CASES[0].parent / "info_910B2_24.1.0_idle8.toml")["output"] if printed not in text else text
+    read = parse_info(text.replace(printed, damaged))
+    assert printed in text and isinstance(read, SmiTable) and len(read.cards) == 8
+    assert all(getattr(card, name) is None for card in read.cards)
+
+
 def test_no_card_on_the_server_is_an_answer_and_not_a_trouble() -> None:
     read = parse_info("There is no NPU card on this server.\n")
     assert isinstance(read, SmiTable) and read.cards == () and read.layout is None

@@ -103,10 +103,10 @@ def _linked(context: Context) -> Verdict:
         for other, word in row.items()
         if one < other and one // _GROUP == other // _GROUP
     }
-    if not _DIRECT & set(pairs.values()):
-        return ok("npu.cards-linked-none")
     if not topology.is_complete:
         return unsure("npu.cards-linked-cut")
+    if not _DIRECT & set(pairs.values()):
+        return ok("npu.cards-linked-none")
     lost = {pair: word for pair, word in pairs.items() if word in _FALLBACK}
     if not lost:
         return ok("npu.cards-linked-ok", count=len(pairs))
@@ -183,6 +183,8 @@ def _claimed(context: Context) -> Verdict:
     table = context.facts.npu.smi.value
     if table is not None and table.processes:
         return skip("npu.cards-claimed-busy")
+    if table is not None and table.unlisted:
+        return unsure("npu.cards-processes-unknown", npus=table.unlisted)
     lines = [
         Evidence("/proc/uda/namespace_node", f"process {item.root_pid} holds {len(item.devices)}") for item in others
     ]

@@ -165,7 +165,7 @@ def _free(context: Context) -> Verdict:
     ]
     busy = tuple(sorted({process.npu for process in table.processes}))
     if not busy and not held:
-        return ok("npu.cards-free-ok", count=len(table.cards))
+        return _unlisted(table) or ok("npu.cards-free-ok", count=len(table.cards))
     if not busy:
         return warn("npu.cards-free-held", *lines, fix=fix("npu.card-held"), cards=_labels(held))
     rows = context.facts.npu.holders.evidence
@@ -179,6 +179,11 @@ def _free(context: Context) -> Verdict:
         pids = tuple(dict.fromkeys(str(process.pid) for process in table.processes))
     cure = _end(name, holders) if name != "busy" else fix("npu.free-busy", ("ps", "-fp", ",".join(pids)))
     return warn(f"npu.cards-free-{name}", *rows, fix=cure, npus=busy, pids=pids)
+
+
+def _unlisted(table: SmiTable) -> Verdict | None:
+    """The verdict where the processes of some card could not be read; None where all were."""
+    return unsure("npu.cards-processes-unknown", npus=table.unlisted) if table.unlisted else None
 
 
 def _who(holders: tuple[Holder, ...], uid: int | None) -> str:
@@ -218,11 +223,10 @@ def _stuck(context: Context) -> Verdict:
         return skip("npu.sees-own-only")
     with_process = {process.npu for process in table.processes}
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
-    if not idle:
-        return skip("npu.cards-stuck-skip")
     stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
     if not stuck:
-        return ok("npu.cards-stuck-ok", count=len(idle))
+        said = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
+        return _unlisted(table) or said
     lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
     return warn("npu.cards-stuck-warn", *lines, fix=fix("npu.card-stuck"), cards=_labels(stuck))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.asker import USE_LEVEL, not_asked
-from npuenv.facts.base import Evidence, Fact, State, absent
+from npuenv.facts.base import Evidence, Fact, State, absent, unknown
 from npuenv.facts.npu import driver
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ def _burnt(ask: Asker, table: Fact[SmiTable]) -> dict[str, Fact[Any]]:
         return dict.fromkeys(("burn", "dmi"), not_asked(BURN_LEVEL))
     if table.value is not None and table.value.processes:
         return dict.fromkeys(("burn", "dmi"), absent(Evidence("npu-smi info", "processes run on the cards")))
+    if table.value is not None and table.value.unlisted:
+        return dict.fromkeys(("burn", "dmi"), unknown(Evidence("npu-smi info", "the processes cannot be read")))
     from npuenv.facts.npu import burn
     from npuenv.facts.python import interpreter
 

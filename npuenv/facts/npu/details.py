@@ -188,7 +188,7 @@ def _spods(text: str) -> tuple[Spod, ...]:
 
 def _faults(text: str) -> tuple[FaultEvent, ...] | None:
     count, events = queries.parse_events(text)
-    return events if events or count is not None else None
+    return events if count == len(events) else None
 
 
 def _of_health(item: Health) -> str:

@@ -13,7 +13,21 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.facts.npu.text import integer, labelled, number, pattern_of, plain_lines, whole_lines, word
+from npuenv.facts.npu.text import (
+    BUS_ID,
+    HEALTHS,
+    VERSION,
+    chip_name,
+    formed,
+    integer,
+    labelled,
+    number,
+    pattern_of,
+    percent,
+    plain_lines,
+    whole_lines,
+    word,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,10 +52,13 @@ _MEASURES = (
     "NPU Utilization(%)", "DDR Clock Speed(MHz)", "HBM Clock Speed(MHz)", "HBM Temperature(C)", "Chip ID", *_HEAD,
 )  # fmt: skip
 _SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID", "Chip ID", *_HEAD)
-_STATES = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
 _PROCESS = re.compile(r"Process id\s*:\s*(\d+)\s+Process name\s*:(.*)Process memory\(MB\)\s*:\s*(\d+)$")
 _EVENT = re.compile(r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$")
+_WORD = re.compile(r"[0-9A-Za-z]+")
+_PCI_ID = re.compile(r"0x[0-9A-Fa-f]{4}")
+_AFFINITY = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 _COLUMNS = re.compile(r"\s{2,}|\t+")
+_MAPPED = re.compile(r"Ascend ?[0-9]{3}[A-Za-z0-9_-]*|Mcu|MiniD")
 _CHIP = re.compile(r"(?:NPU|Phy-ID)(\d+)")
 _LINKS = frozenset({"X", "HCCS", "HCCS_SW", "SIO", "PHB", "PIX", "PXB", "SYS", "UB", "NA"})
 
@@ -138,7 +155,7 @@ class Topology:
 
     links: Mapping[int, Mapping[int, str]]
     affinity: Mapping[int, str]  # card -> its CPUs, "144-167"
-    is_complete: bool  # False: rows are missing or cut
+    is_complete: bool  # False: rows are missing, cut, or contradict each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +182,7 @@ def parse_health(text: str) -> tuple[Health, ...]:
     found = []
     for head, block in _blocks(_health_lines(text), pattern_of(_HEALTH)):
         status = next((word for word in block.get("Health Status", block.get("Health", "")).split() if word), "")
-        if status in _STATES:
+        if status in HEALTHS:
             codes = tuple(re.findall(r"\b[0-9A-F]{8}\b", block.get("Error Code", "")))
             information = tuple(line for line in block.get("Error Information", "").split("\n") if word(line))
             found.append(Health(head, integer(block.get("Chip ID")), status, codes, information))
@@ -205,9 +222,10 @@ def parse_board(text: str) -> tuple[Board, ...]:
             found.append(
                 Board(
                     head, integer(block.get("Chip ID")), said.get("Product Name"), said.get("Chip Type"),
-                    said.get("Chip Name"), said.get("NPU Name"), said.get("Software Version"),
-                    said.get("Firmware Version"), said.get("Compatibility"), said.get("PCIe Bus Info"),
-                    said.get("PCI Device ID"),
+                    chip_name(said.get("Chip Name")), formed(said.get("NPU Name"), _WORD),
+                    formed(said.get("Software Version"), VERSION), formed(said.get("Firmware Version"), VERSION),
+                    said.get("Compatibility"), formed(said.get("PCIe Bus Info"), BUS_ID),
+                    formed(said.get("PCI Device ID"), _PCI_ID),
                 )
             )  # fmt: skip
     return tuple(found)
@@ -217,11 +235,15 @@ def parse_measures(text: str) -> tuple[Measures, ...]:
     """One per chip, of `-t usages`, `-t common` and `-t memory`."""
     found = []
     for head, block in _blocks(whole_lines(text), pattern_of(_MEASURES)):
-        values = {label: number(value) for label, value in block.items() if label != "Chip ID"}
+        values = {label: _measure(label, value) for label, value in block.items() if label != "Chip ID"}
         known = {label: value for label, value in values.items() if value is not None}
         if known:
             found.append(Measures(head, integer(block.get("Chip ID")), known))
     return tuple(found)
+
+
+def _measure(label: str, value: str) -> float | None:
+    return percent(number(value)) if label.endswith("(%)") else number(value)
 
 
 def parse_spod(text: str) -> Spod | None:
@@ -310,7 +332,7 @@ def parse_map(text: str) -> tuple[Mapped, ...]:
         cells = cells[-len(columns) :] if columns else []
         row = dict(zip(columns, cells)) if len(cells) == len(columns) else {}
         npu = integer(row.get("NPU ID"))
-        if npu is not None and row["Chip Name"][:1].isalpha():
+        if npu is not None and _MAPPED.fullmatch(row["Chip Name"]):
             chip, logic, physical = (integer(row.get(name)) for name in ("Chip ID", "Chip Logic ID", "Chip Phy-ID"))
             rows.append(Mapped(npu, chip, logic, physical, row["Chip Name"]))
     return tuple(rows)
@@ -319,24 +341,36 @@ def parse_map(text: str) -> tuple[Mapped, ...]:
 def parse_topology(text: str) -> Topology | None:
     """The matrix of `-t topo`; None where there is no header to read it by."""
     columns: list[int] = []
+    has_cpus = False
     links: dict[int, dict[int, str]] = {}
     affinity: dict[int, str] = {}
     for line in whole_lines(text):
-        words = line.split()
-        at = next((number for number, each in enumerate(words) if _CHIP.fullmatch(each)), len(words))
-        words = words[at:]  # a log's prefix ends where the first card's name begins
-        chips = [_CHIP.fullmatch(each) for each in words]
-        if "CPU Affinity" in line or (len(words) > 1 and all(chips)):
-            columns = columns or [int(chip[1]) for chip in chips if chip]
-        elif columns and words and chips[0] and not any(chips[1:]):
-            row, cells = int(chips[0][1]), words[1 : len(columns) + 1]
-            if len(cells) == len(columns) and _LINKS.issuperset(cells):
-                links[row] = {column: cell for column, cell in zip(columns, cells) if row != column}
-                if len(words) == len(columns) + 2 and re.fullmatch(r"[0-9,-]+", words[-1]):
-                    affinity[row] = words[-1]
+        head, title, _ = line.partition("CPU Affinity")
+        words = _from_chip(head.split())
+        chips = [int(chip[1]) for word in words if (chip := _CHIP.fullmatch(word))]
+        if len(chips) == len(set(chips)) == len(words) > 1:
+            columns, has_cpus = columns or chips, has_cpus or bool(title)
+        elif len(chips) == 1 and chips[0] in columns:
+            cells, cpus = words[1 : len(columns) + 1], words[len(columns) + 1 :]
+            if len(cpus) == has_cpus and _is_row(cells, columns.index(chips[0])):
+                links[chips[0]] = {column: cell for column, cell in zip(columns, cells) if column != chips[0]}
+                affinity.update((chips[0], word) for word in cpus if _AFFINITY.fullmatch(word))
     if not columns:
         return None
-    return Topology(links, affinity, set(links) == set(columns))
+    # A link is the same from both of its ends.
+    pairs = [(one, other) for one in columns for other in columns if one < other]
+    is_complete = set(links) == set(columns) and all(links[one][other] == links[other][one] for one, other in pairs)
+    return Topology(links, affinity, is_complete)
+
+
+def _from_chip(words: list[str]) -> list[str]:
+    """The words without a log's prefix, which ends where the first card's name begins."""
+    return words[next((number for number, word in enumerate(words) if _CHIP.fullmatch(word)), len(words)) :]
+
+
+def _is_row(cells: list[str], own: int) -> bool:
+    """Whether each cell is a link, and `X` stands for the card itself alone."""
+    return [number for number, cell in enumerate(cells) if cell == "X"] == [own] and _LINKS.issuperset(cells)
 
 
 def parse_events(text: str) -> tuple[int | None, tuple[FaultEvent, ...]]:
@@ -365,7 +399,7 @@ def parse_watch(text: str) -> dict[int, dict[str, float]]:
         cells = line.split()[-len(columns) :] if columns else []
         npu = integer(cells[0]) if len(cells) == len(columns) and cells else None
         if npu is not None:
-            values = ((name.strip(), number(cell)) for name, cell in zip(columns[1:], cells[1:]))
+            values = ((name.strip(), _measure(name, cell)) for name, cell in zip(columns[1:], cells[1:]))
             rows[npu] = {name: value for name, value in values if value is not None}
     return rows
 
@@ -389,7 +423,7 @@ def parse_types(text: str) -> tuple[str, ...]:
 _REFUSALS = (
     ("unsupported", re.compile(r"This device does not support querying [\w-]+")),
     ("invalid-card", re.compile(r"Invalid card id\.|Error parameter of -i")),
-    ("failed", re.compile(r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d+)")),
+    ("failed", re.compile(r"(?:Failed to execute npu-smi |failed).{0,200}?\bret is (?P<ret>-\d{4,5})\b")),
     ("unsupported", re.compile(r"Command or option is not found|Error parameter of -t")),
 )
 

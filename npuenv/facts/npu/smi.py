@@ -11,17 +11,23 @@ from __future__ import annotations
 
 import enum
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from npuenv.facts.npu.text import plain_lines
+from npuenv.facts.npu.text import BUS_ID, HEALTHS, VERSION, chip_name, integer, number, percent, plain_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _TITLE = re.compile(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)")
-_USED = re.compile(r"(\d+)\s*/\s*(\d+)")
-_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
+_HEALTH_HEAD = re.compile(r"\|\s*Health\s*\|")
+_PAIR = re.compile(r"[0-9]+\s*/\s*[0-9]+")
+_ONE = re.compile(r"[^\s/]+")
+_VALUE = re.compile(rf"{_PAIR.pattern}|\S+")
+_COLUMN = re.compile(r"[A-Za-z][A-Za-z-]*(?: [A-Za-z]+)?\([^)]*\)")  # a name with its unit: `NPU Util(%)`
 VIRTUAL_FROM = 32768  # NPU ids of slices of a card
 _IDLE = re.compile(r"No running processes found in NPU (\d+)$")
-_HEALTHS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")
-_VERSION = re.compile(r"[0-9]+(\.[0-9A-Za-z]+)+")
 
 
 class Layout(enum.Enum):
@@ -78,9 +84,14 @@ class SmiTable:
     title: str
     cards: tuple[Card, ...]
     processes: tuple[Process, ...]
-    is_complete: bool  # False: rows are cut or unreadable, so the cards may be more than listed
+    is_complete: bool  # False: rows are cut or unreadable, or the end is missing, so the cards may be more than listed
     is_install_incomplete: bool  # the warning about a driver package that is not completely installed
-    listed: tuple[int, ...] = ()  # the NPUs of which the process table speaks, be it to say that there is no process
+    listed: tuple[int, ...] = ()  # the NPUs whose processes are all read, be it that there is none
+
+    @property
+    def unlisted(self) -> tuple[int, ...]:
+        """The NPUs of which nobody knows whether a process is on them."""
+        return tuple(sorted({card.npu for card in self.cards} - set(self.listed)))
 
 
 class Trouble(enum.Enum):
@@ -110,10 +121,12 @@ class SmiTrouble:
         return self.kind is Trouble.IN_USE
 
 
+_RET = r"ret is (?P<ret>-[0-9]{4,5})\b"
 _TROUBLES = (
-    (Trouble.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>[^:\s]+)")),
-    (Trouble.IN_USE, re.compile(r"because the device is used\. ret is (?P<ret>-\d+)")),
-    (Trouble.INIT, re.compile(r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-\d+)")),
+    (Trouble.LIBRARY, re.compile(r"error while loading shared libraries: (?P<library>lib[\w.+-]*\.so[\w.]*):")),
+    (Trouble.IN_USE, re.compile(rf"because the device is used\. {_RET}")),
+    (Trouble.IN_USE, re.compile(r"dcmi mod\w+ initializ\w+ failed.{0,200}?ret is (?P<ret>-8020)\b")),
+    (Trouble.INIT, re.compile(rf"dcmi mod\w+ initializ\w+ failed.{{0,200}}?{_RET}")),
     (Trouble.UNEXECUTABLE, re.compile(r"npu-smi: (?:cannot execute|Permission denied|Exec format error)")),
     (Trouble.NOT_FOUND, re.compile(r"npu-smi: (?:command )?not found|npu-smi: No such file")),
 )
@@ -122,9 +135,9 @@ _TROUBLES = (
 def parse_info(text: str) -> SmiTable | SmiTrouble:
     """The table, or what went wrong. Never raises; a text that is neither is Trouble.UNREADABLE."""
     lines = plain_lines(text)
-    table = _Reader().read(lines)
-    if table.layout is not None:
-        return table
+    tables = [table for table in _tables(lines) if table.layout is not None and (table.cards or table.is_complete)]
+    if tables:
+        return next((table for table in tables if table.is_complete), tables[0])
     for line in lines:
         if "There is no NPU card on this server" in line:
             return SmiTable(None, None, None, line.strip(), (), (), True, False)
@@ -144,164 +157,215 @@ def find_trouble(lines: list[str]) -> SmiTrouble:
     return SmiTrouble(Trouble.UNREADABLE, first)
 
 
+def _tables(lines: list[str]) -> Iterator[SmiTable]:
+    """Each table of a text that holds several: the tool asked twice, or a terminal that showed it again."""
+    reader = _Reader()
+    for line in lines:
+        if reader.is_followed_by(line):
+            yield reader.table()
+            reader = _Reader()
+        reader.read(line)
+    yield reader.table()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line between bars."""
+
+    line: str
+    cells: tuple[str, ...]
+    values: str  # the last cell as it was printed, for the places of its columns
+
+    def last(self, count: int) -> _Row:
+        return _Row(self.line, self.cells[-count:], self.values)
+
+
 class _Reader:
-    """Walks the lines once; the headers switch what a row means."""
+    """Walks the lines of one table; the headers switch what a row means."""
 
     def __init__(self) -> None:
         self.layout: Layout | None = None
         self.tool: str | None = None
         self.driver: str | None = None
         self.title = ""
-        self.cards: list[Card] = []
+        self.cards: dict[tuple[int, int], Card] = {}
         self.processes: list[Process] = []
         self.listed: set[int] = set()
-        self.is_in_processes = False
-        self.is_complete = True
+        self.is_damaged = False
         self.is_install_incomplete = False
-        self._first: list[str] | None = None  # the upper row of a card that waits for its lower one
-        self._first_line = ""
-        self._ends_with_rule = False
-        self._loose: tuple[str, list[str]] | None = None  # an upper row before any header
+        self._heads: dict[str, str] = {}  # the last cell of each header line, for the places of its columns
+        self._width = 0  # of the last cell, as the rules draw it
+        self._process_width = 0  # cells of the process table; 0: it has not begun
+        self._group: set[int] = set()  # the NPUs of the rows since the last rule of the process table
+        self._is_group_damaged = False
+        self._upper: _Row | None = None  # the upper row of a card that waits for its lower one
+        self._loose: _Row | None = None  # an upper row before any header
 
-    def read(self, lines: list[str]) -> SmiTable:
-        for line in lines:
-            self._line(line)
-        if self.layout is Layout.A5 and self.is_in_processes and self._ends_with_rule:
-            self.listed.update(card.npu for card in self.cards)  # this tool leaves cards without a process out
-        whole = self.is_complete and self._first is None and (self.is_in_processes or self._ends_with_rule)
+    def table(self) -> SmiTable:
+        """What was read. The process table comes last and speaks of every card: without it cards may be cut off."""
+        npus = {card.npu for card in self.cards.values()}
+        has_end = self._process_width > 0 and self._upper is None
         return SmiTable(
-            self.layout, self.tool, self.driver, self.title, tuple(self.cards), tuple(self.processes), whole,
-            self.is_install_incomplete, tuple(sorted(self.listed)),
+            self.layout, self.tool, self.driver, self.title, tuple(self.cards.values()), tuple(self.processes),
+            has_end and not self.is_damaged and npus >= self.listed, self.is_install_incomplete,
+            tuple(sorted(self.listed)),
         )  # fmt: skip
 
-    def _line(self, line: str) -> None:
+    def is_followed_by(self, line: str) -> bool:
+        """Whether the line begins another table."""
+        return self.layout is not None and (_TITLE.search(line) is not None or bool(_HEALTH_HEAD.search(line)))
+
+    def read(self, line: str) -> None:
         if "driver package may not be completely installed" in line:
             self.is_install_incomplete = True
         elif line.strip() == "...":
-            self.is_complete = False
+            self._damage()
         elif "+--" in line or "+==" in line:
-            self._ends_with_rule = True
+            self._rule(line)
         elif "|" in line:
-            self._ends_with_rule = False
             self._row(line)
+
+    def _rule(self, line: str) -> None:
+        """Between cards, and after the processes of a card; never inside of either."""
+        if "+==" in line:
+            self._width = len(line.strip().strip("+").rpartition("+")[2])
+        if self._upper is not None:
+            self._damage()
+        if not self._is_group_damaged:
+            self.listed |= self._group
+        self._group, self._is_group_damaged = set(), False
+
+    def _damage(self) -> None:
+        """A line that is lost or cannot be read: what it would have said is missing."""
+        self._upper = None
+        if self._process_width:
+            self._is_group_damaged = True
+        elif self.layout is not None:
+            self.is_damaged = True
 
     def _row(self, line: str) -> None:
         body = line[line.index("|") + 1 :]
         if not body.endswith("|"):
-            self.is_complete = self.is_complete and self.layout is None
+            self._damage()
             return
-        cells = [cell.strip() for cell in body[:-1].split("|")]
-        if self._header(line, cells):
+        raw = body[:-1].split("|")
+        row = _Row(line.strip(), tuple(cell.strip() for cell in raw), raw[-1])
+        if self._header(row):
             return
         if self.layout is None:
-            self._row_before_header(line, cells)
-        elif self.is_in_processes:
-            self._process(cells)
+            self._row_before_header(row)
+        elif self._process_width:
+            self._process(row.cells[-self._process_width :])
         else:
-            self._card_row(line, cells)
+            self._card_row(row)
 
-    def _row_before_header(self, line: str, cells: list[str]) -> None:
+    def _row_before_header(self, row: _Row) -> None:
         """Of a table whose head was cut off, two rows that can only be a card's say which layout it is."""
         upper, self._loose = self._loose, None
-        cells = cells[-4:] if cells[-4:-2] == ["", ""] or (len(cells) > 3 and cells[-4].isdecimal()) else cells[-3:]
-        if len(cells) < 3 or self.is_in_processes or not _USED.search(cells[-1]):
+        cells = row.cells
+        row = row.last(4 if cells[-4:-2] == ("", "") or (len(cells) > 3 and cells[-4].isdecimal()) else 3)
+        if len(row.cells) < 3 or self._process_width or not _PAIR.search(row.cells[-1]):
             return
-        if cells[-2] in _HEALTHS and _upper(cells) is not None:
-            self._loose = (line, cells)
-        elif upper is not None and len(upper[1]) == len(cells) and _BUS_ID.fullmatch(cells[-2]):
-            self.layout = _layout_of(cells)
-            self.is_complete = False
+        if row.cells[-2] in HEALTHS and _upper(row.cells) is not None:
+            self._loose = row
+        elif upper is not None and len(upper.cells) == len(row.cells) and BUS_ID.fullmatch(row.cells[-2]):
+            self.layout = _layout_of(row.cells)
+            self.is_damaged = True
             if self.layout is not None:
-                self._card_row(*upper)
-                self._card_row(line, cells)
+                self._card_row(upper)
+                self._card_row(row)
 
-    def _header(self, line: str, cells: list[str]) -> bool:
-        title = _TITLE.search(line)
+    def _header(self, row: _Row) -> bool:
+        title = _TITLE.search(row.line)
         if title:
-            self.title = line.strip()
-            self.tool, self.driver = (word if _VERSION.fullmatch(word) else None for word in title.groups())
-            return True
-        if "Process id" in line:
-            self.is_in_processes = True
-            return True
-        if "Bus-Id" in cells:
-            self.layout = _layout(line)
-            return True
-        return "Health" in cells
-
-    def _card_row(self, line: str, cells: list[str]) -> None:
-        width = 4 if self.layout is Layout.A5 else 3
-        cells = cells[-width:]  # a log may put a prefix with a bar before the table
-        if not _USED.search(cells[-1]):  # both rows of a card end in `used / total`, a process row does not
-            self.is_complete = False
-            return
-        if len(cells) == width and not self._is_lower(cells):
-            self.is_complete = self.is_complete and self._first is None
-            self._first, self._first_line = cells, line.strip()
-            return
-        card = self._card(cells) if self._first is not None and len(cells) == width else None
-        if card is None:
-            self.is_complete = False
+            self.title = row.line
+            self.tool, self.driver = (word if VERSION.fullmatch(word) else None for word in title.groups())
+        elif "Process id" in row.cells:
+            self._process_width = len(row.cells) - row.cells.index("Process id") + 1
+            if self._upper is not None:
+                self.is_damaged = True
+        elif "Bus-Id" in row.cells:
+            self.layout = _layout(row.cells)
+            self._heads["Bus-Id"] = row.values
+        elif "Health" in row.cells:
+            self._heads["Health"] = row.values
         else:
-            self.cards.append(card)
-        self._first = None
-
-    def _is_lower(self, cells: list[str]) -> bool:
-        # The name cannot decide: "910" and "310" look like the numbers of a lower row.
-        if cells[-2] in _HEALTHS:
             return False
-        return _BUS_ID.fullmatch(cells[-2]) is not None or self._first is not None
+        return True
 
-    def _card(self, lower: list[str]) -> Card | None:
-        assert self._first is not None and self.layout is not None
-        upper = _upper(self._first)
+    def _card_row(self, row: _Row) -> None:
+        width = 4 if self.layout is Layout.A5 else 3
+        row = row.last(width)  # a log may put a prefix with a bar before the table
+        upper, self._upper = self._upper, None
+        if len(row.cells) < width or not _PAIR.search(
+            row.cells[-1]
+        ):  # both rows of a card end in `used / total`, a process row does not
+            self.is_damaged = True
+        elif not _is_lower(row.cells, has_upper=upper is not None):
+            self.is_damaged |= upper is not None
+            self._upper = row
+        else:
+            card = self._card(upper, row) if upper is not None else None
+            self.is_damaged |= card is None or self.cards.setdefault((card.npu, card.chip), card) != card
+
+    def _card(self, first: _Row, second: _Row) -> Card | None:
+        upper, lower = _upper(first.cells), second.cells
         numbers = lower[0].split() if self.layout is not Layout.A5 else ["0"]
         expected = 1 if self.layout in (Layout.A2, Layout.A5) else 2
         if upper is None or len(numbers) != expected or not all(word.isdecimal() for word in numbers):
             return None
-        used = _USED.findall(lower[-1])
-        hbm = used[-1] if self.layout is not Layout.P310 and len(used) == 2 else (None, None)
-        values = self._first[-1].split()
-        bus = _BUS_ID.fullmatch(lower[-2])
+        power, temperature, _ = _values(first.values, self._head("Health"), (_ONE, _ONE, _PAIR))
+        shapes = (_ONE, _PAIR) if self.layout is Layout.P310 else (_ONE, _PAIR, _PAIR)
+        busy, _, *hbm = _values(second.values, self._head("Bus-Id"), shapes)
+        used, total = _used(hbm[0] if hbm else None)
         return Card(
             npu=upper[0],
             chip=int(numbers[0]),
             physical=int(numbers[1]) if expected == 2 else None,
             name=upper[1],
-            health=_word(self._first[-2]),
-            power_w=_number(values[0]) if values else None,
-            temperature_c=_integer(values[1]) if len(values) > 1 else None,
-            bus_id=bus.group() if bus else None,
-            hbm_used_mib=_integer(hbm[0]),
-            hbm_total_mib=_integer(hbm[1]),
-            busy_percent=_integer(lower[-1].split()[0]),
-            line=self._first_line,
+            health=first.cells[-2] if first.cells[-2] in HEALTHS else None,
+            power_w=number(power),
+            temperature_c=integer(temperature),
+            bus_id=lower[-2] if BUS_ID.fullmatch(lower[-2]) else None,
+            hbm_used_mib=used,
+            hbm_total_mib=total,
+            busy_percent=percent(integer(busy)),
+            line=first.line,
         )
 
-    def _process(self, cells: list[str]) -> None:
+    def _head(self, name: str) -> str:
+        """The names of the columns where they stand above the columns; "" where the lines are not of one width."""
+        head = self._heads.get(name, "")
+        return head if len(head) == self._width else ""
+
+    def _process(self, cells: tuple[str, ...]) -> None:
         idle = _IDLE.search(" ".join(cells))
         if idle:
             self.listed.add(int(idle[1]))
-        ids = cells[0].split()
-        if len(cells) < 4 or not ids or not all(word.isdecimal() for word in [*ids, cells[1]]):
             return
-        self.listed.add(int(ids[0]))
+        ids = cells[0].split()
+        expected = 1 if self.layout is Layout.A5 else 2
+        is_row = len(cells) == self._process_width and len(ids) == expected
+        if not is_row or not all(word.isdecimal() for word in [*ids, cells[1]]):
+            self._is_group_damaged = True
+            return
+        self._group.add(int(ids[0]))
         chip = int(ids[1]) if len(ids) > 1 else None
-        inside = _integer(cells[4]) if len(cells) > 4 else None
-        self.processes.append(Process(int(ids[0]), chip, int(cells[1]), cells[2], _integer(cells[3]), inside))
+        inside = integer(cells[4]) if len(cells) > 4 else None
+        self.processes.append(Process(int(ids[0]), chip, int(cells[1]), cells[2], integer(cells[3]), inside))
 
 
-def _layout(line: str) -> Layout:
-    if "NPU Util" in line:
+def _layout(head: tuple[str, ...]) -> Layout | None:
+    """The layout by the cells of the second header line; None where they are none that is known."""
+    layouts = {("Chip", True): Layout.A2, ("Chip Phy-ID", True): Layout.A3, ("Chip Device", False): Layout.P310}
+    if len(head) > 2 and not head[-3] and head[-1].startswith("NPU Util"):
         return Layout.A5
-    if "Phy-ID" in line:
-        return Layout.A3
-    return Layout.A2 if "HBM-Usage" in line else Layout.P310
+    return layouts.get((" ".join(head[-3].split()), "HBM-Usage" in head[-1])) if len(head) > 2 else None
 
 
-def _layout_of(lower: list[str]) -> Layout | None:
+def _layout_of(lower: tuple[str, ...]) -> Layout | None:
     """The layout that a card's lower row alone shows; None for a row that no layout has."""
-    numbers, pairs = lower[0].split(), len(_USED.findall(lower[-1]))
+    numbers, pairs = lower[0].split(), len(_PAIR.findall(lower[-1]))
     if not all(word.isdecimal() for word in numbers):
         return None
     if len(lower) == 4:
@@ -309,21 +373,45 @@ def _layout_of(lower: list[str]) -> Layout | None:
     return {(1, 2): Layout.A2, (2, 2): Layout.A3, (2, 1): Layout.P310}.get((len(numbers), pairs))
 
 
-def _upper(cells: list[str]) -> tuple[int, str | None] | None:
+def _is_lower(cells: tuple[str, ...], *, has_upper: bool) -> bool:
+    # The name cannot decide: "910" and "310" look like the numbers of a lower row.
+    if cells[-2] in HEALTHS:
+        return False
+    return BUS_ID.fullmatch(cells[-2]) is not None or has_upper
+
+
+def _values(cell: str, head: str, shapes: tuple[re.Pattern[str], ...]) -> list[str | None]:
+    """The values of a cell, one for each column: by their order where none is missing, else by their places below the
+    column's names. None where it is blank or of another shape; all are where the cell is not as wide as its head.
+    """
+    items = list(_VALUE.finditer(cell))
+    if len(items) == len(shapes) and all(map(_fits, shapes, items)):
+        return [item.group() for item in items]
+    starts = [name.start() for name in _COLUMN.finditer(head)]
+    if len(starts) != len(shapes) or len(cell) != len(head):
+        return [None] * len(shapes)
+    columns: list[list[re.Match[str]]] = [[] for _ in shapes]
+    for item in items:
+        columns[max(bisect_right(starts, item.start()) - 1, 0)].append(item)
+    return [
+        found[0].group() if len(found) == 1 and _fits(shape, found[0]) else None
+        for shape, found in zip(shapes, columns)
+    ]
+
+
+def _fits(shape: re.Pattern[str], item: re.Match[str]) -> bool:
+    return shape.fullmatch(item.group()) is not None
+
+
+def _used(pair: str | None) -> tuple[int | None, int | None]:
+    """(used, total); nothing where more is used than there is."""
+    used, total = (integer(word.strip()) for word in pair.split("/")) if pair else (None, None)
+    return (None, None) if used is None or total is None or used > total else (used, total)
+
+
+def _upper(cells: tuple[str, ...]) -> tuple[int, str | None] | None:
     """(NPU id, name) of a card's upper row; None when it does not read so."""
     words = cells[0].split() if len(cells) == 3 else cells[:2]
     if len(words) != 2 or not words[0].isdecimal() or not words[1]:
         return None
-    return int(words[0]), _word(words[1])
-
-
-def _word(text: str) -> str | None:
-    return text if re.fullmatch(r"[A-Za-z0-9_-]*[A-Za-z0-9_]", text) and text not in ("NA", "xxx") else None
-
-
-def _number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(words[0]), chip_name(words[1])

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 _LONGEST = 1000  # characters of a line; patterns may take quadratic time in it
+HEALTHS = ("OK", "Warning", "Alarm", "Critical", "UNKNOWN")  # all that the tool says of a chip
+VERSION = re.compile(r"[0-9]+(?:\.[0-9A-Za-z]+)+")  # 25.0.rc1.b010, 7.1.0.11.220
+BUS_ID = re.compile(r"[0-9A-Fa-f]{4,}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
+_CHIP_NAME = re.compile(r"(?:Ascend ?)?[0-9]{3}(?:[A-Za-z0-9_-]*[A-Za-z0-9])?")  # 910, 310P3, Ascend950PR
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -30,8 +37,8 @@ def labelled(line: str, labels: re.Pattern[str]) -> tuple[str, str] | None:
 def pattern_of(labels: tuple[str, ...]) -> re.Pattern[str]:
     """What finds one of the labels before a colon. A longer label wins over a shorter one that it ends with."""
     words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
-    # A letter before it would make it the end of another label: `Physical Chip ID`.
-    return re.compile(rf"(?:^|[^A-Za-z\s])\s*(?P<label>{words})\s*:(?P<value>.*)$")
+    # What ends a log's prefix may stand before it; anything else makes it the end of another label: `Physical Chip ID`.
+    return re.compile(rf"(?:^|[0-9|:>\])])\s*(?P<label>{words})\s*:(?P<value>.*)$")
 
 
 def integer(text: str | None) -> int | None:
@@ -47,3 +54,18 @@ def number(text: str | None) -> float | None:
 def word(text: str | None) -> str | None:
     """The text; None where the tool has nothing to say."""
     return None if text is None or text.strip() in ("", "-", "NA", "N/A", "xxx", "x.x.x") else text.strip()
+
+
+def percent(value: N | None) -> N | None:
+    """The value; None where it is none between 0 and 100."""
+    return value if value is not None and 0 <= value <= 100 else None
+
+
+def chip_name(text: str | None) -> str | None:
+    """The text; None where no chip is called so, as where a document prints `xxx`."""
+    return formed(text, _CHIP_NAME)
+
+
+def formed(text: str | None, form: re.Pattern[str]) -> str | None:
+    """The text; None where it has another form: a part of it may be missing."""
+    return text if text is not None and form.fullmatch(text.strip()) else None

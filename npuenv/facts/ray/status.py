@@ -14,31 +14,45 @@ from npuenv.facts.base import Evidence, Fact, absent, known, unknown
 from npuenv.facts.read import why_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from npuenv.host.base import Host, Ran
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_USAGE = re.compile(r"^\s*([0-9.]+)([A-Za-z]*)/([0-9.]+)([A-Za-z]*) ([\w.:-]+)(?: \(.*\))?\s*$")
-_DEMAND = re.compile(r"^\s*(\{[^{}]*\})(?: \* ([0-9]+))?(?: \((\w+)\))?: ([0-9]+)\+? pending")
-_NEED = re.compile(r"['\"]([\w.:-]+)['\"]: ([0-9.]+)")
-_NODE = re.compile(r"^\s*([0-9]+) (\S+)\s*$")
+TOGETHER, APART = "STRICT_PACK", "STRICT_SPREAD"  # all bundles on one node, and each on another
+_STRATEGIES = ("PACK", "SPREAD", TOGETHER, APART)
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
+_USAGE = re.compile(rf"\s*-?({_NUMBER})([A-Za-z]*)/({_NUMBER})([A-Za-z]*) (\w(?:[\w.:-]*\w)?)(?: \(.*\))?")
+_NEED = re.compile(rf"['\"]([\w.:-]+)['\"]: ({_NUMBER})")
+_ONE_NEED = rf"['\"][\w.:-]+['\"]: {_NUMBER}"
+_BUNDLE = re.compile(rf"\{{({_ONE_NEED}(?:, {_ONE_NEED})*)\}}(?: \* ([0-9]+))?")
+_DEMAND = re.compile(
+    r"\s*(\{.*\}(?: \* [0-9]+)?)(?: \((\w+)\))?: ([0-9]+)\+? "
+    r"(pending tasks/actors|pending placement groups|from request_resources\(\))"
+    r"(?: \([0-9]+\+ using placement groups\))?"
+)
+_NODE = re.compile(r"\s*([0-9]+) \S+")
+# What stands between the rows: lines of Ray's other parts, and the rules below titles.
+_BETWEEN = re.compile(r"\[|-+$|[0-9]{4}-[0-9]{2}-[0-9]{2}[ T]|\((?:raylet|autoscaler|gcs_server|[\w.:]*\s?pid=)")
 _LINE_AT_MOST = 240
 _FACTORS = {"": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _TITLES = {
+    "Node status": "",
+    "Healthy:": "active",  # up to Ray 2.6
     "Active:": "active",
-    "Idle:": "active",
+    "Idle:": "idle",
     "Pending:": "pending",
     "Recent failures:": "failures",
+    "Resources": "",
     "Usage:": "usage",
     "Total Usage:": "usage",
+    "From request_resources:": "requests",
     "Demands:": "demands",
     "Total Demands:": "demands",
     "Pending Demands:": "demands",
-    "From request_resources:": "requests",
-    "Resources": "",
-    "Node status": "",
 }
+_ENDS = ("\n", "\r")  # half a number reads like a whole one
+_NO_NODES, _NO_DEMANDS = ("(no active nodes)", "(no idle nodes)"), "(no resource demands)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +65,57 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """Work that waits. A placement group asks for `bundles` times `needs`; `how` places them (STRICT_PACK, ...)."""
+class Bundle:
+    """What must be free on one node at once, and how many times."""
 
     needs: tuple[tuple[str, float], ...]  # by name
-    bundles: int
-    how: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Work that waits: a task or an actor is one bundle, a placement group one or more."""
+
+    bundles: tuple[Bundle, ...]
+    how: str  # PACK, SPREAD, STRICT_PACK, STRICT_SPREAD; "" for tasks and actors
     waiting: int
     line: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The resources that are asked for."""
+        return tuple(sorted({name for bundle in self.bundles for name, need in bundle.needs if need > 0}))
+
+    @property
+    def count(self) -> int:
+        """How many bundles there are."""
+        return sum(bundle.count for bundle in self.bundles)
+
     def of(self, name: str) -> float:
-        """How much of a resource one bundle needs."""
-        return dict(self.needs).get(name, 0.0)
+        """How much of a resource all bundles need."""
+        return sum(dict(bundle.needs).get(name, 0.0) * bundle.count for bundle in self.bundles)
+
+    def largest(self, name: str) -> float:
+        """How much of a resource the bundle needs that takes the most of it."""
+        return max(dict(bundle.needs).get(name, 0.0) for bundle in self.bundles)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """The cluster at one moment. Node rows are ids, not addresses; a dead node can linger here for a while."""
 
-    nodes: int
+    nodes: int | None  # None: the list of nodes is cut or damaged
     resources: tuple[Resource, ...]
     demands: tuple[Demand, ...]
+    has_all_resources: bool = True  # False: rows of them are missing or cannot be read
+    has_all_demands: bool = True
 
-    def total(self, name: str) -> float:
-        """What the whole cluster has of a resource; 0 where it has no row."""
-        return sum(item.total for item in self.resources if item.name == name)
+    def total(self, name: str) -> float | None:
+        """What the whole cluster has of a resource; None where nobody knows: its row may be one that cannot be read."""
+        totals = {item.name: item.total for item in self.resources}
+        # A line that a terminal cut off at its edge ends in the beginning of a name.
+        is_known = self.has_all_resources and ":" not in name and not any(name.startswith(other) for other in totals)
+        return totals.get(name, 0.0 if is_known else None)
 
 
 class Refusal(enum.Enum):
@@ -121,7 +161,7 @@ def read(ran: Ran, timeout_s: float) -> Fact[Status | Trouble]:
     found = parse(ran.out)
     if found is not None:
         rows = [f"{item.used:g}/{item.total:g} {item.name}" for item in found.resources if "memory" not in item.name]
-        line = f"{found.nodes} nodes: {', '.join(rows) or '-'}"
+        line = f"{'?' if found.nodes is None else found.nodes} nodes: {', '.join(rows) or '-'}"
         return known(found, Evidence(command, line), *_waiting(command, found))
     return _refused(command, ran)
 
@@ -147,43 +187,89 @@ def _refused(command: str, ran: Ran) -> Fact[Status | Trouble]:
 def parse(text: str) -> Status | None:
     """The status in the text of `ray status`, both generations of titles; None where its resources are not there.
 
-    Lines of Ray's C++ parts may stand between; the rows are found by their titles and shapes.
+    Lines of Ray's C++ parts may stand between; the rows are found by their titles and shapes. Of several the last
+    whole one counts: who prints it again wants to know what it has become.
     """
+    found = [status for status in map(_status, _sections(text)) if status is not None]
+    whole = [each for each in found if each.nodes is not None and each.has_all_resources and each.has_all_demands]
+    return (whole or found)[-1] if found else None
+
+
+def _sections(text: str) -> Iterator[dict[str, list[str]]]:
+    """The rows below the titles of each status."""
     sections: dict[str, list[str]] = {}
     section = ""
-    for raw in text.splitlines():
-        line = _COLOUR.sub("", raw).rstrip()
-        if line.strip() in _TITLES:
-            section = _TITLES[line.strip()]
+    for raw in text.splitlines(keepends=True):
+        line = _COLOUR.sub("", raw)
+        title = _TITLES.get(line.rstrip())
+        if line.startswith("Node: "):  # `ray status -v` says it all once more for each node
+            section = ""
+        elif title is not None:
+            if title in sections and (title or line.rstrip() == "Node status"):
+                yield sections
+                sections = {}
+            section = title
             sections.setdefault(section, [])
-        elif section and line.strip():
+        elif section and line.strip() and not _BETWEEN.match(line):
             sections[section].append(line)
-    resources = tuple(item for item in map(_resource, sections.get("usage", ())) if item is not None)
+    yield sections
+
+
+def _status(sections: Mapping[str, list[str]]) -> Status | None:
+    names = list(sections)
+    usage = [_resource(line) for line in sections.get("usage", ())]
+    resources = {item.name: item for item in usage if item is not None}
     if not resources:
         return None
-    nodes = sum(1 for line in sections.get("active", ()) if _NODE.match(line))
-    return Status(nodes, resources, tuple(item for item in map(_demand, sections.get("demands", ())) if item))
+    has_all_resources = len(resources) == len(usage) and names[-1] != "usage"
+    rows = [_demands(line) for line in sections.get("demands", ())]
+    demands = tuple(demand for row in rows if row is not None for demand in row)
+    nodes = _nodes(sections) if names[-1] not in ("active", "idle") else None
+    return Status(nodes, tuple(resources.values()), demands, has_all_resources, bool(rows) and None not in rows)
+
+
+def _nodes(sections: Mapping[str, list[str]]) -> int | None:
+    """How many nodes there are; None where a row of theirs cannot be read, or their title is missing."""
+    if not sections.get("active"):
+        return None
+    count = 0
+    for line in (*sections["active"], *sections.get("idle", ())):
+        found = _NODE.fullmatch(line.rstrip())
+        if found is None and line.strip() not in _NO_NODES:
+            return None
+        count += int(found[1]) if found else 0
+    return count
 
 
 def _resource(line: str) -> Resource | None:
-    found = _USAGE.match(line)
-    if found is None:
+    found = _USAGE.fullmatch(line.rstrip())
+    if found is None or not line.endswith(_ENDS):
         return None
     used, unit, total, other, name = found.groups()
-    try:
-        return Resource(name, float(used) * _FACTORS[unit], float(total) * _FACTORS[other])
-    except (KeyError, ValueError):
-        return None  # a number or unit that is none: the row is not one
-
-
-def _demand(line: str) -> Demand | None:
-    """` {'NPU': 1.0, 'CPU': 3.0} * 8 (STRICT_PACK): 1+ pending placement groups`; the order of the names varies."""
-    found = _DEMAND.match(line)
-    if found is None:
+    if unit not in _FACTORS or other not in _FACTORS:
         return None
-    needs, bundles, how, waiting = found.groups()
-    try:
-        pairs = tuple(sorted((name, float(number)) for name, number in _NEED.findall(needs)))
-    except ValueError:
-        return None  # a number with two points
-    return Demand(pairs, int(bundles or 1), how or "", int(waiting), line.strip()) if pairs else None
+    return Resource(name, float(used) * _FACTORS[unit], float(total) * _FACTORS[other])
+
+
+def _demands(line: str) -> tuple[Demand, ...] | None:
+    """The demand of a row; () where it says that there is none, None where the row cannot be read.
+
+    ` {'NPU': 1.0, 'CPU': 3.0} * 8 (STRICT_PACK): 1+ pending placement groups`; the order of the names varies.
+    """
+    if line.strip() == _NO_DEMANDS:
+        return ()
+    found = _DEMAND.fullmatch(line.rstrip())
+    if found is None or not line.endswith(_ENDS):
+        return None
+    asked, how, waiting, what = found.groups()
+    if what.startswith("from"):  # no work waits for it
+        return ()
+    bundles = tuple(map(_bundle, _BUNDLE.finditer(asked)))
+    if _BUNDLE.sub("", asked).strip(", ") or what.endswith("groups") != (how in _STRATEGIES):
+        return None
+    return (Demand(bundles, how or "", int(waiting), line.strip()),)
+
+
+def _bundle(found: re.Match[str]) -> Bundle:
+    needs, count = found.groups()
+    return Bundle(tuple(sorted((name, float(number)) for name, number in _NEED.findall(needs))), int(count or 1))
