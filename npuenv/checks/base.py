@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
+import functools
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from npuenv.facts.base import Evidence
     from npuenv.facts.collect import Facts
@@ -44,6 +46,10 @@ class Status(enum.Enum):
     FAIL = "fail"
     UNKNOWN = "unknown"  # an input could not be read
     SKIP = "skip"  # does not apply here, with the reason
+
+
+SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
+_PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,47 @@ def unsure(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: ob
 def skip(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
     """Does not apply."""
     return Verdict(Status.SKIP, message(name, **args), None, evidence)
+
+
+def unread(cards: Mapping[Any, Evidence]) -> Verdict | None:
+    """Unknown for the cards of which nothing could be read, each with the line that says why; None for no card."""
+    return unsure("cards-unread", *cards.values(), cards=tuple(cards)) if cards else None
+
+
+def worst(outcomes: Iterable[Verdict | None], *, otherwise: Verdict) -> Verdict:
+    """The verdict of a check over several cards: as grave as the gravest outcome, with what each of them says.
+
+    No outcome hides another: those that fail, warn or could not be judged are all told, the gravest first, with their
+    fixes. Without any of these it is `otherwise`, unless an outcome was left to another check.
+    """
+    found = sorted(filter(None, outcomes), key=lambda verdict: SEVERITY[verdict.status])
+    told = [verdict for verdict in found if verdict.status in _PROBLEMS]
+    problems = [
+        verdict for place, verdict in enumerate(told) if verdict.says not in [item.says for item in told[:place]]
+    ]
+    if not problems:
+        return next((verdict for verdict in found if verdict.status is Status.SKIP), otherwise)
+    return functools.reduce(_joined, problems)
+
+
+def _joined(first: Verdict, other: Verdict) -> Verdict:
+    """Two outcomes as one; of their lines in turn, as only the first ones are shown."""
+    lines = itertools.chain.from_iterable(itertools.zip_longest(first.evidence, other.evidence))
+    says = message("both", first=first.says, other=other.says)
+    fixes = [verdict.fix for verdict in (first, other) if verdict.fix]
+    cure = functools.reduce(_both_fixes, fixes) if fixes else None
+    return Verdict(first.status, says, cure, tuple(dict.fromkeys(filter(None, lines))))
+
+
+def _both_fixes(first: Fix, other: Fix) -> Fix:
+    if first == other:
+        return first
+    return Fix(
+        message("fix-both", first=first.says, other=other.says),
+        first.commands + other.commands,
+        is_dangerous=first.is_dangerous or other.is_dangerous,
+        needs_root=first.needs_root or other.needs_root,
+    )
 
 
 def fix(

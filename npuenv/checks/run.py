@@ -6,7 +6,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from npuenv.checks.automatic import declared
-from npuenv.checks.base import Check, Context, Finding, Status, Verdict, skip, unsure
+from npuenv.checks.base import SEVERITY, Check, Context, Finding, Status, Verdict, skip, unsure
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.errors import ExitCode
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _EVIDENCE_AT_MOST = 6
 # Facts that are unknown whenever the first one is, and the check that reports it: the others say only "because of it".
 REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
-_SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
 
 
 def check_all(
@@ -46,7 +45,7 @@ def check_all(
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Failures first, then what could not be told, warnings, the rest; the order of declaration within each."""
-    return sorted(findings, key=lambda finding: _SEVERITY[finding.status])
+    return sorted(findings, key=lambda finding: SEVERITY[finding.status])
 
 
 def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> ExitCode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -40,6 +41,10 @@ from npuenv.matrix import load_matrix
 from npuenv.messages import LANGUAGES, say
 from npuenv.report.doctor import grouped
 from tests.support.changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
+from tests.support.sentences import outcomes
+
+if TYPE_CHECKING:
+    from npuenv.facts.collect import Facts
 
 OURS = (*CARDS, *BOARDS, *DEVICES)
 TABLES = sorted((Path(__file__).parents[1] / "facts" / "cases" / "smi").glob("info_*.toml"))
@@ -177,7 +182,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.alike", put(boards=(BOARD, dataclasses.replace(BOARD, driver="25.2.0"))), Status.WARN, "25.2.0"),
     ("cards.alike",
      put(boards=(BOARD, dataclasses.replace(BOARD, firmware=None, driver=None))),
-     Status.OK, "7.8.0.5.216"),
+     Status.UNKNOWN, "cards 0"),
     ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT OK"),)), Status.FAIL, "NPU 0"),
     ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT SUPPORT"),)), Status.SKIP, "tell"),
     ("cards.linked", links("HCCS", n1_6="SYS"), Status.WARN, "1-6"),
@@ -246,6 +251,94 @@ def test_one_change_gives_the_expected_finding(check: str, change: Change, statu
     for lang in LANGUAGES:
         assert "{" not in say(finding.says, lang)
         assert finding.fix is None or "{" not in say(finding.fix.says, lang)
+
+
+def row(at: int, **values: object) -> Change:
+    """A card of the table with other values."""
+
+    def change(facts: Facts) -> Facts:
+        assert facts.npu.smi.value is not None
+        rows = list(facts.npu.smi.value.cards)
+        rows[at] = dataclasses.replace(rows[at], **values)  # type: ignore[arg-type]
+        return part("smi", cards=tuple(rows))(facts)
+
+    return change
+
+
+def left_out(name: str, card: str = "5") -> Change:
+    """Card 5 gave no readable answer to a question that others answered."""
+    return put(unread={name: {card: Evidence(f"npu-smi info -i {card}", "cannot be read")}}, silent=())
+
+
+# Card 0 is not well, and of card 5 nothing can be read.
+MIXED: dict[str, Change] = {
+    "cards.healthy": both(row(0, health="Alarm"), row(5, health=None)),
+    "cards.supported": both(row(0, name="910B"), row(5, name=None)),
+    "cards.one-kind": both(row(0, name="910B4"), row(5, name=None)),
+    "cards.free": both(row(0, hbm_used_mib=60000), row(5, hbm_used_mib=None)),
+    "cards.stuck": both(row(0, busy_percent=100), row(5, busy_percent=None)),
+    "cards.memory": both(ecc(HBM_Double_Bit_Error_Count=1), left_out("ecc")),
+    "cards.alike": both(put(boards=(BOARD, dataclasses.replace(BOARD, npu=1, driver="25.2.0"))), left_out("boards")),
+    "cards.compatible": both(put(boards=(dataclasses.replace(BOARD, compatibility="NOT OK"),)), left_out("boards")),
+    "cards.super-pod": both(put(spods=(SPOD, dataclasses.replace(SPOD, server=3, sdid=1))), left_out("spods", "5.0")),
+    "cards.events": both(put(faults=(FaultEvent(0, "81AF8000", 3, ""),)), left_out("faults")),
+    "devices.computes": put(
+        devices=Devices(
+            True, 8, ("Ascend910B3",) * 8, True, False, 1.0, 0.1, "",
+            tuple(
+                dataclasses.replace(each, computes_correctly={0: False, 5: None}.get(each.number, True))
+                for each in EIGHT
+            ),
+        )
+    ),
+    "devices.burn-in": put(
+        burn=Devices(
+            True, 8, ("Ascend910B3",) * 8, True, False, 1.0, 0.1, "",
+            tuple(
+                dataclasses.replace(each, computes_correctly={0: False, 5: None}.get(each.number, True))
+                for each in EIGHT
+            ),
+        )
+    ),
+}  # fmt: skip
+# Of the table or the session as a whole, of pairs of cards, or with an answer or an error for each card.
+NOT_BY_CARD = {
+    "cards.present", "cards.complete", "cards.whole", "cards.answer", "cards.linked", "cards.kernel", "cards.claimed",
+    "devices.openable", "devices.managers", "devices.agree", "devices.answers", "devices.dmi",
+    "session.visible-devices",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", [check.id for check in OURS if check.id not in NOT_BY_CARD])
+def test_a_card_that_is_not_well_hides_no_other_one_that_could_not_be_read(check: str) -> None:
+    finding = find(MIXED[check](HEALTHY), check, level=3)
+    named = {each.key: each.args for each in outcomes(finding.says)}
+    assert len(named) == 2, named
+    assert finding.status in (Status.FAIL, Status.UNKNOWN) and finding.fix is not None
+    assert str(named["checks.cards-unread"]["cards"][0]).startswith("5")  # type: ignore[index]
+
+
+def test_pairs_that_lost_their_link_are_told_beside_a_table_that_is_cut() -> None:
+    finding = find(both(links("HCCS", n1_6="SYS"), part("topology", is_complete=False))(HEALTHY), "cards.linked")
+    assert [each.key for each in outcomes(finding.says)] == [
+        "check_npu.cards-linked-cut",
+        "check_npu.cards-linked-warn",
+    ]
+
+
+@pytest.mark.parametrize("field", ["pod", "size", "server", "sdid"])
+def test_a_place_in_the_super_pod_that_cannot_be_read_is_no_other_place(field: str) -> None:
+    pods = (SPOD, dataclasses.replace(SPOD, npu=1, **{field: None}, **({} if field == "sdid" else {"sdid": 1})))
+    finding = find(put(spods=pods)(HEALTHY), "cards.super-pod")
+    assert (finding.status, finding.says.key) == (Status.UNKNOWN, "checks.cards-unread")
+
+
+def test_a_dead_card_hides_neither_a_critical_one_nor_the_events_of_a_third() -> None:
+    cards = both(row(0, health="Critical", power_w=0.0), row(1, health="Critical"), row(2, health="Alarm"))
+    finding = find(both(cards, health("Alarm", "8C03A000", npu=2))(HEALTHY), "cards.healthy")
+    told = {each.key.partition(".")[2]: each.args["cards"] for each in outcomes(finding.says)}
+    assert told == {"cards-healthy-dead": ("0.0",), "cards-healthy-critical": ("1.0",), "cards-healthy-codes": ("2.0",)}
+    assert finding.status is Status.FAIL
 
 
 @pytest.mark.parametrize("check", [check for check in OURS if check.reads], ids=lambda check: check.id)

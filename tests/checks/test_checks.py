@@ -74,7 +74,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.present", both(NO_CARDS, lost("smi", "smi_trouble", "nodes", "pci_devices")), Status.UNKNOWN, "looked"),
     ("cards.healthy", cards(health="Critical"), Status.FAIL, "0.0"),
     ("cards.healthy", cards(health="Alarm"), Status.WARN, "alarm"),
-    ("cards.healthy", cards(health=None), Status.UNKNOWN, "health"),
+    ("cards.healthy", cards(health=None), Status.UNKNOWN, "0.0"),
     ("cards.healthy", part("smi", is_complete=False), Status.UNKNOWN, "cut"),
     ("cards.supported", cards(name="910B"), Status.FAIL, "910B"),
     ("cards.supported", cards(name="Ascend1234"), Status.UNKNOWN, "Ascend1234"),

@@ -10,7 +10,9 @@ from npuenv.checks import Finding, Status, check_all
 from npuenv.checks.network.hccn import CHECKS
 from npuenv.facts.collect import collect
 from npuenv.messages import say
+from npuenv.report.doctor import grouped
 from tests.support.edited_host import EditedHost
+from tests.support.sentences import outcomes
 
 TOOL = "/usr/local/Ascend/driver/tools/hccn_tool"
 Edit = Callable[[EditedHost], None]
@@ -171,7 +173,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.link-flaps", every_of([changes(card, 61) for card in range(8)]), Status.OK, "8 links"),
     ("network.link-flaps", changes(5, 4, "19:59:59", "11:00:00", "01:00:00"), Status.WARN, "within a day"),
     ("network.link-flaps", changes(5, 4, "19:59:59", "11:00:00"), Status.OK, "8 links"),
-    ("network.link-flaps", every("link_stat", "who knows\n"), Status.UNKNOWN, "8"),
+    ("network.link-flaps", every("link_stat", "who knows\n"), Status.UNKNOWN, "cards 0, 1"),
     (
         "network.link-flaps",
         every("link_stat", code=1, err="Get invalid major cmd type.\n"),
@@ -233,7 +235,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         Status.FAIL,
         "10.12.165.85",
     ),
-    ("network.card-mtu", both(conf(mtu="4200"), line("mtu_2=4200", "mtu_2=1500")), Status.WARN, "1500, 4200"),
+    ("network.card-mtu", both(conf(mtu="4200"), line("mtu_2=4200", "mtu_2=1500")), Status.WARN, "2: 1500"),
     ("network.card-mtu", conf(mtu="4200"), Status.OK, "8 cards"),
     ("network.hccn-tool", both(UNLINKED, NO_TOOL, PLAN), Status.UNKNOWN, "hccn_tool is not here"),
     ("network.hccn-tool", UNLINKED, Status.OK, "not on PATH"),
@@ -271,7 +273,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ),
     ("network.card-links", every("link", "link status: DOWN\n"), Status.FAIL, "0, 1, 2"),
     ("network.card-links", UNCABLED, Status.OK, "not in use"),
-    ("network.card-links", ask(3, "link", "link status: DO\n"), Status.UNKNOWN, "1 cards"),
+    ("network.card-links", ask(3, "link", "link status: DO\n"), Status.UNKNOWN, "cards "),
     (
         "network.card-health",
         ask(6, "net_health", "net health status: Receive timeout\n"),
@@ -287,10 +289,10 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ),
     ("network.card-health", every("net_health", "net health status: Init\n"), Status.OK, "not set up"),
     ("network.card-health", ask(6, "net_health", "net health status: Init\n"), Status.OK, "7 cards reach"),
-    ("network.card-health", ask(6, "net_health", "net health status: Unknown\n"), Status.UNKNOWN, "1 cards"),
+    ("network.card-health", ask(6, "net_health", "net health status: Unknown\n"), Status.UNKNOWN, "cards "),
     ("network.card-speeds", ask(1, "speed", "Speed: 100000 Mb/s\n"), Status.WARN, "100 Gb/s"),
     ("network.card-speeds", ask(1, "speed", "Speed: Unknown!\n"), Status.WARN, "speed is not known"),
-    ("network.card-speeds", ask(1, "speed", "Speed: fast\n"), Status.UNKNOWN, "1 cards"),
+    ("network.card-speeds", ask(1, "speed", "Speed: fast\n"), Status.UNKNOWN, "cards "),
     (
         "network.optical",
         ask(7, "optical", "optical info:\npresent              : not present\n", code=20),
@@ -303,10 +305,10 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         Status.WARN,
         "0.0054 mW",
     ),
-    ("network.optical", ask(7, "optical", "optical info:\n"), Status.UNKNOWN, "1 cards"),
+    ("network.optical", ask(7, "optical", "optical info:\n"), Status.UNKNOWN, "cards "),
     ("network.card-ping", lambda host: host.answer(PING0, PING_LOSS), Status.WARN, "2/3"),
     ("network.card-ping", lambda host: host.answer(PING0, PING_DEAD, code=1), Status.FAIL, "unreachable"),
-    ("network.card-ping", lambda host: host.answer(PING0, "PI", code=1), Status.UNKNOWN, "1 cards"),
+    ("network.card-ping", lambda host: host.answer(PING0, "PI", code=1), Status.UNKNOWN, "cards "),
     (
         "network.tls-certificate",
         both(PLAN, every_of(switch(c, "1", block(2)) for c in range(8))),
@@ -326,18 +328,18 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         "network.tls-certificate",
         both(PLAN, every_of(switch(c, "0") for c in range(8)), ask(2, "tls", "dev_id:2, tls swi")),
         Status.UNKNOWN,
-        "1 cards",
+        "cards 2",
     ),
     (
         "network.tls-certificate",
         both(PLAN, every_of(switch(c, "1", block(0)) for c in range(8)), ask(2, "tls", "dev_id:2, tls swi")),
         Status.UNKNOWN,
-        "1 cards",
+        "cards 2",
     ),
     ("network.card-ports", a5, Status.OK, "8 cards"),
     ("network.card-ports", both(a5, port("DOWN", "on")), Status.FAIL, "3: 5"),
     ("network.card-ports", both(a5, port("DOWN", "off")), Status.OK, "8 cards"),
-    ("network.card-ports", both(a5, port("LOST", "on")), Status.UNKNOWN, "1 cards"),
+    ("network.card-ports", both(a5, port("LOST", "on")), Status.UNKNOWN, "cards "),
     ("network.vnic", a5, Status.OK, "8 cards"),
     ("network.rank-table", ranks(), Status.OK, "2 servers"),
     ("network.rank-table", ranks("completed", "initializing"), Status.FAIL, "initializing"),
@@ -380,7 +382,7 @@ A3_CASES: list[tuple[str, Edit, Status, str]] = [
         Status.FAIL,
         "cards 9",
     ),
-    ("network.vnic", ask(9, "vnic", "vnic link status: UP\n"), Status.UNKNOWN, "1 cards"),
+    ("network.vnic", ask(9, "vnic", "vnic link status: UP\n"), Status.UNKNOWN, "cards "),
     (
         "network.card-links",
         every("ip", "ipaddr:10.5.0.1{card}\nnetmask:255.255.0.0\n", cards=16),
@@ -397,6 +399,135 @@ A3_CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.card-speeds", CABLED, Status.OK, "200 Gb/s on 16"),
     ("network.card-ping", CABLED, Status.OK, "14 cards"),
 ]
+
+
+NOTHING = "who knows\n"
+UNREAD_IP = ask(5, "ip", NOTHING)
+ALL_TLS = both(PLAN, every_of(switch(card, "1", block(0)) for card in range(8)))
+
+
+def own(card: int, ip: str, netmask: str = "255.255.255.0") -> Edit:
+    return ask(card, "ip", f"ipaddr:{ip}\nnetmask:{netmask}\n")
+
+
+def pinged(card: int, out: str) -> Edit:
+    """The ping of a card to its neighbour ends so."""
+    return lambda host: host.answer(f"{TOOL} -i {card} -ping -g address 10.12.165.8{card + 1}", out, code=1)
+
+
+def a5_lost(host: EditedHost) -> None:
+    """What card 5 says of its ports is cut."""
+    host.answer(f"{TOOL} -g -dev_info -i 5", "| UDie ID | Port ID |\n")
+
+
+# Card 3 is not well, and of card 5 nothing can be read.
+MIXED: dict[str, Edit] = {
+    "network.tls-agrees": both(PLAN, line("tls_enable_3=0", "tls_enable_3=1"), line("tls_enable_5=0", "tls_enable_5=")),
+    "network.card-addresses": both(
+        ask(3, "ip", code=13, err="Get ipconf failed, because no ip was preset there!\n"), UNREAD_IP
+    ),
+    "network.addresses-agree": both(PLAN, line("_3=10.12.165.83", "_3=10.12.165.93"), UNREAD_IP),
+    "network.addresses-valid": both(own(3, "0.0.0.0"), UNREAD_IP),
+    "network.addresses-unique": both(own(3, "10.12.165.80"), UNREAD_IP),
+    "network.netmasks-agree": both(own(3, "10.12.165.83", "255.255.0.0"), UNREAD_IP),
+    "network.card-subnets": both(own(3, "10.13.165.83"), UNREAD_IP),
+    "network.card-gateways": both(
+        ask(3, "gateway", "default gateway:10.99.0.1, Iface:eth3\n"), ask(5, "gateway", NOTHING)
+    ),
+    "network.card-mtu": both(every("mtu", "mtu:1500\n"), ask(3, "mtu", "mtu:9000\n"), ask(5, "mtu", NOTHING)),
+    "network.card-links": both(ask(3, "link", "link status: DOWN\n"), ask(5, "link", NOTHING)),
+    "network.link-flaps": both(changes(3, 61), ask(5, "link_stat", NOTHING)),
+    "network.card-health": both(
+        ask(3, "net_health", "net health status: Receive timeout\n"), ask(5, "net_health", NOTHING)
+    ),
+    "network.card-speeds": both(ask(3, "speed", "Speed: 100000 Mb/s\n"), ask(5, "speed", NOTHING)),
+    "network.optical": both(ask(3, "optical", "present : not present\n", code=20), ask(5, "optical", NOTHING)),
+    "network.vnic": both(
+        a5,
+        lambda host: host.answer(
+            f"{TOOL} -g -vnic -i 3", "vnic link status: DOWN\nvnic ipaddr: 192.168.2.1\nvnic netmask: 255.255.255.0\n"
+        ),
+        lambda host: host.answer(f"{TOOL} -g -vnic -i 5", NOTHING),
+    ),
+    "network.card-ping": both(pinged(3, PING_DEAD), pinged(5, "PI")),
+    "network.tls-certificate": both(ALL_TLS, switch(3, "1", block(2)), ask(5, "tls", NOTHING)),
+    "network.card-ports": both(a5, port("DOWN", "on"), a5_lost),
+    "network.rank-table-addresses": both(ranks("10.12.165.83", "10.12.165.93"), UNREAD_IP),
+}
+# About the file, the tool or a table as a whole.
+NOT_BY_CARD = {"network.hccn-conf", "network.hccn-tool", "network.rank-table"}
+
+
+@pytest.mark.parametrize("check", [check.id for check in CHECKS if check.id not in NOT_BY_CARD])
+def test_a_card_that_is_not_well_hides_no_other_one_that_could_not_be_read(check: str) -> None:
+    machine = EditedHost("a2_healthy")
+    MIXED[check](machine)
+    finding = statuses(machine)[check]
+    named = {each.key: str(dict(each.args)) for each in outcomes(finding.says)}
+    assert len(named) == 2, named
+    assert finding.status in (Status.FAIL, Status.UNKNOWN) and finding.fix is not None
+    for card, keys in (("3", named.keys() - UNREAD), ("5", named.keys() & UNREAD)):
+        (key,) = keys
+        assert card in named[key]
+
+
+UNREAD = {"checks.cards-unread", "check_network.tls-unreadable"}
+OF_ADDRESSES = (
+    "card-addresses",
+    "addresses-valid",
+    "addresses-unique",
+    "netmasks-agree",
+    "card-subnets",
+    "card-gateways",
+)
+
+
+def test_the_address_of_one_card_that_cannot_be_read_makes_all_that_needs_it_unknown_in_one_line() -> None:
+    machine = EditedHost("a2_healthy")
+    UNREAD_IP(machine)
+    found = statuses(machine)
+    told = [found[f"network.{name}"] for name in OF_ADDRESSES]
+    assert {item.status for item in told} == {Status.UNKNOWN}
+    assert [item.says.args for item in told] == [{"cards": (5,)}] * len(told)
+    assert len(grouped(told)) == 1
+
+
+def test_a_card_of_many_without_a_gateway_is_named() -> None:
+    machine = EditedHost("a2_healthy")
+    ask(3, "gateway", code=13, err="Get gateway failed, because no gateway was preset there!\n")(machine)
+    found = statuses(machine)
+    finding = found["network.card-gateways"]
+    assert (finding.status, finding.says.key) == (Status.WARN, "check_network.gateway-missing")
+    assert finding.says.args["cards"] == (3,)
+    every("gateway", code=2)(machine)
+    assert statuses(machine)["network.card-gateways"].status is Status.SKIP
+
+
+def test_a_module_that_is_absent_and_gives_readings_is_unknown_and_said_to_contradict_itself() -> None:
+    machine = EditedHost("a2_healthy")
+    text = "present : not present\nTx Power0 : 1.4035 mW\nRx Power0 : 1.0054 mW\n"
+    ask(3, "optical", text)(machine)
+    finding = statuses(machine)["network.optical"]
+    assert (finding.status, finding.says.key) == (Status.UNKNOWN, "check_network.optical-contradicts")
+    assert finding.says.args["cards"] == (3,) and finding.fix is None
+    ask(3, "link", "link status: DOWN\n")(machine)
+    assert statuses(machine)["network.card-links"].says.key == "check_network.links-down"
+
+
+def test_an_entry_that_one_card_lacks_is_no_default_that_is_known() -> None:
+    machine = EditedHost("a2_healthy")
+    both(conf(mtu="4200"), line("mtu_2=4200\n", ""), every("mtu", code=1, err="Get invalid major cmd type.\n"))(machine)
+    finding = statuses(machine)["network.card-mtu"]
+    assert (finding.status, finding.says.args["cards"]) == (Status.UNKNOWN, (2,))
+
+
+def test_a_file_that_cannot_be_read_is_not_a_file_without_addresses() -> None:
+    machine = EditedHost("a2_healthy")
+    both(PLAN, lambda host: host.unreadable("/etc/hccn.conf"))(machine)
+    facts = collect(machine, level=1)
+    found = {item.check: item for item in check_all(facts, level=1)}
+    for name in (*OF_ADDRESSES, "hccn-conf", "card-mtu"):
+        assert found[f"network.{name}"].says.key == "check_network.because-conf", name
 
 
 def statuses(host: EditedHost) -> dict[str, Finding]:

@@ -57,6 +57,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/usr/lib64/libstdc++.so.6", 19, False)), FAIL, "/usr/lib64"),
     ("machine.libstdcxx", both(put(libstdcxx=CxxLibrary("/x", 19, False)), put(glibc="2.17")), SKIP, "C library"),
     ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/x", 24, False)), OK, "3.4.24"),
+    ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/stray/libstdc++.so.6", None, True)), UNKNOWN, "/stray"),
     ("machine.libstdcxx", put(libstdcxx=None), SKIP, "no libstdc++"),
     ("machine.tasks", both(put(limits={"Max processes": 1024}), put(account=BOB)), WARN, "1024"),
     ("machine.tasks", both(put(limits={"Max processes": 1024}), put(account=None)), WARN, "1024"),

@@ -12,6 +12,7 @@ from npuenv.checks.python import CHECKS
 from npuenv.facts.asker import not_asked
 from npuenv.facts.base import Evidence, Fact, absent, known, unknown
 from npuenv.facts.cann.installs import Install, Installs
+from npuenv.facts.machine.libraries import CxxLibrary
 from npuenv.facts.python.elf import MissingLibrary, MissingSymbols, MissingVersion
 from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
 from npuenv.facts.python.packages import Link, Origin, Owned, Shadow, Trouble, Twice
@@ -66,6 +67,38 @@ def python(**state: object) -> Change:
         return dataclasses.replace(facts, python=group)
 
     return change
+
+
+STRAY = "/opt/stray/libstdc++.so.6"
+
+
+@pytest.mark.parametrize(
+    ("error", "key"),
+    [
+        ("ImportError: /x/libc10.so: undefined symbol: _ZNSt3pmr15memory_resourceE", "import-shadow"),
+        (
+            "OSError: /x/y.so: undefined symbol: _ZTVN10__cxxabiv117__class_type_infoE, version CXXABI_1.3",
+            "import-shadow",
+        ),
+        (f"ImportError: {STRAY}: version `GLIBCXX_3.4.30' not found (required by /x/libc10.so)", "import-version"),
+        ("ImportError: /x/y.so: undefined symbol: _ZN3c1012OperatorNameE", "import-symbol"),
+    ],
+)
+@pytest.mark.parametrize("level", [None, 19])
+def test_a_cxx_library_that_shadows_the_systems_is_named_with_its_folder(
+    error: str, key: str, level: int | None
+) -> None:
+    library = CxxLibrary(STRAY, level, is_from_path=True)
+    change = both(fails("torch", error), put(libstdcxx=library), variables(LD_LIBRARY_PATH="/a:/opt/stray/:/b"))
+    finding = find(change(HEALTHY), "python.torch-imports")
+    assert (finding.status, finding.says.key) == (Status.FAIL, f"check_python.{key}")
+    assert finding.fix is not None
+    is_shadow = finding.fix.says.key == "check_machine.fix-cxx-path"
+    assert is_shadow is (key != "import-symbol")
+    assert not is_shadow or finding.fix.says.args == {"folder": "/opt/stray"}
+    own = both(change, put(libstdcxx=CxxLibrary("/usr/lib64/libstdc++.so.6", 30, False)), variables(LD_LIBRARY_PATH=""))
+    elsewhere = find(own(HEALTHY), "python.torch-imports")
+    assert elsewhere.fix is not None and elsewhere.fix.says.key != "check_machine.fix-cxx-path"
 
 
 def requires(owner: str, *texts: str) -> Change:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.checks.base import Status
-from npuenv.facts.base import known
+from npuenv.facts.base import absent, known, unknown
 from npuenv.facts.hccn.a2 import Address, Gateway
 from npuenv.facts.network.interfaces import Interface, Route, number_of
 from npuenv.messages import say
@@ -91,6 +91,28 @@ def test_a_network_of_cards_for_each_of_two_nodes_is_a_plan_where_gateways_lead_
     status, says = told("card-subnets", shut)
     assert status == "warn"
     assert says.startswith("NPU 0: " + tied("node01: 10.12.1.0/24, node02: 10.12.2.0/24"))
+
+
+@pytest.mark.parametrize("lacking", [1, 3])
+def test_a_card_without_a_gateway_is_named_and_its_routed_network_stays_a_plan(lacking: int) -> None:
+    changes = {number: of_cards(number, has_gateways=True) for number in (1, 2, 3)}
+    nodes = changed(3, changes)
+    answers = dict(nodes["node02"].hccn.gateways.value or {})
+    answers.update(dict.fromkeys(range(lacking), absent(LINE)))
+    nodes["node02"] = put(gateways=answers)(nodes["node02"])
+    assert [find(name, nodes).status for name in ("card-subnets", "gateways")] == [Status.OK] * 2
+    who = "node02 cards " + ("0" if lacking == 1 else "0-2")
+    not_set = f"{who}: {words('word-not-set')}"
+    assert told("card-gatewayed", nodes) == ("warn", odd(not_set, 24 - lacking, words("word-set")))
+
+
+def test_a_gateway_that_cannot_be_read_is_not_one_that_is_not_set() -> None:
+    nodes = changed(2, {number: of_cards(number, has_gateways=True) for number in (1, 2)})
+    answers = {**(nodes["node02"].hccn.gateways.value or {}), 3: unknown(LINE)}
+    nodes["node02"] = both(put(conf=None), put(gateways=answers))(nodes["node02"])
+    assert find("card-gatewayed", nodes).status is Status.UNKNOWN
+    nodes["node02"] = put(gateways={**answers, 3: absent(LINE)})(nodes["node02"])
+    assert find("card-gatewayed", nodes).status is Status.WARN
 
 
 def with_interface(name: str, address: str) -> Change:

@@ -88,7 +88,7 @@ def test_every_right_value_is_one_that_a_uniform_cluster_has() -> None:
     """A misspelt one would be wrong on every cluster."""
     kinds = {"vnics": "a3-host-kylin-roll"}
     rows = [aspect for aspect in aspects() if aspect.wanted]
-    assert {row.id for row in rows} == {"clock-kept", "watch", "vnics", "modules", "card-addressed"}
+    assert {row.id for row in rows} == {"clock-kept", "watch", "vnics", "modules", "card-addressed", "card-gatewayed"}
     for row in rows:
         nodes = cluster(kinds.get(row.id, USUAL), 2)
         assert find(row.id, nodes).status is Status.OK, row.id

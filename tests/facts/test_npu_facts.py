@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv._toml import load_file
-from npuenv.facts import State, npu
+from npuenv.facts import Evidence, State, npu
 from npuenv.facts.asker import Asker
 from npuenv.facts.npu import burn, holders, install, kernel
 from npuenv.facts.npu.smi import SmiTable, parse_info
@@ -123,6 +123,19 @@ def test_a_card_that_left_the_bus_is_silent_and_the_others_are_read() -> None:
     assert facts.silent.value is not None
     assert [(item.kind, item.line) for item in facts.silent.value] == [("invalid-card", "Invalid card id.")]
     assert facts.silent.evidence[0].command == "npu-smi info -t ecc -i 5"
+
+
+def test_a_card_whose_answer_cannot_be_read_is_kept_by_its_name_and_reason() -> None:
+    ecc = text_of("npu_ecc", "ecc_910A_23.0.5")
+    host = host_with(A2, {f"-t ecc -i {number}": ecc if number != 5 else "Double Bit Err\n" for number in range(8)})
+    facts = collect(host, 2)
+    assert facts.unread.value == {"ecc": {"5": Evidence("npu-smi info -t ecc -i 5", "cannot be read")}}
+    for number in (5, 6):
+        host.fails(f"npu-smi info -t ecc -i {number}", timed_out=True)
+    facts = collect(host, 2)
+    assert facts.unread.value is not None
+    told = {card: line.command[-1] for card, line in facts.unread.value["ecc"].items()}
+    assert told == {"5": "5", "6": "6", "7": "5"}, "what was not asked any more has the question that did not end"
 
 
 def test_a_query_that_this_card_does_not_know_is_absent_and_nobody_is_silent() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import string
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from npuenv.messages import Message, say
 
@@ -21,6 +21,13 @@ class part(str):
     """An argument of which only this much is known: the sentence has it somewhere inside the value."""
 
     __slots__ = ()
+
+
+def outcomes(message: Message) -> list[Message]:
+    """The sentences of a finding that tells several outcomes, the gravest first; else its only one."""
+    if message.key != "checks.both":
+        return [message]
+    return [each for name in ("first", "other") for each in outcomes(cast("Message", message.args[name]))]
 
 
 def sentence(key: str, /, lang: str = "en", **args: object) -> str:

@@ -57,14 +57,22 @@ def _sourced(context: Context) -> Verdict:
     if atb is not None and not atb.is_there:
         return fail("cann.nnal-sourced-nowhere", line(context, "ATB_HOME_PATH"), fix=cure, home=atb.home)
     path = environment(context).get("LD_LIBRARY_PATH", "")
-    kinds = re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", path)
+    kinds = _kinds(context)
     if len(set(kinds)) > 1:
         return warn(
             "cann.nnal-sourced-mixed", line(context, "LD_LIBRARY_PATH"), fix=fix("cann.nnal-mixed"), first=kinds[0]
         )
+    if kinds and atb is not None and atb.abi and kinds[0] != atb.abi:
+        shown = (line(context, "ATB_HOME_PATH"), line(context, "LD_LIBRARY_PATH"))
+        return warn("cann.nnal-sourced-split", *shown, fix=fix("cann.nnal-mixed"), home=atb.abi, first=kinds[0])
     if path and not kinds and f"{setting(context, 'ATB_HOME_PATH').rstrip('/')}/lib" not in path.split(":"):
         return warn("cann.nnal-sourced-half", line(context, "LD_LIBRARY_PATH"), fix=cure)
     return ok("cann.nnal-sourced-ok", line(context, "ATB_HOME_PATH"))
+
+
+def _kinds(context: Context) -> list[str]:
+    """The C++ ABIs of the ATB libraries on LD_LIBRARY_PATH; the first one is what the loader takes."""
+    return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", environment(context).get("LD_LIBRARY_PATH", ""))
 
 
 def _library(context: Context) -> Verdict:
@@ -93,12 +101,14 @@ def _abi(context: Context) -> Verdict:
         torch, lines = "1", (Evidence("python (inventory)", f"torch {version}"),)
     if atb is None or not atb.abi or torch is None:
         return skip("cann.nnal-abi-skip")
-    if atb.abi == torch:
+    loaded = [*_kinds(context), atb.abi][0]
+    if loaded == torch:
         return ok("cann.nnal-abi-ok", abi=torch)
     nnal = context.facts.cann.nnal.value
     script = _script(nnal) if nnal else "nnal/atb/set_env.sh"
     cure = fix("cann.nnal-abi", ("source", script, f"--cxx_abi={torch}"))
-    return fail("cann.nnal-abi-fail", line(context, "ATB_HOME_PATH"), *lines, fix=cure, atb=atb.abi, torch=torch)
+    shown = line(context, "ATB_HOME_PATH" if loaded == atb.abi else "LD_LIBRARY_PATH")
+    return fail("cann.nnal-abi-fail", shown, *lines, fix=cure, atb=loaded, torch=torch)
 
 
 def _is_of_one_abi(torch: str) -> bool:

@@ -151,6 +151,8 @@ def _libstdcxx(context: Context) -> Verdict:
     library, glibc = machine.libstdcxx.value, machine.glibc.value
     if library is None:
         return skip("machine.cxx-absent")
+    if library.level is None:
+        return unsure("machine.cxx-unnamed", *machine.libstdcxx.evidence, path=library.path)
     if library.level >= _CXX_LEVEL:
         return ok("machine.cxx-ok", level=library.level)
     if not library.is_from_path and glibc and tuple(int(word) for word in glibc.split(".")[:2]) < _GLIBC:

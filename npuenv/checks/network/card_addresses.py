@@ -8,17 +8,17 @@ alone, without a network between nodes, and that is no fault.
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Status, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, Context, Fix, Status, Verdict, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.network.answers import answers, cards_here, stands_back, stranded_cards, unread_cards
 from npuenv.facts.base import Evidence, State
 
 if TYPE_CHECKING:
     import ipaddress
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 CONF = "/etc/hccn.conf"
 _ENV_PREP = "hicann/hccl user guide, environment preparation; vllm-ascend multi-node verification list"
@@ -101,29 +101,37 @@ def addressed_cards(context: Context) -> set[int]:
     return {*in_file(context), *in_use(context)}
 
 
-def cards_here(context: Context) -> set[int]:
-    """The physical numbers of the cards that this machine or container has."""
-    nodes = context.facts.npu.nodes.value
-    numbers = (re.fullmatch(r"/dev/davinci([0-9]+)", node.path) for node in nodes.cards) if nodes else ()
-    return {int(match[1]) for match in numbers if match}
-
-
 def has_address_fault(context: Context) -> bool:
     """Whether a check of this module reports an address, so that a ping that fails needs no other reason."""
     judged = (_set(context), _valid(context), _unique(context), _masks(context), _subnets(context))
-    return any(verdict.status in (Status.FAIL, Status.WARN) for verdict in judged)
+    return any(verdict.fix is not None for verdict in judged)
 
 
 def _of_either(judge: Callable[[Context, Addresses], Verdict]) -> Callable[[Context], Verdict]:
-    """A check of one set of addresses as a check of both: what is in use first, then the file."""
+    """A check of one set of addresses as a check of both: what is in use, and the file."""
 
     @functools.wraps(judge)
     def judged(context: Context) -> Verdict:
         verdicts = [judge(context, found) for found in (in_use(context), in_file(context)) if found]
-        wrong = next((item for item in verdicts if item.status in (Status.FAIL, Status.WARN)), None)
-        return wrong or (verdicts[0] if verdicts else skip("network.address-none"))
+        well = verdicts[0] if verdicts else skip("network.address-none")
+        told = [verdict for verdict in verdicts if verdict.status is not Status.SKIP]
+        return worst((*told, _unread(context, "addresses"), _without_file(context)), otherwise=well)
 
     return judged
+
+
+def _unread(context: Context, *names: str) -> Verdict | None:
+    """Unknown for the cards of which hccn_tool was asked for these and gave no readable answer."""
+    if stands_back(context):
+        return None  # the check of the tool says so, and the file can be judged
+    found = [each for each in (answers(context, name) for name in names) if each]
+    lines = {card: line for each in reversed(found) for card, line in each.unread.items()}
+    return unread_cards(context, dict(sorted(lines.items())), of=found[0].values if found else {})
+
+
+def _without_file(context: Context) -> Verdict | None:
+    """The file is there and cannot be read: told by the check of TLS, which needs it."""
+    return skip("network.because-conf") if context.facts.hccn.conf.state is State.UNKNOWN else None
 
 
 def _tls(context: Context) -> Verdict:
@@ -135,31 +143,31 @@ def _tls(context: Context) -> Verdict:
     conf = context.facts.hccn.conf.value
     if conf is None:
         return skip("network.tls-no-file")
-    filed = {device: keys.get("tls_enable") for device, keys in sorted(conf.by_device.items())}
-    live = {card: fact for card, fact in (context.facts.hccn.tls.value or {}).items() if fact.value is not None}
-    filed_lines = {
-        card: (value, Evidence(CONF, f"tls_enable_{card}={value}"))
-        for card, value in filed.items()
-        if value is not None
-    }
-    live_lines = {card: (str(int(fact.value.is_on)), fact.evidence[0]) for card, fact in live.items() if fact.value}
-    if not filed_lines:
+    filed = {card: keys["tls_enable"] for card, keys in sorted(conf.by_device.items()) if "tls_enable" in keys}
+    if not filed:
         return skip("network.tls-no-entry")
-    for said in (live_lines, filed_lines):
-        on, off = ([card for card, (value, _) in said.items() if value == wanted] for wanted in ("1", "0"))
-        if on and off:
-            lines = tuple(said[card][1] for card in (*on, *off))
-            return fail(
-                "network.tls-mixed", *lines, fix=fix("network.tls", is_dangerous=True), on=tuple(on), off=tuple(off)
-            )
-    lines = tuple(line for _, line in {**filed_lines, **live_lines}.values())
-    if any(value not in ("0", "1") for value, _ in filed_lines.values()):
-        return unsure("network.tls-unreadable", *lines)
-    silent = sorted({*(device for device, value in filed.items() if value is None), *_unnamed(context, filed)})
+    found = answers(context, "tls")
+    lines = {card: Evidence(CONF, f"tls_enable_{card}={value}") for card, value in filed.items()}
+    odd = {card: lines[card] for card, value in filed.items() if value not in ("0", "1")}
+    silent = sorted({*conf.by_device, *_unnamed(context, filed)} - filed.keys())
+    outcomes = [_mixed(filed, lines), _unread(context, "tls")]
+    if found:
+        outcomes.insert(0, _mixed({card: str(int(state.is_on)) for card, state in found.values.items()}, found.lines))
+    if odd:
+        outcomes.append(unsure("network.tls-unreadable", *odd.values(), devices=tuple(odd)))
     if silent:
-        return unsure("network.tls-some", *lines, devices=tuple(silent))
-    is_on = next(iter({**filed_lines, **live_lines}.values()))[0] == "1"
-    return ok("network.tls-on" if is_on else "network.tls-off", *lines[:1], count=len(filed))
+        outcomes.append(unsure("network.tls-some", *lines.values(), devices=tuple(silent)))
+    is_on = "1" in filed.values()
+    well = ok("network.tls-on" if is_on else "network.tls-off", *list(lines.values())[:1], count=len(filed))
+    return worst(outcomes, otherwise=well)
+
+
+def _mixed(switches: Mapping[int, str], lines: Mapping[int, Evidence]) -> Verdict | None:
+    on, off = (tuple(card for card, value in switches.items() if value == wanted) for wanted in ("1", "0"))
+    if not (on and off):
+        return None
+    cure = fix("network.tls", is_dangerous=True)
+    return fail("network.tls-mixed", *(lines[card] for card in (*on, *off)), fix=cure, on=on, off=off)
 
 
 def _unnamed(context: Context, named: Iterable[int]) -> set[int]:
@@ -171,7 +179,7 @@ def _conf(context: Context) -> Verdict:
     """Lines of the file that are none of its form; the driver passes over them."""
     conf = context.facts.hccn.conf.value
     if conf is None or not (conf.by_device or conf.unreadable_lines):
-        return skip("network.conf-none")
+        return _without_file(context) or skip("network.conf-none")
     if conf.unreadable_lines:
         lines = (Evidence(CONF, line) for line in conf.unreadable_lines)
         cure = fix("network.conf", needs_root=True)
@@ -181,25 +189,48 @@ def _conf(context: Context) -> Verdict:
 
 def _set(context: Context) -> Verdict:
     """The few cards that have no address although most others have one, in use or in the file."""
-    cards = cards_here(context)
-    count = 0
-    for addresses, where in ((in_use(context), "hccn_tool -ip -g"), (in_file(context), CONF)):
-        missing = sorted(cards - set(addresses) - _unread(context, where)) if addresses else []
-        if missing and len(missing) < len(addresses):
-            lines = [Evidence(where, f"no address for {card}") for card in missing]
-            lines += [address.evidence for address in list(addresses.values())[:2]]
-            cure = fix("network.address", needs_root=True)
-            return warn("network.address-missing", *lines, fix=cure, cards=tuple(missing), count=len(addresses))
-        count = count or len(addresses)
-    return ok("network.address-set", count=count) if count else skip("network.address-none")
+    outcomes = [_unread(context, "addresses"), _without_file(context)]
+    counts = []
+    for addresses, blind, where in (
+        (in_use(context), _blind_in_use(context), "hccn_tool -ip -g"),
+        (in_file(context), _blind_in_file(context), CONF),
+    ):
+        lines = [Evidence(where, f"address_{card}={addresses[card].ip}") for card in list(addresses)[:2]]
+        cure = fix("network.address", needs_root=True)
+        outcomes.append(_lacking(context, "network.address-missing", where, lines, cure, addresses, blind))
+        counts += [len(addresses)] if addresses else []
+    well = ok("network.address-set", count=counts[0]) if counts else skip("network.address-none")
+    return worst(outcomes, otherwise=well)
 
 
-def _unread(context: Context, where: str) -> set[int]:
-    """The cards whose address the tool could not tell, which is not the same as none."""
-    if where == CONF:
-        return set()
-    answers = context.facts.hccn.addresses.value or {}
-    return {card for card in cards_here(context) if card not in answers or answers[card].state is State.UNKNOWN}
+def _lacking(
+    context: Context,
+    name: str,
+    where: str,
+    lines: list[Evidence],
+    cure: Fix,
+    having: Collection[int],
+    blind: Collection[int],
+) -> Verdict | None:
+    """The few cards that have none of something that most others have."""
+    missing = tuple(sorted(cards_here(context) - set(having) - set(blind)))
+    if not missing or len(missing) >= len(having):
+        return None
+    shown = [Evidence(where, f"none for card {card}") for card in missing]
+    return warn(name, *shown, *lines, fix=cure, cards=missing, count=len(having))
+
+
+def _blind_in_use(context: Context, name: str = "addresses") -> set[int]:
+    """The cards of which the tool could not say it, which is not the same as none."""
+    found = answers(context, name)
+    told = getattr(context.facts.hccn, name).value or {}
+    return {*(found.unread if found else ()), *(cards_here(context) - told.keys())}
+
+
+def _blind_in_file(context: Context) -> set[int]:
+    """A line of the file that cannot be read may be about any card."""
+    conf = context.facts.hccn.conf.value
+    return cards_here(context) if conf is not None and conf.unreadable_lines else set()
 
 
 def _same(context: Context) -> Verdict:
@@ -209,16 +240,17 @@ def _same(context: Context) -> Verdict:
     filed, live = in_file(context), in_use(context)
     bonded = {card for card, keys in (conf.by_device if conf else {}).items() if any("bond" in key for key in keys)}
     both = [card for card in filed if card in live and card not in bonded]
-    if not both:
-        return skip("network.address-one-side")
+    blind_ones = _unread(context, "addresses") if filed else None
     other = [card for card in both if _differ(filed[card], live[card])]
-    if not other:
-        return ok("network.address-same", count=len(both))
-    if has_address_fault(context):
-        return skip("network.because-addresses")
-    lines = [item for card in other for item in (filed[card].line, live[card].line)]
-    words = tuple(f"{card}: {filed[card].ip} / {live[card].ip}" for card in other)
-    return warn("network.address-differs", *lines, fix=fix("network.address-differs"), cards=words)
+    bad = None
+    if other and has_address_fault(context):
+        bad = skip("network.because-addresses")
+    elif other:
+        lines = [item for card in other for item in (filed[card].line, live[card].line)]
+        words = tuple(f"{card}: {filed[card].ip} / {live[card].ip}" for card in other)
+        bad = warn("network.address-differs", *lines, fix=fix("network.address-differs"), cards=words)
+    well = ok("network.address-same", count=len(both)) if both else skip("network.address-one-side")
+    return worst((bad, blind_ones, _without_file(context)), otherwise=well)
 
 
 def _differ(filed: CardAddress, live: CardAddress) -> bool:
@@ -246,14 +278,16 @@ def _unique(context: Context, addresses: Addresses) -> Verdict:
     hosts = {ip: interface.name for interface in interfaces for ip in interface.addresses}
     shared = sorted(ip for ip in counts if ip in hosts)
     cure = fix("network.address", needs_root=True)
+    outcomes: list[Verdict | None] = []
     if twice:
         cards = tuple(card for card, address in usable.items() if address.ip in twice)
         lines = (usable[card].evidence for card in cards)
-        return fail("network.address-twice", *lines, fix=cure, ip=tuple(twice), cards=cards)
+        outcomes.append(fail("network.address-twice", *lines, fix=cure, ip=tuple(twice), cards=cards))
     if shared:
         lines = (address.evidence for address in usable.values() if address.ip in shared)
-        return fail("network.address-of-host", *lines, fix=cure, ip=tuple(shared), interface=hosts[shared[0]])
-    return ok("network.address-unique", count=len(usable))
+        own = {"ip": tuple(shared), "interface": hosts[shared[0]]}
+        outcomes.append(fail("network.address-of-host", *lines, fix=cure, **own))
+    return worst(outcomes, otherwise=ok("network.address-unique", count=len(usable)))
 
 
 @_of_either
@@ -296,28 +330,38 @@ def _subnets(context: Context, addresses: Addresses) -> Verdict:
 
 def _gateway(context: Context) -> Verdict:
     """A gateway has to be a neighbour: in the subnet of its card, and not the card itself."""
-    conf, answers = context.facts.hccn.conf.value, context.facts.hccn.gateways.value or {}
+    conf, found = context.facts.hccn.conf.value, answers(context, "gateways")
     filed = {card: keys["gateway"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("gateway")}
-    live = {card: fact.value.ip for card, fact in answers.items() if fact.value is not None}
+    live = {card: gateway.ip for card, gateway in found.values.items()} if found else {}
     if has_address_fault(context):
         return skip("network.because-addresses")
-    count = 0
-    for gateways, addresses in ((live, in_use(context)), (filed, in_file(context))):
+    outcomes = [_unread(context, "gateways", "addresses"), _without_file(context)]
+    counts = []
+    for gateways, addresses, blind, where in (
+        (live, in_use(context), _blind_in_use(context, "gateways"), "hccn_tool -gateway -g"),
+        (filed, in_file(context), _blind_in_file(context), CONF),
+    ):
         judged = {card: ip for card, ip in gateways.items() if card in addresses and addresses[card].is_usable}
-        outside = sorted(card for card, ip in judged.items() if not _is_neighbour(ip, addresses[card]))
-        count = count or len(judged)
-        if outside:
-            card = outside[0]
-            source = addresses[card].evidence.command
-            lines = [
-                Evidence(source, f"gateway of {item}: {judged[item]}; {addresses[item].line.line}") for item in outside
-            ]
-            cure = fix("network.gateway", needs_root=True)
-            network = str(addresses[card].network)
-            return fail(
-                "network.gateway-outside", *lines, fix=cure, cards=tuple(outside), gateway=judged[card], network=network
-            )
-    return ok("network.gateway-ok", count=count) if count else skip("network.gateway-none")
+        lines = [Evidence(where, f"gateway of {card}: {ip}") for card, ip in list(gateways.items())[:2]]
+        cure = fix("network.gateway-missing", needs_root=True)
+        bare = {*blind, *stranded_cards(context), *(cards_here(context) - addresses.keys())}
+        outcomes.append(_outside(judged, addresses))
+        outcomes.append(_lacking(context, "network.gateway-missing", where, lines, cure, gateways, bare))
+        counts += [len(judged)] if judged else []
+    well = ok("network.gateway-ok", count=counts[0]) if counts else skip("network.gateway-none")
+    return worst(outcomes, otherwise=well)
+
+
+def _outside(judged: Mapping[int, str], addresses: Addresses) -> Verdict | None:
+    """The cards whose gateway is no neighbour of theirs."""
+    outside = sorted(card for card, ip in judged.items() if not _is_neighbour(ip, addresses[card]))
+    if not outside:
+        return None
+    card = outside[0]
+    source, network = addresses[card].evidence.command, str(addresses[card].network)
+    lines = [Evidence(source, f"gateway of {item}: {judged[item]}; {addresses[item].line.line}") for item in outside]
+    says = {"cards": tuple(outside), "gateway": judged[card], "network": network}
+    return fail("network.gateway-outside", *lines, fix=fix("network.gateway", needs_root=True), **says)
 
 
 def _is_neighbour(gateway: str, address: CardAddress) -> bool:
@@ -331,15 +375,30 @@ def _is_neighbour(gateway: str, address: CardAddress) -> bool:
 
 def _mtu(context: Context) -> Verdict:
     """The largest packet of the cards, where it is set for several of them."""
-    conf = context.facts.hccn.conf.value
-    set_to = {card: keys["mtu"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("mtu")}
-    if len(set_to) < 2:
-        return skip("network.mtu-none")
-    lines = tuple(Evidence(CONF, f"mtu_{card}={value}") for card, value in sorted(set_to.items()))
-    if len(set(set_to.values())) > 1:
-        cure = fix("network.mtu", needs_root=True)
-        return warn("network.mtu-differs", *lines, fix=cure, values=tuple(sorted(set(set_to.values()))))
-    return ok("network.mtu-agrees", *lines[:1], count=len(set_to))
+    conf, found = context.facts.hccn.conf.value, answers(context, "mtus")
+    filed = {card: keys["mtu"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("mtu")}
+    lines = {card: Evidence(CONF, f"mtu_{card}={value}") for card, value in sorted(filed.items())}
+    outcomes = [_two_sizes(filed, lines), _without_file(context)]
+    live: dict[int, str] = {}
+    if found and found.values:  # an older tool does not know the question
+        live = {card: str(value) for card, value in found.values.items()}
+        outcomes += [_two_sizes(live, found.lines), _unread(context, "mtus")]
+    silent = sorted(cards_here(context) - filed.keys() - live.keys()) if len(filed) > 1 and not live else []
+    if silent:
+        outcomes.append(unsure("network.mtu-some", *lines.values(), cards=tuple(silent)))
+    count = max(len(filed), len(live))
+    well = ok("network.mtu-agrees", *list(lines.values())[:1], count=count)
+    return worst(outcomes, otherwise=well if count > 1 else skip("network.mtu-none"))
+
+
+def _two_sizes(sizes: Mapping[int, str], lines: Mapping[int, Evidence]) -> Verdict | None:
+    if len(set(sizes.values())) < 2:
+        return None
+    common = Counter(sizes.values()).most_common(1)[0][0]
+    shown = sorted(sizes, key=lambda card: (sizes[card] == common, card))
+    cure = fix("network.mtu", needs_root=True)
+    values = tuple(f"{card}: {sizes[card]}" for card in shown)
+    return warn("network.mtu-differs", *(lines[card] for card in shown), fix=cure, values=values)
 
 
 def _odd(values: dict[int, str]) -> list[int]:

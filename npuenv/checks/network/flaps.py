@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, unsure, warn
-from npuenv.facts.asker import was_asked
+from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, warn, worst
+from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.facts.base import Evidence, Fact, State
 
 if TYPE_CHECKING:
@@ -29,34 +29,31 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 def _flaps(context: Context) -> Verdict:
     """A link that came up far more often than the others did, or that went down several times within a day."""
-    hccn, fact = context.facts.hccn, context.facts.hccn.link_changes
-    if not was_asked(fact) or fact.state is State.ABSENT:
+    fact, found = context.facts.hccn.link_changes, answers(context, "link_changes")
+    if found is None or _is_older(fact):
         return skip("network.none-asked")
-    read = {card: item.value for card, item in (fact.value or {}).items() if item.value is not None}
-    if fact.value is None or not read:
-        return _unread(fact, because_tool=hccn.refused.is_known or hccn.grammar.state is not State.KNOWN)
-    often = [card for card in read if _is_odd(card, {number: item.up_count for number, item in read.items()})]
-    lately = [card for card, item in read.items() if _downs(item) >= _DOWN_A_DAY]
-    cards = sorted({*often, *lately})
-    if not cards:
-        return ok("network.flaps-ok", *fact.evidence[:1], count=len(read))
-    commands = {card: fact.value[card].evidence[0].command for card in cards}
-    shown = [Evidence(commands[card], f"link up count: {read[card].up_count}") for card in cards]
-    counts = tuple(f"{card}: {read[card].up_count}" for card in cards)
-    name = "network.flaps-often" if often else "network.flaps-lately"
-    return warn(name, *shown, fix=fix("network.flaps"), counts=counts, cards=tuple(cards))
-
-
-def _unread(fact: Fact[Any], *, because_tool: bool) -> Verdict:
-    """No card's answer could be read. A tool that does not know the question is an older one."""
-    if because_tool:
+    read = found.values
+    if not read and context.facts.hccn.grammar.state is not State.KNOWN:
         return skip("network.because-tool")
+    often = [card for card in read if _is_odd(card, {number: item.up_count for number, item in read.items()})]
+    lately = [card for card, item in read.items() if card not in often and _downs(item) >= _DOWN_A_DAY]
+    outcomes = [unread_cards(context, found.unread, of=read)]
+    for name, cards in (("network.flaps-often", often), ("network.flaps-lately", lately)):
+        shown = [Evidence(found.lines[card].command, f"link up count: {read[card].up_count}") for card in cards]
+        counts = tuple(f"{card}: {read[card].up_count}" for card in cards)
+        if cards:
+            outcomes.append(warn(name, *shown, fix=fix("network.flaps"), counts=counts, cards=tuple(cards)))
+    return worst(outcomes, otherwise=ok("network.flaps-ok", *fact.evidence[:1], count=len(read)))
+
+
+def _is_older(fact: Fact[Any]) -> bool:
+    """Whether the tool does not know the question."""
+    if fact.value is not None:
+        return False
     from npuenv.facts.hccn.answers import Refusal, refusal  # read from level 2 on
 
     said = refusal("\n".join(item.line for item in fact.evidence))
-    if said is not None and said.kind is Refusal.GRAMMAR:
-        return skip("network.none-asked")
-    return unsure("network.cards-unread", *fact.evidence, count=len(fact.evidence))
+    return said is not None and said.kind is Refusal.GRAMMAR
 
 
 def _is_odd(card: int, counts: dict[int, int]) -> bool:

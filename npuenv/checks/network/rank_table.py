@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, worst
 from npuenv.checks.network import card_addresses
+from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.checks.network.interfaces import own_addresses
 from npuenv.facts.base import Evidence
 
@@ -55,23 +56,28 @@ def _addresses(context: Context) -> Verdict:
     table = context.facts.hccn.rank_table.value
     if table is None or _wrong(table):
         return skip("network.rank-table-none")
-    cards = card_addresses.in_use(context) or card_addresses.in_file(context)
+    live, found = card_addresses.in_use(context), answers(context, "addresses")
+    cards = live or card_addresses.in_file(context)
     server = _own_server(context, table, {card: address.ip for card, address in cards.items()})
     if server is None or not cards:
         return skip("network.rank-table-elsewhere")
+    named = {device.card for device in server.devices if device.card is not None}
+    blind = {card: line for card, line in (found.unread if found and live else {}).items() if card in named}
     wrong = [
         (device, cards[device.card])
         for device in server.devices
         if device.card in cards and device.ip and device.ip != cards[device.card].ip
     ]
+    bad = None
     if wrong:
         device, address = wrong[0]
         lines = [Evidence(table.path, f"device_id {item.card}, device_ip {item.ip}") for item, _ in wrong]
-        lines += [found.evidence for _, found in wrong]
+        lines += [own.evidence for _, own in wrong]
         cure = fix("network.rank-table-addresses")
         numbers = tuple(item.card for item, _ in wrong)
-        return fail("network.rank-table-differs", *lines, fix=cure, cards=numbers, ip=device.ip, own=address.ip)
-    return ok("network.rank-table-agrees", count=len(server.devices))
+        bad = fail("network.rank-table-differs", *lines, fix=cure, cards=numbers, ip=device.ip, own=address.ip)
+    well = ok("network.rank-table-agrees", count=len(named & cards.keys()))
+    return worst((bad, unread_cards(context, blind, of=cards)), otherwise=well)
 
 
 def _own_server(context: Context, table: RankTable, cards: dict[int, str]) -> Server | None:

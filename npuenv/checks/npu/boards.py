@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unread, unsure, warn, worst
+from npuenv.checks.npu.listed import unread_of
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from npuenv.facts.npu.queries import Board, Spod
 
@@ -51,9 +52,8 @@ def _memory(context: Context) -> Verdict:
             lines += [
                 Evidence(f"npu-smi info -t ecc -i {card.npu}", f"{key}: {count}") for key, count in counts.items()
             ]
-    if bad:
-        return warn("npu.cards-memory-warn", *lines, fix=fix("npu.card-memory"), cards=tuple(bad))
-    return ok("npu.cards-memory-ok", count=len(cards))
+    said = warn("npu.cards-memory-warn", *lines, fix=fix("npu.card-memory"), cards=tuple(bad)) if bad else None
+    return worst((said, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
 
 def _alike(context: Context) -> Verdict:
@@ -61,19 +61,32 @@ def _alike(context: Context) -> Verdict:
     boards = context.facts.npu.boards.value
     if boards is None:
         return skip("npu.not-told")
-    firmware, driver = _said(boards, "firmware"), _said(boards, "driver")
-    evidence = context.facts.npu.boards.evidence
-    if len(firmware) > 1:
-        return warn("npu.cards-alike-firmware", *evidence, fix=fix("npu.firmware"), versions=tuple(sorted(firmware)))
-    if len(driver) > 1:
-        return warn("npu.cards-alike-driver", *evidence, fix=fix("npu.driver-reboot"), versions=tuple(sorted(driver)))
-    if not firmware and not driver:
+    outcomes = [
+        unread_of(context, "boards"),
+        *_several(context, boards, "firmware"),
+        *_several(context, boards, "driver"),
+    ]
+    first = next((board.firmware for board in boards if board.firmware), "")
+    if not first and not any(board.driver for board in boards):
         return skip("npu.not-told")
-    return ok("npu.cards-alike-ok", firmware=next(iter(firmware), "-"), count=len(boards))
+    return worst(outcomes, otherwise=ok("npu.cards-alike-ok", firmware=first or "-", count=len(boards)))
 
 
-def _said(boards: Iterable[Board], name: str) -> set[str]:
-    return {value for board in boards for value in (getattr(board, name),) if value}
+def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[Verdict | None]:
+    """What is wrong with one of the two versions: there are several, or a card does not say it though others do."""
+    said = [(str(board.npu), getattr(board, name)) for board in boards]
+    versions = tuple(sorted({value for _, value in said if value}))
+    evidence = context.facts.npu.boards.evidence
+    cure = fix("npu.firmware" if name == "firmware" else "npu.driver-reboot")
+    if len(versions) > 1:
+        yield warn(f"npu.cards-alike-{name}", *evidence, fix=cure, versions=versions)
+    if versions:
+        yield _blind("board", said)
+
+
+def _blind(query: str, said: Iterable[tuple[str, object]]) -> Verdict | None:
+    """Unknown for the cards that do not say what others do."""
+    return unread({card: Evidence(f"npu-smi info -t {query}", f"{card}: -") for card, value in said if not value})
 
 
 def _compatible(context: Context) -> Verdict:
@@ -83,10 +96,11 @@ def _compatible(context: Context) -> Verdict:
     if not words or all(word.upper().startswith("NOT SUPPORT") for word in words.values()):
         return skip("npu.not-told")
     bad = {npu: word for npu, word in words.items() if word.upper() not in _COMPATIBLE}
-    if not bad:
-        return ok("npu.cards-compatible-ok", count=len(words))
     lines = (Evidence(f"npu-smi info -t board -i {npu}", f"Compatibility : {word}") for npu, word in bad.items())
-    return fail("npu.cards-compatible-fail", *lines, fix=fix("npu.firmware"), cards=tuple(bad))
+    said = fail("npu.cards-compatible-fail", *lines, fix=fix("npu.firmware"), cards=tuple(bad)) if bad else None
+    silent = _blind("board", [(str(board.npu), board.compatibility) for board in boards or ()])
+    outcomes = (said, silent, unread_of(context, "boards"))
+    return worst(outcomes, otherwise=ok("npu.cards-compatible-ok", count=len(words)))
 
 
 def _linked(context: Context) -> Verdict:
@@ -103,37 +117,43 @@ def _linked(context: Context) -> Verdict:
         for other, word in row.items()
         if one < other and one // _GROUP == other // _GROUP
     }
-    if not topology.is_complete:
-        return unsure("npu.cards-linked-cut")
+    rest = None if topology.is_complete else unsure("npu.cards-linked-cut", *context.facts.npu.topology.evidence)
     if not _DIRECT & set(pairs.values()):
-        return ok("npu.cards-linked-none")
+        return rest or ok("npu.cards-linked-none")
     lost = {pair: word for pair, word in pairs.items() if word in _FALLBACK}
-    if not lost:
-        return ok("npu.cards-linked-ok", count=len(pairs))
     lines = (Evidence("npu-smi info -t topo", f"NPU{one} - NPU{other}: {word}") for (one, other), word in lost.items())
-    return warn(
-        "npu.cards-linked-warn", *lines, fix=fix("npu.card-link"), pairs=tuple(f"{one}-{other}" for one, other in lost)
-    )
+    names = tuple(f"{one}-{other}" for one, other in lost)
+    said = warn("npu.cards-linked-warn", *lines, fix=fix("npu.card-link"), pairs=names) if lost else None
+    return worst((said, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
 
 
 def _in_pod(context: Context) -> Verdict:
     pods = context.facts.npu.spods.value
     if pods is None:
         return skip("npu.not-told")
-    places = {(pod.pod, pod.size, pod.server) for pod in pods}
+    places = {(pod.pod, pod.size, pod.server) for pod in pods if _is_whole(pod)}
     evidence = context.facts.npu.spods.evidence
+    outcomes = [
+        unread_of(context, "spods"),
+        _blind("spod-info", [(f"{pod.npu}.{pod.chip}", _is_whole(pod)) for pod in pods]),
+    ]
     if len(places) > 1:
-        return fail("npu.cards-pod-differ", *evidence, fix=fix("npu.card-pod"), servers=_servers(pods))
+        outcomes.append(fail("npu.cards-pod-differ", *evidence, fix=fix("npu.card-pod"), servers=_servers(pods)))
     numbers = [pod.sdid for pod in pods if pod.sdid is not None]
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
     if twice:
-        return fail("npu.cards-pod-twice", *evidence, fix=fix("npu.card-pod"), numbers=twice)
+        outcomes.append(fail("npu.cards-pod-twice", *evidence, fix=fix("npu.card-pod"), numbers=twice))
     first = pods[0]
-    return ok("npu.cards-pod-ok", *evidence[:1], pod=first.pod, server=first.server, size=first.size)
+    well = ok("npu.cards-pod-ok", *evidence[:1], pod=first.pod, server=first.server, size=first.size)
+    return worst(outcomes, otherwise=well)
+
+
+def _is_whole(pod: Spod) -> bool:
+    return None not in (pod.pod, pod.size, pod.server, pod.sdid)
 
 
 def _servers(pods: Iterable[Spod]) -> tuple[str, ...]:
-    return tuple(sorted({f"{pod.pod}/{pod.server}" for pod in pods}))
+    return tuple(sorted({f"{pod.pod}/{pod.server}" for pod in pods if _is_whole(pod)}))
 
 
 def _events(context: Context) -> Verdict:
@@ -141,15 +161,17 @@ def _events(context: Context) -> Verdict:
     events = context.facts.npu.faults.value
     if events is None:
         return skip("npu.not-told")
+    blind = unread_of(context, "faults")
     if not events:
-        return ok("npu.cards-events-ok")
+        return blind or ok("npu.cards-events-ok")
     codes = tuple(dict.fromkeys(event.code for event in events))
     rows = [context.matrix.npu_fault(code) for code in codes]
     if all(row is not None and row.action == "none" for row in rows):
-        return ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
+        return blind or ok("npu.cards-events-harmless", *context.facts.npu.faults.evidence, codes=codes)
     grave = any(row is not None and row.action in _GRAVE_ACTIONS for row in rows)
     says = fail if grave else warn
-    return says("npu.cards-events-warn", fix=fix("npu.card-alarm"), codes=codes)
+    said = says("npu.cards-events-warn", *context.facts.npu.faults.evidence, fix=fix("npu.card-alarm"), codes=codes)
+    return worst((said, blind), otherwise=said)
 
 
 def _kernel(context: Context) -> Verdict:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.checks.npu.listed import TABLE, interface_is_down, without_table
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, without_table
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from npuenv.facts.npu.holders import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
@@ -28,8 +28,12 @@ _ACTIONS = ("none", "request", "work", "free", "reset", "separate")  # from harm
 _TRAINING = ("verl", "roll")
 
 
+def _label(card: Card) -> str:
+    return f"{card.npu}.{card.chip}"
+
+
 def _labels(cards: Iterable[Card]) -> tuple[str, ...]:
-    return tuple(f"{card.npu}.{card.chip}" for card in cards)
+    return tuple(map(_label, cards))
 
 
 def _names(context: Context, table: SmiTable) -> str:
@@ -95,47 +99,60 @@ def _healthy(context: Context) -> Verdict:
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
-    details = context.facts.npu.health.value or ()
-    codes = tuple(dict.fromkeys(code for item in details if item.status != "OK" for code in item.codes))
-    ill = [card for card in table.cards if card.health not in ("OK", None, "UNKNOWN")]
-    later = {(item.npu, item.chip) for item in details if item.status not in ("OK", "UNKNOWN")}
-    ill += [card for card in table.cards if card not in ill and (card.npu, card.chip) in later]
-    lines = [Evidence("npu-smi info", card.line) for card in table.cards if card.health != "OK"]
-    if details and ill:
-        lines += list(context.facts.npu.health.evidence)
-    dead = [card for card in ill if card.health == "Critical"]
-    if dead:
-        off = [card for card in dead if card.power_w == 0.0]
-        name = "dead" if off else "critical"
-        return fail(f"npu.cards-healthy-{name}", *lines, fix=fix(f"npu.card-{name}"), cards=_labels(off or dead))
-    unsaid = [card for card in table.cards if card.health == "UNKNOWN"]
-    if not table.is_complete or any(card.health is None for card in table.cards):
-        return unsure("npu.cards-healthy-unknown", *lines)
-    if codes:
-        return _with_codes(context, lines, ill, codes)
-    if unsaid:
-        return _unsaid(context, lines, unsaid)
-    if ill:
-        cure = fix("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(ill[0].npu)))
-        return warn("npu.cards-healthy-alarm", *lines, fix=cure, cards=_labels(ill))
-    return ok("npu.cards-healthy-ok", count=len(table.cards))
+    details = [item for item in context.facts.npu.health.value or () if item.status != "OK"]
+    codes = {f"{item.npu}.{item.chip}": item.codes for item in details if item.codes}
+    said_ill = {f"{item.npu}.{item.chip}" for item in details if item.status != "UNKNOWN"}
+    dead = [card for card in table.cards if card.health == "Critical"]
+    rest = [card for card in table.cards if card not in dead]
+    coded = [card for card in rest if _label(card) in codes]
+    ill = [card for card in rest if card.health not in ("OK", None, "UNKNOWN") or _label(card) in said_ill]
+    plain = [card for card in ill if card not in coded]
+    unsaid = [card for card in rest if card.health == "UNKNOWN" and card not in (*coded, *plain)]
+    outcomes = [
+        _critical([card for card in dead if card.power_w == 0.0], "dead"),
+        _critical([card for card in dead if card.power_w != 0.0], "critical"),
+        _with_codes(context, coded, tuple(dict.fromkeys(code for card in coded for code in codes[_label(card)]))),
+        _unsaid(unsaid),
+        unread_rows(table.cards, lambda card: card.health is not None),
+        unread_of(context, "health"),
+    ]
+    if plain:
+        cure = fix("npu.card-alarm", ("npu-smi", "info", "-t", "health", "-i", str(plain[0].npu)))
+        outcomes.append(warn("npu.cards-healthy-alarm", *_rows(plain), fix=cure, cards=_labels(plain)))
+    if not table.is_complete or not any(card.health for card in table.cards):
+        outcomes.append(unsure("npu.cards-healthy-unknown", *_rows(table.cards)))
+    return worst(outcomes, otherwise=ok("npu.cards-healthy-ok", count=len(table.cards)))
 
 
-def _unsaid(context: Context, lines: list[Evidence], cards: list[Card]) -> Verdict:
+def _rows(cards: Iterable[Card]) -> Iterator[Evidence]:
+    return (Evidence("npu-smi info", card.line) for card in cards)
+
+
+def _critical(cards: list[Card], name: str) -> Verdict | None:
+    cure = fix(f"npu.card-{name}")
+    return fail(f"npu.cards-healthy-{name}", *_rows(cards), fix=cure, cards=_labels(cards)) if cards else None
+
+
+def _unsaid(cards: list[Card]) -> Verdict | None:
     """UNKNOWN is a word of the tool: the driver has no health of that chip. A slice of a card may have none to tell."""
+    if not cards:
+        return None
     if any(card.is_virtual for card in cards):
-        return unsure("npu.cards-healthy-untold", *lines, cards=_labels(cards))
+        return unsure("npu.cards-healthy-untold", *_rows(cards), cards=_labels(cards))
     cure = fix("npu.card-untold", ("npu-smi", "info", "-t", "health", "-i", str(cards[0].npu)))
-    return warn("npu.cards-healthy-untold", *lines, fix=cure, cards=_labels(cards))
+    return warn("npu.cards-healthy-untold", *_rows(cards), fix=cure, cards=_labels(cards))
 
 
-def _with_codes(context: Context, lines: list[Evidence], ill: list[Card], codes: tuple[str, ...]) -> Verdict:
+def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> Verdict | None:
     """The gravest of the event codes says what to do; a code that no table names is treated as worth a look."""
+    if not cards:
+        return None
     actions = {row.action for row in map(context.matrix.npu_fault, codes) if row is not None}
     action = next((each for each in reversed(_ACTIONS) if each in actions), "unnamed")
     cure = fix(f"npu.card-fault-{action}")
     says = fail if action in ("reset", "separate") else warn
-    return says("npu.cards-healthy-codes", *lines, fix=cure, cards=_labels(ill), codes=codes)
+    lines = (*_rows(cards), *context.facts.npu.health.evidence)
+    return says("npu.cards-healthy-codes", *lines, fix=cure, cards=_labels(cards), codes=codes)
 
 
 def _supported(context: Context) -> Verdict:
@@ -145,12 +162,14 @@ def _supported(context: Context) -> Verdict:
     names = sorted({card.name for card in table.cards if card.name})
     rows = {name: context.matrix.hardware_of_chip(name) for name in names}
     refused = [name for name, row in rows.items() if row is not None and not row.accepted]
+    outcomes = [unread_rows(table.cards, lambda card: card.name is not None)]
+    shown = context.facts.npu.smi.evidence
     if refused:
-        return fail("npu.cards-supported-fail", names=tuple(refused), fix=_try_cpu())
+        outcomes.append(fail("npu.cards-supported-fail", *shown, names=tuple(refused), fix=_try_cpu()))
     strange = [name for name, row in rows.items() if row is None]
     if strange or not names:
-        return unsure("npu.cards-supported-unknown", names=tuple(strange) or ("?",))
-    return ok("npu.cards-supported-ok", names=tuple(names))
+        outcomes.append(unsure("npu.cards-supported-unknown", *shown, names=tuple(strange) or ("?",)))
+    return worst(outcomes, otherwise=ok("npu.cards-supported-ok", names=tuple(names)))
 
 
 def _free(context: Context) -> Verdict:
@@ -159,13 +178,22 @@ def _free(context: Context) -> Verdict:
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
     held = [card for card in table.cards if _holds_memory(table, card)]
+    busy = tuple(sorted({process.npu for process in table.processes}))
+    blind = unread_rows(
+        table.cards, lambda card: card.npu in busy or None not in (card.hbm_used_mib, card.hbm_total_mib)
+    )
+    well = ok("npu.cards-free-ok", count=len(table.cards))
+    return worst((_in_use(context, table, held, busy), blind, _unlisted(table)), otherwise=well)
+
+
+def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int, ...]) -> Verdict | None:
+    """Whose work is on the cards; None where there is none."""
     lines = [
         Evidence("npu-smi info", f"NPU {card.npu}: {card.hbm_used_mib} of {card.hbm_total_mib} MiB, no process")
         for card in held
     ]
-    busy = tuple(sorted({process.npu for process in table.processes}))
     if not busy and not held:
-        return _unlisted(table) or ok("npu.cards-free-ok", count=len(table.cards))
+        return None
     if not busy:
         return warn("npu.cards-free-held", *lines, fix=fix("npu.card-held"), cards=_labels(held))
     rows = context.facts.npu.holders.evidence
@@ -224,11 +252,11 @@ def _stuck(context: Context) -> Verdict:
     with_process = {process.npu for process in table.processes}
     idle = [card for card in table.cards if card.npu in table.listed and card.npu not in with_process]
     stuck = [card for card in idle if card.busy_percent == _FULL_PERCENT and not _holds_memory(table, card)]
-    if not stuck:
-        said = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
-        return _unlisted(table) or said
     lines = (Evidence("npu-smi info", f"NPU {card.npu}: {card.busy_percent} %, no process") for card in stuck)
-    return warn("npu.cards-stuck-warn", *lines, fix=fix("npu.card-stuck"), cards=_labels(stuck))
+    said = warn("npu.cards-stuck-warn", *lines, fix=fix("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
+    blind = unread_rows(idle, lambda card: card.busy_percent is not None)
+    well = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
+    return worst((said, blind, _unlisted(table)), otherwise=well)
 
 
 def _complete(context: Context) -> Verdict:
@@ -294,10 +322,12 @@ def _one_kind(context: Context) -> Verdict:
     chips = context.facts.npu.chips.value or ()
     exact = {" ".join(filter(None, (chip.chip_name, chip.npu_name))) for chip in chips if chip.chip_name}
     different = names if len(names) > 1 else exact
+    outcomes = [unread_rows(table.cards, lambda card: card.name is not None), unread_of(context, "chips")]
     if len(different) > 1:
         evidence = context.facts.npu.chips.evidence if different is exact else context.facts.npu.smi.evidence
-        return warn("npu.cards-one-kind-warn", *evidence, fix=fix("npu.one-kind"), names=tuple(sorted(different)))
-    return ok("npu.cards-one-kind-ok", count=len(table.cards))
+        names_seen = tuple(sorted(different))
+        outcomes.append(warn("npu.cards-one-kind-warn", *evidence, fix=fix("npu.one-kind"), names=names_seen))
+    return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
 
 
 def _whole(context: Context) -> Verdict:

@@ -5,11 +5,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import (
+    NPU_FRAMEWORKS,
+    Check,
+    Context,
+    Fix,
+    Verdict,
+    fail,
+    fix,
+    ok,
+    skip,
+    unread,
+    unsure,
+    warn,
+    worst,
+)
 from npuenv.checks.npu.listed import TABLE, interface_is_down, without_table
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npuenv.facts.python.interpreter import DeviceRun, Devices
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -85,34 +101,39 @@ def _computes(context: Context) -> Verdict:
         return fail(f"npu.devices-computes-{'taken' if taken else 'error'}", fix=cure, error=devices.error)
     if devices.count == 0:
         return fail("npu.devices-computes-none", fix=fix("npu.device-error"))
-    wrong = _wrong(devices)
-    if wrong is not None:
-        return wrong
+    outcomes = [*_wrong(devices), _unfinished(devices)]
     expected = _expected_devices(context)
     if expected is not None and devices.count < expected:
-        return warn("npu.devices-computes-fewer", fix=fix("npu.device-error"), count=devices.count, expected=expected)
-    return ok("npu.devices-computes-ok", count=devices.count, name=devices.names[0] if devices.names else "?")
+        cure = fix("npu.device-error")
+        outcomes.append(warn("npu.devices-computes-fewer", fix=cure, count=devices.count, expected=expected))
+    well = ok("npu.devices-computes-ok", count=devices.count, name=devices.names[0] if devices.names else "?")
+    return worst(outcomes, otherwise=well)
 
 
-def _wrong(devices: Devices) -> Verdict | None:
-    """What is wrong with the numbers that came back; None where nothing is."""
+def _unfinished(devices: Devices) -> Verdict | None:
+    """Unknown for the devices that said neither a result nor an error."""
+    silent = [run for run in devices.cards if not run.error and None in (run.copies_exactly, run.computes_correctly)]
+    return unread({run.number: Evidence(f"npu:{run.number}", "no result") for run in silent})
+
+
+def _wrong(devices: Devices) -> Iterator[Verdict]:
+    """What is wrong with the numbers that came back."""
     copies = [run.number for run in devices.cards if run.copies_exactly is False]
     wrong = [run.number for run in devices.cards if run.computes_correctly is False and run.number not in copies]
     answered = [run for run in devices.cards if not run.error]
+    worst_error = "inf" if devices.worst_error is None else f"{devices.worst_error:.3g}"
     if copies and len(copies) < len(answered):
-        return fail(
-            "npu.devices-computes-copy-some", *_lines(devices.cards, copies), fix=_bad_cards(), cards=tuple(copies)
-        )
-    if devices.copies_exactly is not True:
-        return fail("npu.devices-computes-copy", fix=fix("npu.device-wrong"))
-    worst = "inf" if devices.worst_error is None else f"{devices.worst_error:.3g}"
+        lines = _lines(devices.cards, copies)
+        yield fail("npu.devices-computes-copy-some", *lines, fix=_bad_cards(), cards=tuple(copies))
+    elif devices.copies_exactly is not True:
+        yield fail("npu.devices-computes-copy", fix=fix("npu.device-wrong"))
+        return
     if wrong and len(wrong) < len(answered):
         lines = _lines(devices.cards, wrong)
-        return fail("npu.devices-computes-some", *lines, fix=_bad_cards(), cards=tuple(wrong), worst=worst)
-    if devices.computes_correctly is not True:
-        values = {"worst": worst, "tolerance": devices.tolerance, "count": devices.count}
-        return fail("npu.devices-computes-wrong", fix=fix("npu.device-wrong"), **values)
-    return None
+        yield fail("npu.devices-computes-some", *lines, fix=_bad_cards(), cards=tuple(wrong), worst=worst_error)
+    elif devices.computes_correctly is not True and not copies:
+        values = {"worst": worst_error, "tolerance": devices.tolerance, "count": devices.count}
+        yield fail("npu.devices-computes-wrong", fix=fix("npu.device-wrong"), **values)
 
 
 def _bad_cards() -> Fix:
@@ -150,13 +171,14 @@ def _burnt(context: Context) -> Verdict:
     devices = context.facts.npu.burn.value
     if devices is None:
         return skip("npu.burn-skip", *context.facts.npu.burn.evidence)
-    bad = [run.number for run in devices.cards if run.error or not (run.copies_exactly and run.computes_correctly)]
+    bad = [run.number for run in devices.cards if run.error or False in (run.copies_exactly, run.computes_correctly)]
     if devices.error and not devices.cards:
         return skip("npu.burn-skip", Evidence("burn-in", devices.error))
-    if bad:
-        return fail("npu.burn-fail", *_lines(devices.cards, bad), fix=fix("npu.device-wrong-some"), cards=tuple(bad))
+    lines = _lines(devices.cards, bad)
+    said = fail("npu.burn-fail", *lines, fix=fix("npu.device-wrong-some"), cards=tuple(bad)) if bad else None
     rounds = sum(run.rounds for run in devices.cards)
-    return ok("npu.burn-ok", *context.facts.npu.burn.evidence, count=len(devices.cards), rounds=rounds)
+    well = ok("npu.burn-ok", *context.facts.npu.burn.evidence, count=len(devices.cards), rounds=rounds)
+    return worst((said, _unfinished(devices)), otherwise=well)
 
 
 def _diagnosed(context: Context) -> Verdict:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import skip, unsure
-from npuenv.facts.base import State
+from npuenv.checks.base import skip, unread, unsure
+from npuenv.facts.base import Evidence, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from npuenv.checks.base import Context, Verdict
     from npuenv.facts.collect import Facts
+    from npuenv.facts.npu.smi import Card
 
 # Known where npu-smi failed, absent where it gave a table: a check that reads this fact is run in both cases.
 TABLE = ("npu.smi_trouble",)
@@ -46,3 +49,20 @@ def without_table(context: Context) -> Verdict | None:
     if npu.smi.state is State.UNKNOWN:
         return unsure("unknown-input", *npu.smi.evidence, facts=("npu.smi",))
     return skip("no-table")
+
+
+def unread_of(context: Context, name: str) -> Verdict | None:
+    """Unknown for the cards that the fact `npu.NAME` lacks; None where it has all of them.
+
+    That a card does not answer at all is told once, by the check about that.
+    """
+    lacking = (context.facts.npu.unread.value or {}).get(name, {})
+    told = set(context.facts.npu.silent.evidence) if context.facts.npu.silent.value else set()
+    rest = {card: line for card, line in lacking.items() if line not in told}
+    return unread(rest) if rest or not lacking else skip("because", cause="cards.answer")
+
+
+def unread_rows(cards: Sequence[Card], has: Callable[[Card], bool]) -> Verdict | None:
+    """Unknown for the cards whose row lacks something that the rows of others have; no card of some kinds has it."""
+    blind = {f"{card.npu}.{card.chip}": Evidence("npu-smi info", card.line) for card in cards if not has(card)}
+    return unread(blind) if any(map(has, cards)) else None

@@ -30,6 +30,9 @@ _ALONE = {"numpy", "pyarrow", "tensordict"}  # whole in themselves: their own er
 _OF_NNAL = ("libatb", "libasdsip", "libmki")
 _VERSION = re.compile(r"(\S+): version `((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found")
 _SYMBOL = re.compile(r"(\S+): undefined symbol: (\w+)")
+_OF_CXX = re.compile(
+    r"undefined symbol: (?:_ZN?K?S[a-z]|_ZN?K?9__gnu_cxx|_ZN10__cxxabiv1|_ZT[VIS]|__cxa_)|, version (?:GLIBCXX|CXXABI)_"
+)
 _MODULE = re.compile(r"No module named '([\w.]+)'")
 _TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
 _NUMPY = re.compile(r"NumPy 1\.x cannot be run|requires NumPy 2|multiarray failed to import|removed in the NumPy 2")
@@ -177,9 +180,26 @@ def _by_version(context: Context, found: Import, text: str, told: tuple[Evidence
     if match is None:
         return None
     library, version = match.groups()
-    return fail(
-        "python.import-version", *told, fix=fix("python.glibc"), module=found.module, library=library, version=version
-    )
+    folder = _folder_of_path(context, library)
+    cure = fix("machine.cxx-path", folder=folder) if folder else fix("python.glibc")
+    return fail("python.import-version", *told, fix=cure, module=found.module, library=library, version=version)
+
+
+def _folder_of_path(context: Context, file: str) -> str:
+    """The folder of a file, where LD_LIBRARY_PATH names it and so puts it before the system's own; else ""."""
+    folder = file.rpartition("/")[0]
+    named = (context.facts.environment.value or {}).get("LD_LIBRARY_PATH", "").split(":")
+    return folder if folder and folder in (each.rstrip("/") for each in named) else ""
+
+
+def _by_shadow(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+    """A symbol of the C++ library that the copy on LD_LIBRARY_PATH lacks: neither the package nor the system is ill."""
+    match, library = _SYMBOL.search(text), context.facts.machine.libstdcxx.value
+    if match is None or library is None or not library.is_from_path or not _OF_CXX.search(text):
+        return None
+    shown = (*told, *context.facts.machine.libstdcxx.evidence)
+    cure = fix("machine.cxx-path", folder=library.path.rpartition("/")[0])
+    return fail("python.import-shadow", *shown, fix=cure, module=found.module, symbol=match[2], path=library.path)
 
 
 def _by_symbol(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
@@ -224,7 +244,7 @@ def _by_other_signs(context: Context, found: Import, text: str, told: tuple[Evid
     return None
 
 
-_KINDS = (_by_library, _by_version, _by_symbol, _by_module, _by_other_signs)
+_KINDS = (_by_library, _by_version, _by_shadow, _by_symbol, _by_module, _by_other_signs)
 
 
 def _owner(context: Context, module: str) -> str:

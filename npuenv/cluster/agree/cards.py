@@ -191,23 +191,38 @@ def addresses(facts: Facts) -> dict[int, tuple[str, str, Evidence]]:
     for card, item in (facts.hccn.addresses.value or {}).items():
         if item.value is not None:
             found[card] = (item.value.ip, item.value.netmask, item.evidence[0])
+        elif item.state is State.ABSENT:  # the card has none, whatever the file is going to give it
+            found.pop(card, None)
     return found
 
 
 def addressed(facts: Facts) -> Told:
     """Whether each card has an address; on a machine that has them for none of its cards, none of them."""
-    if facts.hccn.conf.value is None and facts.hccn.addresses.value is None:
-        return Told() if facts.hccn.conf.state is State.ABSENT else one(facts.hccn.conf, lambda _: None)
-    found = addresses(facts)
-    unread = {card for card, item in (facts.hccn.addresses.value or {}).items() if item.state is State.UNKNOWN}
+    lines: dict[int | None, Evidence] = {card: line for card, (_, _, line) in addresses(facts).items()}
+    return _have(facts, facts.hccn.addresses, "address", lines)
+
+
+def gatewayed(facts: Facts) -> Told:
+    """Whether each card has a gateway."""
+    lines = {place.card: value.evidence for place, value in _gateways(facts).items()}
+    return _have(facts, facts.hccn.gateways, "gateway", lines)
+
+
+def _have(facts: Facts, live: Fact[Any], key: str, lines: Mapping[int | None, Evidence]) -> Told:
+    """Whether each card has what `key` means in the file; `lines` say it of those that have."""
+    conf, unread = facts.hccn.conf, _unread(live) if was_asked(live) else {}
+    if None in unread:
+        unread = dict.fromkeys(numbers(facts), unread[None])
+    if conf.value is None and live.value is None and not unread:
+        return Told() if conf.state is State.ABSENT else one(conf, lambda _: None)
     values = {
-        Place("", card): Value(":set", found[card][2])
-        if card in found
-        else Value(":not-set", Evidence(CONF, f"no address_{card}"))
+        Place("", card): Value(":set", lines[card])
+        if card in lines
+        else Value(":not-set", Evidence(CONF, f"no {key}_{card}"))
         for card in numbers(facts)
-        if card in found or card not in unread
+        if card in lines or card not in unread
     }
-    return Told(values, {card: Evidence("hccn_tool -ip -g", f"card {card}") for card in unread - set(found)})
+    return Told(values, {card: line for card, line in unread.items() if card not in lines})
 
 
 def netmasks(facts: Facts) -> Told:
@@ -239,20 +254,28 @@ def subnets(facts: Facts) -> Told:
 
 def gateways(facts: Facts) -> Told:
     """The gateway of each card by its number."""
-    filed = _filed(facts, "gateway", None)
-    found = {**filed, **_live(facts.hccn.gateways, lambda item: str(item.ip))}
-    return Told({Place(f"NPU {place.card}"): value for place, value in found.items() if not has_stand_in(value.text)})
+    found = _gateways(facts).items()
+    return Told({Place(f"NPU {place.card}"): value for place, value in found if not has_stand_in(value.text)})
+
+
+def _gateways(facts: Facts) -> dict[Place, Value]:
+    live = facts.hccn.gateways.value or {}
+    bare = {card for card, item in live.items() if item.state is State.ABSENT}
+    filed = {place: value for place, value in _filed(facts, "gateway", None).items() if place.card not in bare}
+    return {**filed, **_live(facts.hccn.gateways, lambda item: str(item.ip))}
 
 
 def is_routed(nodes: Mapping[str, Facts]) -> bool:
-    """Whether the cards' subnets differ as if by plan: no number has one that is common, and each card has a gateway.
+    """Whether the cards' subnets differ as if by plan: no number has one that is common, and most cards have a gateway.
 
-    One card in another subnet than its fellows is none, nor is a subnet that no packet can leave.
+    One card in another subnet than its fellows is none, nor is a subnet that no packet can leave. A card that lacks its
+    gateway among others that have one is a card to be named, not another plan.
     """
     told = {node: subnets(facts) for node, facts in nodes.items()}
     if any(split.is_united or split.common for split in divide(told)):
         return False
-    return all(told[node].values.keys() <= gateways(facts).values.keys() for node, facts in nodes.items())
+    places = [place in gateways(facts).values for node, facts in nodes.items() for place in told[node].values]
+    return 2 * sum(places) > len(places)
 
 
 def modules(facts: Facts) -> Told:

@@ -307,7 +307,7 @@ def python_place(facts: Facts) -> Told:
 
 
 def libstdcxx(facts: Facts) -> Told:
-    return one(facts.machine.libstdcxx, lambda found: f"GLIBCXX {found.level}", absent=None)
+    return one(facts.machine.libstdcxx, lambda found: f"GLIBCXX {found.level}" if found.level else None, absent=None)
 
 
 def encoding(facts: Facts) -> Told:

@@ -93,6 +93,12 @@ class Optical:
     values: dict[str, str]
 
     @property
+    def readings(self) -> tuple[str, ...]:
+        """What the module measures, as printed; one that is not there has nothing that it could measure."""
+        keys = [key for key in self.values if key.rstrip("0123456789").rstrip() in _LIMITS]
+        return tuple(f"{key} {self.values[key]}" for key in keys if _reading(self.values[key]))
+
+    @property
     def outside_limits(self) -> tuple[str, ...]:
         """The readings that are outside of the limits that the module itself gives for them, as printed."""
         found = []

@@ -52,7 +52,7 @@ _TEXTS = (
     ("please specify a valid mode", Refusal.GRAMMAR),
     ("get invalid device id", Refusal.DEVICE),
     ("not supported on this product", Refusal.UNSUPPORTED),
-    ("no ip was preset", Refusal.NOT_SET),
+    (" was preset there", Refusal.NOT_SET),
     ("no certificate found", Refusal.NOT_SET),
     ("get device health status failed", Refusal.NO_ANSWER),
     ("error while loading shared libraries", Refusal.NOT_INSTALLED),

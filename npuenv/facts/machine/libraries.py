@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.host.base import NotRecorded
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
@@ -22,7 +23,7 @@ class CxxLibrary:
     """The first libstdc++ on the loader's path. It has the symbol versions up to GLIBCXX_3.4.`level`."""
 
     path: str
-    level: int
+    level: int | None  # None: it is a file of its own, whose name does not say it
     is_from_path: bool  # LD_LIBRARY_PATH put it before the system's
 
 
@@ -43,4 +44,14 @@ def libstdcxx(host: Host, arch: str | None) -> Fact[CxxLibrary]:
             return known(value, Evidence(f"readlink {path}", target))
         if ran.code == 0 and target:
             return unknown(Evidence(f"readlink {path}", target))  # there, but its name does not say which one
+        if number < len(mine) and _is_file(host, path):
+            return known(CxxLibrary(path, None, is_from_path=True), Evidence(f"readlink -e {path}", path))
     return absent(Evidence(_NAME, "in no folder of the loader's path that was looked at"))
+
+
+def _is_file(host: Host, path: str) -> bool:
+    """Whether there is one that is no link. A capture that was never asked tells nothing."""
+    try:
+        return host.run(("readlink", "-e", path)).code == 0
+    except NotRecorded:
+        return False

@@ -56,6 +56,7 @@ class NpuFacts:
     spods: Fact[tuple[Spod, ...]]
     faults: Fact[tuple[FaultEvent, ...]]
     silent: Fact[tuple[Refusal, ...]]
+    unread: Fact[dict[str, dict[str, Evidence]]]  # fact of these -> the cards that it lacks, and what they said instead
     burn: Fact[Devices]
     dmi: Fact[Dmi]
 
@@ -117,7 +118,7 @@ def _told_by_kernel(ask: Asker, trouble: SmiTrouble | None) -> dict[str, Fact[An
 
 def _details(ask: Asker, table: Fact[SmiTable], smi: Fact[Any]) -> dict[str, Fact[Any]]:
     """The queries about single cards; below the level that uses cards only ill ones are asked, and for their reason."""
-    names = ("ecc", "boards", "chips", "mapped", "topology", "spods", "faults", "silent")
+    names = ("ecc", "boards", "chips", "mapped", "topology", "spods", "faults", "silent", "unread")
     if table.value is None:
         return dict.fromkeys(("health", *names), _without_table(smi))
     if ask.level < USE_LEVEL and all(card.health in ("OK", None) for card in table.value.cards):
@@ -127,9 +128,9 @@ def _details(ask: Asker, table: Fact[SmiTable], smi: Fact[Any]) -> dict[str, Fac
     questions = Questions(table.value, timeout_s=ask.timeout(4.0, 10.0))
     ask_health: Callable[..., Any] = questions.health if ask.level >= USE_LEVEL else questions.health_of_ill
     found = {"health": ask.at(1, ask_health)}
-    for name in names:
+    for name in names[:-1]:
         found[name] = ask.at(USE_LEVEL, getattr(questions, name))
-    return found
+    return {**found, "unread": ask.at(1, questions.unread)}
 
 
 def _burnt(ask: Asker, table: Fact[SmiTable]) -> dict[str, Fact[Any]]:

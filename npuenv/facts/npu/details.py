@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _TIMEOUTS_AT_MOST = 2
+_QUERIES = {
+    "health": "health",
+    "ecc": "ecc",
+    "boards": "board",
+    "chips": "board",
+    "spods": "spod-info",
+    "faults": "current-fault-event",
+}
+_NO_SUCH_THING = ("unsupported", "absent")
 _ILL_AT_MOST = 4  # the level that promises an answer soon asks no more cards than this for their reasons
 
 
@@ -37,6 +46,7 @@ class Questions:
         self._num_asked = 0
         self._num_ended = 0
         self._silent: dict[str, Refusal] = {}
+        self._unread: dict[str, dict[str, Evidence]] = {}
         real = [card for card in table.cards if not card.is_virtual]
         self._cards = tuple({card.npu: card for card in reversed(real)}.values())[::-1]  # the first chip of each
         self._chips = tuple(real)
@@ -57,22 +67,22 @@ class Questions:
 
     def boards(self, host: Host) -> Fact[tuple[Board, ...]]:
         """The cards: the driver and firmware versions that they run."""
-        return self._each(host, "board", self._cards, queries.parse_board, _of_board)
+        return self._each(host, "boards", self._cards, queries.parse_board, _of_board)
 
     def chips(self, host: Host) -> Fact[tuple[Board, ...]]:
         """The chips with their exact names; the 950 tells them with its boards."""
         asked = () if self._is_a5 else self._chips
-        return self._each(host, "board", asked, queries.parse_board, _of_board, by_chip=True)
+        return self._each(host, "chips", asked, queries.parse_board, _of_board, by_chip=True)
 
     def spods(self, host: Host) -> Fact[tuple[Spod, ...]]:
         """Where the chips stand in their super pod; absent for cards that have none."""
         asked = self._chips if self._table.layout is Layout.A3 else ()
-        return self._each(host, "spod-info", asked, _spods, _of_spod, by_chip=True)
+        return self._each(host, "spods", asked, _spods, _of_spod, by_chip=True)
 
     def faults(self, host: Host) -> Fact[tuple[FaultEvent, ...]]:
         """The present faults of cards of the 950 generation, which tell them one by one."""
         asked = self._cards if self._is_a5 else ()
-        return self._each(host, "current-fault-event", asked, _faults, _of_fault, is_none_an_answer=True)
+        return self._each(host, "faults", asked, _faults, _of_fault, is_none_an_answer=True)
 
     def mapped(self, host: Host) -> Fact[tuple[Mapped, ...]]:
         """The rows of `-m`."""
@@ -94,10 +104,16 @@ class Questions:
             return absent(Evidence("npu-smi info -t", "nothing was asked"))
         return known(tuple(found.values()), *(lines or (Evidence("npu-smi info -t", "every card answers"),)))
 
+    def unread(self, _: Host) -> Fact[dict[str, dict[str, Evidence]]]:
+        """The cards of which one of these facts says nothing although it says something of others. To be asked last."""
+        return known(
+            self._unread, Evidence("npu-smi info -t", f"{sum(map(len, self._unread.values()))} cannot be read")
+        )
+
     def _each(
         self,
         host: Host,
-        query: str,
+        name: str,
         cards: Iterable[Card],
         parse: Callable[[str], tuple[T, ...] | None],
         say: Callable[[T], str],
@@ -106,6 +122,7 @@ class Questions:
         is_none_an_answer: bool = False,
     ) -> Fact[tuple[T, ...]]:
         """What each card says; `parse` gives None for a text that is no answer."""
+        query = _QUERIES[name]
         found: list[T] = []
         evidence: list[Evidence] = []
         refused: list[Refusal] = []
@@ -117,6 +134,8 @@ class Questions:
             num_read += items is not None
             if text is None:
                 refused.append(self._silent[_command(words)])
+            if items is None or not (items or is_none_an_answer):
+                self._leave_out(name, f"{card.npu}.{card.chip}" if by_chip else str(card.npu), words)
             for item in items or ():
                 value = _placed(item, card)
                 found.append(value)
@@ -124,9 +143,18 @@ class Questions:
         if found or (num_read and is_none_an_answer):
             return known(tuple(found), *(evidence or (Evidence(f"npu-smi info -t {query}", "none"),)))
         lines = tuple(Evidence(f"npu-smi info -t {query}", item.line) for item in refused[:4])
-        if {item.kind for item in refused} <= {"unsupported", "absent"} and (refused or not num_read):
+        if {item.kind for item in refused} <= {*_NO_SUCH_THING} and (refused or not num_read):
             return absent(*(lines or (Evidence(f"npu-smi info -t {query}", "not for these cards"),)))
         return unknown(*(lines or (Evidence(f"npu-smi info -t {query}", "cannot be read"),)))
+
+    def _leave_out(self, name: str, card: str, words: tuple[str, ...]) -> None:
+        """Remembers a card that gave no readable answer, with the query that did not end where that is the reason."""
+        why = self._silent.get(_command(words), Refusal("unread", "cannot be read"))
+        line = Evidence(_command(words), why.line)
+        if why.kind == "not-asked":
+            line = next(Evidence(each, item.line) for each, item in self._silent.items() if item.kind == "timeout")
+        if why.kind not in _NO_SUCH_THING:
+            self._unread.setdefault(name, {})[card] = line
 
     def _once(self, host: Host, words: tuple[str, ...], parse: Callable[[str], T | None]) -> Fact[T]:
         text = self._text(host, words)
@@ -135,7 +163,7 @@ class Questions:
             return known(value, Evidence(_command(words), _first_line(text or "")))
         why = self._silent.get(_command(words))
         line = Evidence(_command(words), why.line if why else "cannot be read")
-        return absent(line) if why and why.kind in ("unsupported", "absent") else unknown(line)
+        return absent(line) if why and why.kind in _NO_SUCH_THING else unknown(line)
 
     def _text(self, host: Host, words: tuple[str, ...]) -> str | None:
         """What the query printed; None, with the reason kept, where that is no answer."""

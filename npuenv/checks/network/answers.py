@@ -1,0 +1,103 @@
+"""What hccn_tool answered, card by card, for checks: values, and the cards of which nothing could be read."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from npuenv.checks.base import Context, Verdict, skip, unread
+from npuenv.facts.asker import was_asked
+from npuenv.facts.base import Evidence, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.facts.base import Fact
+
+_REACH = ("receive timeout", "unreachable", "time exceeded")
+SICK = "get device health status failed"  # said of a card that the driver gets nothing from
+
+
+class Answers(NamedTuple):
+    """The answers to one question, by the number of the card."""
+
+    values: dict[int, Any]
+    lines: dict[int, Evidence]  # what says each value
+    unread: dict[int, Evidence]  # the cards without a readable answer, each with what it said instead
+
+
+def answers(context: Context, name: str) -> Answers | None:
+    """The answers that the fact `hccn.NAME` holds; None where nothing was asked or there is no such thing here."""
+    fact: Fact[dict[int, Fact[Any]]] = getattr(context.facts.hccn, name)
+    if not was_asked(fact) or fact.state is State.ABSENT:
+        return None
+    if fact.value is None:
+        line = next(iter(fact.evidence), Evidence("hccn_tool", ""))
+        return Answers({}, {}, dict.fromkeys(sorted(cards_here(context)), line))
+    values = {card: item.value for card, item in fact.value.items() if item.value is not None}
+    lines = {card: fact.value[card].evidence[0] for card in values}
+    blind = {card: item.evidence[0] for card, item in fact.value.items() if item.state is State.UNKNOWN}
+    return Answers(values, lines, blind)
+
+
+def cards_here(context: Context) -> set[int]:
+    """The physical numbers of the cards that this machine or container has."""
+    nodes = context.facts.npu.nodes.value
+    numbers = (re.fullmatch(r"/dev/davinci([0-9]+)", node.path) for node in nodes.cards) if nodes else ()
+    return {int(match[1]) for match in numbers if match}
+
+
+def stands_back(context: Context) -> Verdict | None:
+    """The reason why nothing can be said because of the tool; None where it answers."""
+    hccn = context.facts.hccn
+    if hccn.tool.value is None:
+        return skip("network.because-no-tool")
+    if was_asked(hccn.grammar) and hccn.grammar.state is not State.KNOWN:
+        return skip("network.because-tool")
+    return None
+
+
+def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping[int, Any]) -> Verdict | None:
+    """Unknown for the cards of which nothing could be read; `of` are those that could be.
+
+    A card that answers nothing, and a tool that answers for no card, are told by the check of the tool.
+    """
+    silent = silent_cards(context)
+    if cards and context.facts.hccn.refused.is_known and (not of or cards.keys() <= set(silent)):
+        return skip("network.because-tool")
+    return unread({card: line for card, line in cards.items() if card not in silent})
+
+
+def silent_cards(context: Context) -> list[int]:
+    """The cards that give no answer: while others do, or in the tool's own words, whatever the others do."""
+    hccn = context.facts.hccn
+    refused = hccn.refused.value
+    if refused is None:
+        return []
+    from npuenv.facts.hccn.answers import Refusal  # read from level 2 on
+
+    if refused.kind is not Refusal.NO_ANSWER:
+        return []
+    links = hccn.links.value or {}
+    others = [card for card, fact in links.items() if fact.value is not None]
+    silent = [card for card, fact in links.items() if fact.value is None and fact.evidence[0].line == refused.line]
+    asked = re.search(r" -i ([0-9]+)", hccn.refused.evidence[0].command)
+    if not silent and SICK in refused.line.lower() and asked:
+        silent = [int(asked[1])]
+    return silent if others or SICK in refused.line.lower() else []
+
+
+def stranded_cards(context: Context) -> list[int]:
+    """The cards that reach nothing and have no gateway or no address to watch."""
+    found = answers(context, "net_health")
+    states = found.values if found else {}
+    return [card for card, state in states.items() if state in _REACH and not _has_way(context, card)]
+
+
+def _has_way(context: Context, card: int) -> bool:
+    """Whether the card has a gateway and an address to watch, as far as was asked."""
+    for name in ("gateways", "netdetects"):
+        fact = (getattr(context.facts.hccn, name).value or {}).get(card)
+        if fact is not None and fact.state is State.ABSENT:
+            return False
+    return True
