@@ -183,7 +183,7 @@ def _free(context: Context) -> Verdict:
         table.cards, lambda card: card.npu in busy or None not in (card.hbm_used_mib, card.hbm_total_mib)
     )
     well = ok("npu.cards-free-ok", count=len(table.cards))
-    return worst((_in_use(context, table, held, busy), blind, _unlisted(table)), otherwise=well)
+    return worst((_in_use(context, table, held, busy) or _unlisted(table), blind), otherwise=well)
 
 
 def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int, ...]) -> Verdict | None:
@@ -256,7 +256,7 @@ def _stuck(context: Context) -> Verdict:
     said = warn("npu.cards-stuck-warn", *lines, fix=fix("npu.card-stuck"), cards=_labels(stuck)) if stuck else None
     blind = unread_rows(idle, lambda card: card.busy_percent is not None)
     well = ok("npu.cards-stuck-ok", count=len(idle)) if idle else skip("npu.cards-stuck-skip")
-    return worst((said, blind, _unlisted(table)), otherwise=well)
+    return worst((said or _unlisted(table), blind), otherwise=well)
 
 
 def _complete(context: Context) -> Verdict:
