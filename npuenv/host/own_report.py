@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads_from
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
@@ -95,12 +96,11 @@ def _json(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
 
 
 def _object_around(text: str, mark: int, after: int) -> tuple[int, int, dict[str, Any]] | None:
-    decoder = json.JSONDecoder()
     starts = [match.start(1) for match in _OBJECT.finditer(text, after, mark)]
     for start in starts[-_OBJECTS_TRIED:]:
         try:
-            document, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+            document, end = loads_from(text, start)
+        except JsonError:
             continue  # another text that begins with a brace
         if end > mark and ("findings" in document or "runs" in document):
             return start, end, document

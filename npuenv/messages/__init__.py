@@ -58,6 +58,6 @@ def _plain(value: object, lang: str) -> object:
 
 @functools.cache
 def _catalogue(lang: str, area: str) -> Mapping[str, str]:
-    table = load_file(folder_of(__file__) / lang / f"{area}.toml")[area]
+    table = load_file(folder_of(__file__) / lang / f"{area}.toml", is_ours=True)[area]
     assert all(isinstance(text, str) for text in table.values()), area
     return dict(table)

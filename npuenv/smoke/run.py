@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from npuenv._json import JsonError, loads
 from npuenv.errors import BadInput, StepFailed
 from npuenv.host.running import Running
 from npuenv.host.writing import claimed
@@ -179,8 +179,8 @@ def tail_of_log(out: Path) -> str:
 def parse_record(line: str) -> Record:
     """One line of metrics.jsonl. A line that is no JSON object becomes a record of kind `unreadable`."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = loads(line, has_nan=True)
+    except JsonError:
         return {"kind": "unreadable", "line": line}
     return record if isinstance(record, dict) else {"kind": "unreadable", "line": line}
 
