@@ -79,6 +79,7 @@ def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     reader: Any = YAML(typ="safe", pure=True)
+    reader.composer.warn_double_anchors = False  # the second one counts from there on, as YAML says
     try:
         return _entries(list(reader.compose_all(text)), text, path)
     except MarkedYAMLError as error:
