@@ -10,6 +10,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from npuenv._data import read_bytes
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -48,11 +50,7 @@ def loads_from(text: str, start: int) -> tuple[Any, int]:
 
 def load_file(path: Path) -> Any:
     """The value of a file. Raises OSError or JsonError."""
-    with path.open("rb") as file:  # a device has no end, and no size that could be asked for before
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise JsonError(f"more than {_MOST_BYTES // 1024**2} MB")
-    return loads(data)
+    return loads(read_bytes(path, _MOST_BYTES))
 
 
 def _shallow(value: Any) -> Any:

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 # From the ground up. A name is a module or package directly below `npuenv` or `trainer`.
 FLOORS = {
     "npuenv": (
-        {"_toml", "_json", "_data"},
+        {"_data"},
+        {"_toml", "_json"},
         {"messages"},
         {"errors"},
         {"versions"},

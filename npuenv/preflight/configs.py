@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv._data import read_bytes
 from npuenv.errors import BadInput
 from npuenv.messages import Message
 from npuenv.preflight import limits
@@ -60,9 +61,7 @@ class Search:
         if len(self.read) > limits.FILES:  # few files are enough for endless paths through them
             raise TooLarge(str(found), limits.FILES, "files")
         try:
-            if found.stat().st_size > limits.BYTES:
-                raise TooLarge(str(found), limits.BYTES, "bytes")
-            text = found.read_bytes().decode("utf-8-sig")
+            text = read_bytes(found, limits.BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(Message("preflight.unreadable", {"path": str(found), "why": str(error)})) from error
         if not text.strip() or str(found) in self.above:

@@ -14,7 +14,7 @@ DIGITS = 300  # float() of a longer number fails
 FILES = 200  # that the `defaults:` of one configuration lead to
 WORDS = 10_000  # of one command
 SCRIPTS = 20  # that stand in the text of one another
-BYTES = 1_000_000  # of one script
+BYTES = 1_000_000  # of one file
 
 
 class TooLarge(BadInput):
@@ -24,7 +24,7 @@ class TooLarge(BadInput):
         self,
         path: str,
         most: int,
-        what: Literal["bytes", "digits", "files", "letters", "levels", "scripts", "values", "words"],
+        what: Literal["digits", "files", "letters", "levels", "scripts", "values", "words"],
     ) -> None:
         args = {"path": path, "most": most, "what": Message(f"preflight.large-{what}")}
         super().__init__(Message("preflight.too-large", args))

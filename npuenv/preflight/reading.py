@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npuenv._data import read_bytes
 from npuenv.errors import BadInput
 from npuenv.lint.shell import UNKNOWN
 from npuenv.matrix import load_matrix
@@ -23,7 +24,6 @@ from npuenv.preflight.calls import find_call, is_driver, is_launcher, script_of,
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
-from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.releases import counted_as
 from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
@@ -178,9 +178,7 @@ def _text_of(path: Path) -> str:
     if not path.exists():
         raise BadInput(Message("preflight.no-file", {"path": name}), Message("preflight.what-is-read"))
     try:
-        if path.stat().st_size > limits.BYTES:
-            raise TooLarge(name, limits.BYTES, "bytes")
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path, limits.BYTES).decode("utf-8-sig")
     except OSError as error:
         args = {"path": name, "why": error.strerror or str(error)}
         raise BadInput(Message("preflight.unreadable", args)) from error

@@ -117,6 +117,19 @@ def test_a_link_of_a_zip_that_leads_out_is_refused(tmp_path: Path, target: str) 
     assert not (tmp_path / "out").exists()
 
 
+def test_what_unpacks_to_more_than_any_source_is_refused_before_it_is_unpacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacker, "MOST_BYTES", 20_000)
+    hard = {"type": tarfile.LNKTYPE, "linkname": "v/x"}
+    links = [(f"v/{number}", b"", {**hard, "size": 0}) for number in range(3)]
+    files = [(f"v/{number}", b"", {}) for number in range(100)]
+    for members in ([("v/x", bytes(8000), {}), *links], [("v/x", bytes(20_001), {})], files):
+        archive = tar(tmp_path / "a.tar.gz", *members)
+        assert unpacked(archive, tmp_path / "out") == 1
+        assert "unpacked" in capsys.readouterr().out
+
+
 def test_one_name_twice_is_refused(tmp_path: Path) -> None:
     assert unpacked(tar(tmp_path / "a.tar.gz", ("v/x", b"1", {}), ("v/x", b"2", {})), tmp_path / "out") == 1
 

@@ -87,7 +87,6 @@ def test_a_variable_that_doubles_without_end_is_undecided(tmp_path: Path, lines:
     [
         (["a=(x y)", *['a+=("${a[@]}" "${a[@]}")'] * 30, f'{START}1 "${{a[@]}}"'], "words"),
         (["""a='bash -c "$a"'""", 'bash -c "$a"'], "scripts"),
-        (["#" * limits.BYTES], "bytes"),
     ],
 )
 def test_a_script_that_grows_without_end_is_refused(tmp_path: Path, lines: list[str], what: str) -> None:
@@ -96,6 +95,14 @@ def test_a_script_that_grows_without_end_is_refused(tmp_path: Path, lines: list[
     with pytest.raises(TooLarge) as caught:
         read_file(path, ASKED)
     assert getattr(caught.value.message.args["what"], "key", "") == f"preflight.large-{what}"
+
+
+@pytest.mark.parametrize("name", ["run.sh", "job.yaml"])
+def test_a_file_without_an_end_cannot_be_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(BadInput) as caught:
+        read_file(tmp_path / name, ASKED)
+    assert caught.value.message.key == "preflight.unreadable"
 
 
 def test_interpolations_that_multiply_without_end_are_open(tmp_path: Path) -> None:
