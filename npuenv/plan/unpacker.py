@@ -129,7 +129,9 @@ def copy(path: str, folder: str) -> None:
 
 
 def untar(archive: tarfile.TarFile, folder: str) -> None:
-    members, sizes, total = [], {}, 0
+    members: list[tarfile.TarInfo] = []
+    sizes: dict[str, int] = {}
+    total = 0
     for member in archive:  # a few MB may unpack to terabytes: what comes next is only looked for while there is room
         safe = safe_name(member.name)
         sizes[safe] = sizes.get(safe_name(member.linkname), 0) if member.islnk() else member.size
