@@ -1,8 +1,10 @@
-"""Where the tables and catalogues beside the code lie: in a folder, or inside the single file of the doctor."""
+"""Files: where the tables and catalogues beside the code lie, and the bytes of one that others wrote."""
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 from pathlib import Path
 from typing import cast
 
@@ -19,3 +21,12 @@ def folder_of(file: str) -> Path:
 
     archive = next(place for place in here.parents if place.is_file())
     return cast("Path", zipfile.Path(str(archive), f"{here.relative_to(archive).as_posix()}/"))
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What a file holds. Raises OSError, for more than `most` bytes too: a device has no end, nor a size to ask for."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data

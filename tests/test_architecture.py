@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 # From the ground up. A name is a module or package directly below `npuenv` or `trainer`.
 FLOORS = {
     "npuenv": (
-        {"_toml", "_data"},
+        {"_data"},
+        {"_toml", "_json"},
         {"messages"},
         {"errors"},
         {"versions"},
@@ -164,6 +165,36 @@ def programs_for_targets_are_imported_by_nobody() -> None:
     arrows_in = [(one, other) for one, other in arrows("npuenv") if other in programs and one not in programs]
     importers = [f"{one} -> {other}" for one, other in arrows_in]
     assert programs and importers == []
+
+
+# The readers of what others wrote, and programs for targets, which bring nothing of npuenv along.
+READS_JSON = {
+    "npuenv._json",
+    "npuenv._toml",
+    "npuenv.cluster.mesh.remote",
+    "npuenv.plan.inspector.files",
+    "npuenv.render.entering",
+    "npuenv.smoke.backends.within",
+}
+_PARSERS = {"json": {"load", "loads", "JSONDecoder"}, "tomli": {"load", "loads"}, "tomllib": {"load", "loads"}}
+
+
+def parses_itself(path: Path) -> bool:
+    """Whether a file uses a parser of JSON or TOML without the bounds of npuenv's own readers."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in _PARSERS.get(node.value.id, ()):
+                return True
+        elif isinstance(node, ast.ImportFrom) and _PARSERS.get(node.module or "", set()) & {
+            alias.name for alias in node.names
+        }:
+            return True
+    return False
+
+
+def test_json_and_toml_are_read_in_one_place() -> None:
+    found = {name for name, path in modules("npuenv").items() if parses_itself(path)}
+    assert {name for name in found if not name.startswith(f"{SENT_TO_TARGETS}.")} == READS_JSON
 
 
 def test_only_device_py_names_accelerators_in_code() -> None:

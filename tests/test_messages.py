@@ -89,6 +89,28 @@ def test_a_message_inside_a_message_is_said_in_the_same_language() -> None:
     assert say(outer, "zh") == "npuenv 是、x"
 
 
+HOSTILE = "\x1b]0;x\x07\x1b[2J\x9b31m\u202etxt\u2066\u200b\ud800\x00\x7f\r\n\t\u2028"
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_no_argument_of_any_message_paints_moves_or_hides_anything(lang: str) -> None:
+    for key, template in catalogue(lang).items():
+        names = placeholders(template)
+        if any(spec for _, _, spec, _ in string.Formatter().parse(template)):
+            continue  # a number
+        kinds: list[object] = [HOSTILE, Path(HOSTILE), (HOSTILE, Message("cli.error", {"message": HOSTILE}))]
+        for value in kinds:
+            said = say(Message(key, dict.fromkeys(names, value)), lang)
+            raw = [each for each in said if not each.isprintable() and each not in template]
+            assert (raw, said.count("\n")) == ([], template.count("\n")), key
+
+
+def test_what_the_product_itself_puts_on_several_lines_stays_there() -> None:
+    lines = [key for key, text in catalogue("en").items() if "\n" in text and not placeholders(text)]
+    for key in lines:
+        assert say(Message(key)) in say(Message("cli.error", {"message": Message(key)}))
+
+
 @pytest.mark.parametrize(
     ("environ", "lang"),
     [

@@ -32,6 +32,7 @@ OLDEST = (3, 9)  # the Python of openEuler 22.03
 PARTS = (
     "__init__.py",
     "_data.py",
+    "_json.py",
     "_toml.py",
     "checks",
     "diagnose",

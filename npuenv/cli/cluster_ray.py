@@ -329,7 +329,7 @@ def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:
 def _raise(case: Case, plan: Plan, cluster: Cluster, found: Sequence[Here]) -> ExitCode:
     """Starts nodes; each is written down before and after, so that an interrupt leaves nothing unknown."""
     from npuenv.cluster import ray
-    from npuenv.report.cells import clean
+    from npuenv.messages.visible import clean
     from npuenv.report.ray_cluster import Row
 
     rows: dict[str, Row] = {}

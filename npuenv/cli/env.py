@@ -10,7 +10,7 @@ import click
 from npuenv.cli.common import Ui, common_options
 from npuenv.errors import BadInput, ExitCode
 from npuenv.facts.manifest import DAMAGED
-from npuenv.messages import Message, say
+from npuenv.messages import Message, say, visible
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
@@ -59,12 +59,12 @@ def show(ui: Ui, *, name: str) -> int:
     said = dict(zip(("role", "status"), _states(ui, kept)))
     for key in ("root", "stack", "platform", "lock", "role", "status", "npuenv", "kind", "origin", "size_mib"):
         value = said.get(key, document[key])
-        click.echo(f"{_title(ui, key)}: {value if value not in ('', None) else '-'}")
+        _show(f"{_title(ui, key)}: {value if value not in ('', None) else '-'}")
     for source in own.sources:
-        click.echo(f"{_title(ui, 'source')}: {source.get('name', '')} {source.get('from') or source.get('ref', '')}")
-    click.echo(f"{_title(ui, 'request')}: {_flat(own.request)}")
-    click.echo(f"{_title(ui, 'steps')}: {' '.join(own.steps) or '-'}")
-    click.echo(f"{_title(ui, 'verified')}: {_verified(ui, kept)}")
+        _show(f"{_title(ui, 'source')}: {source.get('name', '')} {source.get('from') or source.get('ref', '')}")
+    _show(f"{_title(ui, 'request')}: {_flat(own.request)}")
+    _show(f"{_title(ui, 'steps')}: {' '.join(own.steps) or '-'}")
+    _show(f"{_title(ui, 'verified')}: {_verified(ui, kept)}")
     if own.verified is not None and own.verified.strangers:
         ui.say(Message("install.strangers", {"names": own.verified.strangers}), err=True)
     return int(ExitCode.FINE)
@@ -155,6 +155,11 @@ def _row(kept: Kept) -> dict[str, object]:
     return {**kept.described.as_json(), "role": kept.role, "is_proven": kept.described.is_proven}
 
 
+def _show(text: str) -> None:
+    """A line of what files say that anybody may have written."""
+    click.echo(visible.clean(text))
+
+
 def _table(ui: Ui, found: tuple[Kept, ...]) -> None:
     """A table where it fits, else a few lines for each environment: no word is ever broken."""
     from rich.table import Table
@@ -164,7 +169,8 @@ def _table(ui: Ui, found: tuple[Kept, ...]) -> None:
         table.add_column(_title(ui, key), no_wrap=True)
     for kept in found:
         own = kept.described
-        table.add_row(own.stack, own.lock, *_states(ui, kept), _verified(ui, kept), own.root)
+        cells = (own.stack, own.lock, *_states(ui, kept), _verified(ui, kept), own.root)
+        table.add_row(*map(visible.clean, cells))
     console = ui.console()
     if console.measure(table, options=console.options.update(width=_WIDE)).maximum <= console.width:
         console.print(table)
@@ -174,7 +180,7 @@ def _table(ui: Ui, found: tuple[Kept, ...]) -> None:
         states = ", ".join(word for word in _states(ui, kept) if word != "-")
         below = (("verified", _verified(ui, kept)), ("root", own.root))
         for line in (f"{own.stack} {own.lock}: {states}", *(f"  {_title(ui, key)}: {text}" for key, text in below)):
-            console.print(line, markup=False, highlight=False, overflow="ignore", crop=False)
+            console.print(visible.clean(line), overflow="ignore", crop=False)
 
 
 def _states(ui: Ui, kept: Kept) -> tuple[str, str]:

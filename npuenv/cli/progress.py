@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.messages import Message, say
+from npuenv.messages.visible import clean
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,8 +39,7 @@ class Teller:
         head = f"[{event.number}/{event.total}] {event.step.id}"
         if event.state is State.START:
             self._next_s, self._last = _FIRST_S, ""
-            if self._status:
-                self._status.update(f"{head}: {say(event.step.why, self._ui.lang)}")
+            self._show(f"{head}: {say(event.step.why, self._ui.lang)}")
         elif event.state is State.LINE:
             self._line(head, event.text)
         elif event.state is State.WAITING:
@@ -60,11 +60,18 @@ class Teller:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def _line(self, head: str, text: str) -> None:
+        text = clean(text.rstrip())
         self._last = text.strip()[:100] or self._last
+        self._show(f"{head}: {text.strip()[:100]}")
+        if not self._status and self._ui.is_verbose:
+            self._console.print(f"    {text}", markup=False, soft_wrap=True)
+
+    def _show(self, text: str) -> None:
+        """On the live line, in which no bracket is rich's markup."""
+        from rich.text import Text
+
         if self._status:
-            self._status.update(f"{head}: {text.strip()[:100]}")
-        elif self._ui.is_verbose:
-            self._console.print(f"    {text.rstrip()}", markup=False, soft_wrap=True)
+            self._status.update(Text(text))
 
     def __enter__(self) -> Teller:
         if self._console.is_terminal and not self._ui.is_quiet:

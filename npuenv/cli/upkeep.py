@@ -13,6 +13,7 @@ from npuenv.cli.installing import How, install_prepared, prepare, run_install, s
 from npuenv.cli.lock import options_of, refuse_with
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
+from npuenv.messages.visible import clean
 from npuenv.resolve.types import Request
 from npuenv.store import switch
 from npuenv.store.environments import Kept, environments, find
@@ -196,7 +197,7 @@ def _show_changes(ui: Ui, kept: Kept, found: tuple[Change, ...], target: Target)
     said = {"stack": kept.described.stack, "count": len(found), "path": target.root}
     ui.say(Message("install.changes-head", said), err=ui.is_json)
     for each in found if not ui.is_quiet else ():
-        click.echo(f"  {each.name}: {each.before or '-'} -> {each.after or '-'}", err=ui.is_json)
+        click.echo(clean(f"  {each.name}: {each.before or '-'} -> {each.after or '-'}"), err=ui.is_json)
 
 
 def _again_hint(kept: Kept) -> Message:

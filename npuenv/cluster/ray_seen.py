@@ -6,10 +6,10 @@ what waits. Both can show a node for a minute after its death.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import loads
 from npuenv.cluster.names import fold
 from npuenv.facts.ray import status as ray_status
 from npuenv.facts.ray.placement import Lack, never
@@ -202,7 +202,7 @@ def _nodes(told: Mapping[str, Any] | None) -> tuple[RayNode, ...] | None:
     if line is None:
         return None
     try:
-        return tuple(_node(row) for row in json.loads(line[len(_MARK) :]))
+        return tuple(_node(row) for row in loads(line[len(_MARK) :]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import load_file
 from npuenv.cluster.types import NO_JUMP, Node
 from npuenv.errors import BadInput
 from npuenv.messages import Message
@@ -116,7 +117,7 @@ def save(cluster: Cluster, path: Path) -> None:
 def load(path: Path) -> Cluster | None:
     """What was started; None where nothing is. Raises BadInput for a file that says something else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = load_file(path)
         if document["schema"] != SCHEMA:
             raise ValueError(document["schema"])
         started = tuple(_started(row) for row in document["started"])

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
+from npuenv._json import load_file
 from npuenv.cluster.collect import Collected
 from npuenv.cluster.types import Inventory, Node, Trouble
 from npuenv.errors import BadInput
@@ -114,7 +115,7 @@ def load(folder: Path) -> tuple[Inventory, Iterator[Collected]]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = load_file(path)
         rows = document["nodes"] if document["schema"] == SCHEMA else None
     except (OSError, ValueError, KeyError, TypeError):
         rows = None

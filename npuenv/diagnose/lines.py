@@ -6,10 +6,11 @@ journald, container runtimes, `kubectl logs`, loggers, line numbers, and lines t
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from npuenv._json import JsonError, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,8 +100,8 @@ def _of_docker(text: str) -> str:
     if not text.startswith('{"log":'):
         return text
     try:
-        record = json.loads(text)
-    except ValueError:  # a line that was cut
+        record = loads(text)
+    except JsonError:  # a line that was cut
         return text
     return str(record.get("log", text)).rstrip("\n")
 

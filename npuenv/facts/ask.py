@@ -5,9 +5,9 @@ An answer of `known` with another value, or `absent`, means the condition does n
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Protocol
 
+from npuenv._json import JsonError, loads
 from npuenv.facts.base import Evidence, Fact, absent, known, unknown
 from npuenv.host.base import PathState
 
@@ -62,9 +62,10 @@ def dist_versions(host: Host, python: str) -> Fact[dict[str, str]]:
     if fact.value is None:
         return Fact(fact.state, None, fact.evidence)
     try:
-        return known(json.loads(fact.value), *fact.evidence)
-    except ValueError:
+        found = loads(fact.value)
+    except JsonError:
         return unknown(*fact.evidence)
+    return known(found, *fact.evidence) if isinstance(found, dict) else unknown(*fact.evidence)
 
 
 def _path_state(host: Host, path: str) -> Fact[str]:

@@ -13,10 +13,10 @@ Words of `of` after the root are passed on to the inspector: `--over`, `triton-a
 
 from __future__ import annotations
 
-import json
 import posixpath
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads
 from npuenv.facts.ask import Condition, ask
 from npuenv.facts.base import Evidence, Fact, absent, known, unknown
 from npuenv.host.base import PathState
@@ -99,9 +99,10 @@ def _state(host: Host, of: tuple[str, ...]) -> Fact[dict[str, Any]]:
     if ran.code != 0:
         return unknown(evidence)
     try:
-        return known(json.loads(ran.out), Evidence(command, ran.out[:200]))
-    except ValueError:
+        found = loads(ran.out)
+    except JsonError:
         return unknown(evidence)
+    return known(found, Evidence(command, ran.out[:200])) if isinstance(found, dict) else unknown(evidence)
 
 
 def _link(host: Host, path: str) -> Fact[str]:

@@ -6,12 +6,12 @@ Three small files make it up. The marker (`npuenv-env.json`) says which lock, an
 
 from __future__ import annotations
 
-import json
 import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npuenv._toml import loads
+from npuenv import _json
+from npuenv._toml import TomlError, loads
 from npuenv.facts.base import Evidence, Fact, absent, known
 from npuenv.host.base import PathState
 
@@ -110,9 +110,9 @@ def describe(host: Host, root: str) -> Described | None:
         npuenv=_text(own, "npuenv"),
         kind=_text(own, "kind") or _text(marker, "kind"),
         origin=_text(own, "origin"),
-        steps=tuple(str(step) for step in own.get("steps", ())),
-        sources=tuple(own.get("sources", ())),
-        request=own.get("request", {}),
+        steps=_words(own, "steps"),
+        sources=_tables(own.get("sources")),
+        request=next(iter(_tables([own.get("request")])), {}),
         verified=_verified(_document(host, posixpath.join(root, VERIFIED))),
     )
 
@@ -138,7 +138,7 @@ def _locked(host: Host, root: str) -> dict[str, Any]:
     looked = host.look(posixpath.join(root, _LOCK))
     try:
         table = loads(looked.text) if looked.state is PathState.FILE else {}
-    except ValueError:
+    except TomlError:
         return {}
     values = {name: table.get(name) for name in ("stack", "platform")}
     return values if "seal" in table and all(isinstance(value, str) for value in values.values()) else {}
@@ -158,8 +158,8 @@ def _document(host: Host, path: str) -> dict[str, Any]:
     if looked.state is not PathState.FILE:
         return {}
     try:
-        value = json.loads(looked.text)
-    except ValueError:
+        value = _json.loads(looked.text)
+    except _json.JsonError:
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -167,6 +167,10 @@ def _document(host: Host, path: str) -> dict[str, Any]:
 def _text(document: Mapping[str, Any], name: str) -> str:
     value = document.get(name, "")
     return value if isinstance(value, str) else ""
+
+
+def _tables(value: object) -> tuple[dict[str, Any], ...]:
+    return tuple(each for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
 
 
 def _words(document: Mapping[str, Any], name: str) -> tuple[str, ...]:

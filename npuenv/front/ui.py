@@ -43,7 +43,13 @@ class Ui:
         # A pipe has no width of its own, and what is broken over lines cannot be searched for.
         width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
         return Pipe(
-            stderr=stderr, no_color=not self.has_color, highlight=False, emoji=False, width=width, soft_wrap=False
+            stderr=stderr,
+            no_color=not self.has_color,
+            markup=False,  # a bracket in a path is no tag
+            highlight=False,
+            emoji=False,
+            width=width,
+            soft_wrap=False,
         )
 
     def print_json(self, document: Mapping[str, object]) -> None:
@@ -71,13 +77,12 @@ def print_document(document: Mapping[str, object]) -> None:
 
 def report_error(error: NpuenvError, *, lang: str, is_json: bool) -> None:
     """Says an error: one sentence and one hint on stderr, or the `npuenv.error/1` document on stdout."""
-    message = say(error.message, lang)
-    hint = say(error.hint, lang) if error.hint else None
     if is_json:
-        body = {"kind": error.kind, "message": message, "hint": hint}
+        hint = say(error.hint, lang) if error.hint else None
+        body = {"kind": error.kind, "message": say(error.message, lang), "hint": hint}
         document = {"schema": "npuenv.error/1", "exit": int(error.exit_code), "error": body}
         print_document(document)
         return
-    print(say(Message("cli.error", {"message": message}), lang), file=sys.stderr, flush=True)
-    if hint:
-        print(say(Message("cli.hint", {"hint": hint}), lang), file=sys.stderr, flush=True)
+    print(say(Message("cli.error", {"message": error.message}), lang), file=sys.stderr, flush=True)
+    if error.hint:
+        print(say(Message("cli.hint", {"hint": error.hint}), lang), file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads_from
 from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ _DOCUMENTS_AT_MOST = 50
 # Before a line that is no line of JSON.
 _NO_JSON = re.compile(r'\n(?=[ \t>]*[^\s>"{}\[\]])(?![ \t>]*(?:-?\d[\d.eE+-]*|true|false|null),?\s*\n)')
 _SECTION = re.compile(r'<section class="finding (?:fail|warn)".*?</section>', re.DOTALL)
-_EVIDENCE = re.compile(r"<dd><code>(.*?)</code></dd>", re.DOTALL)
-_CASE = re.compile(r"<(failure|system-out)\b[^>]*>(.*?)</\1>", re.DOTALL)
+_SECTION_END = "</section>"
+_EVIDENCE = re.compile(r"<dd><code>([^<]*)</code></dd>")
+_CASE = re.compile(r"<(failure|system-out)\b[^<>]*>([^<]*)</\1>")
 
 _SUMMARY = re.compile(r"· (?:ok|正常):? \d+ · (?:skipped|跳过):? \d+$")
 _SOURCE = re.compile(r"\[[a-z]+\.[\w.-]+\] (?:source: |依据：)")
@@ -95,12 +97,11 @@ def _json(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
 
 
 def _object_around(text: str, mark: int, after: int) -> tuple[int, int, dict[str, Any]] | None:
-    decoder = json.JSONDecoder()
     starts = [match.start(1) for match in _OBJECT.finditer(text, after, mark)]
     for start in starts[-_OBJECTS_TRIED:]:
         try:
-            document, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+            document, end = loads_from(text, start)
+        except JsonError:
             continue  # another text that begins with a brace
         if end > mark and ("findings" in document or "runs" in document):
             return start, end, document
@@ -155,7 +156,10 @@ def _html(text: str) -> Iterator[tuple[int, int, list[Piece]]]:
     titles = [f"<title>{html.escape(word)}</title>" for word in _words("html-title")]
     for start, end in _spans(text, "<!DOCTYPE html>", "</html>"):
         if any(title in text[start:end] for title in titles):
-            sections = _SECTION.finditer(text, start, end)
+            # No further than the last one that ends: each that does not would be looked for to the end of the text.
+            sections = _SECTION.finditer(
+                text, start, max(text.rfind(_SECTION_END, start, end), start) + len(_SECTION_END)
+            )
             found = (item for part in sections for item in _EVIDENCE.finditer(text, part.start(), part.end()))
             yield start, end, [(item.start(), html.unescape(item.group(1))) for item in found]
 

@@ -14,6 +14,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
+from npuenv._json import JsonError, load_file, loads
 from npuenv.errors import BadInput
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 from npuenv.host.redact import Redactor
@@ -70,8 +71,8 @@ class RecordingHost:
         before, mark, rest = text.partition(_ANSWER)
         line, end, after = rest.partition("\n")
         try:
-            document = json.loads(line) if mark else None
-        except (ValueError, RecursionError):
+            document = loads(line, has_nan=True) if mark else None
+        except JsonError:
             document = None
         if document is None:
             return self._redactor.text(text)
@@ -183,23 +184,22 @@ class RecordedHost:
 def load_capture(path: Path) -> RecordedHost:
     """The host of a capture file. Raises BadInput naming the file and, where known, the line and column."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return _host_of(load_file(path), path)
     except OSError as error:
         raise _bad(path, Message("host.unreadable", {"why": error.strerror or str(error)})) from error
-    except UnicodeDecodeError as error:
-        raise _bad(path, Message("host.not-text", {"at": error.start})) from error
-    return parse_capture(text, path)
+    except JsonError as error:
+        raise _bad(path, Message("host.not-json", {"why": str(error)})) from error
 
 
 def parse_capture(text: str, path: Path) -> RecordedHost:
     """The host of a capture's text; `path` is named in errors. Raises BadInput."""
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        why = Message("host.not-json", {"line": error.lineno, "column": error.colno, "why": error.msg})
-        raise _bad(path, why) from error
-    except RecursionError as error:
-        raise _bad(path, Message("host.too-deep")) from error
+        return _host_of(loads(text), path)
+    except JsonError as error:
+        raise _bad(path, Message("host.not-json", {"why": str(error)})) from error
+
+
+def _host_of(document: Any, path: Path) -> RecordedHost:
     found = document.get("schema") if isinstance(document, dict) else type(document).__name__
     if found != SCHEMA:
         raise _bad(path, Message("host.wrong-schema", {"found": str(found), "expected": SCHEMA}))

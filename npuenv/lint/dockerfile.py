@@ -8,12 +8,12 @@ variable without a value is left undecided.
 from __future__ import annotations
 
 import bisect
-import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from npuenv import versions
+from npuenv._json import JsonError, loads
 from npuenv.lint.script import Reader, turns_tls_off
 from npuenv.lint.shell import UNKNOWN, Source, expand, source_of, tokens
 from npuenv.lint.values import Image, Place, Remark, Script, Setting
@@ -227,8 +227,8 @@ def _plain_run(source: Source) -> Source:
     text = re.sub(r"^\s*(?:--\w+=\S+\s+)+", lambda found: " " * len(found[0]), source.text)
     if text.lstrip().startswith("["):
         try:
-            words = json.loads(text)
-        except ValueError:
+            words = loads(text)
+        except JsonError:
             return replace(source, text=text)
         if isinstance(words, list) and all(isinstance(each, str) for each in words):
             inner = words[2] if words[1:2] == ["-c"] and len(words) == 3 else " ".join(f"'{each}'" for each in words)

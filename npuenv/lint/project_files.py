@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 Strings = list[tuple[str, int]]
-# A dotted key costs the parser memory that grows with the square of its parts: one of 200 kB takes all of a machine's.
-_MAX_DOTS = 100
 
 
 def read_setup_py(path: str, text: str, read: Callable[[str], str | None]) -> tuple[AskFile, ...]:
@@ -71,8 +69,6 @@ def read_setup_cfg(path: str, text: str) -> tuple[AskFile, ...]:
 
 def read_pyproject(path: str, text: str) -> tuple[AskFile, ...]:
     """project.dependencies, project.optional-dependencies and build-system.requires. Raises: ValueError."""
-    if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
-        raise ValueError(f"a line with more than {_MAX_DOTS} dots")
     document = loads(text)
     project = _table(document.get("project"))
     found = [

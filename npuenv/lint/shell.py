@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "\x01"  # stands in a word for what the text does not decide
 ARCH = "\x02"  # stands in a word for the architecture, such as the output of `uname -m`
+# Linux passes no longer word to a program. A longer text counts as undecided: forty lines can double one forty times.
+LONGEST = 131_072
 _OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "&>", "<(", ";", "|", "&", "(", ")", ">", "<", "\n")
 _OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
 _REDIRECTIONS = ("<<<", ">>", ">&", "&>", "<(", ">", "<")
@@ -96,7 +98,7 @@ def expand(word: str, env: Mapping[str, str]) -> str:
     """A word without its quotes, variables filled in. Example: `"v${X}"` with X = 1 gives v1; without X, v UNKNOWN."""
     if not _SPECIAL.search(word):
         return word
-    parts = []
+    parts, size = list[str](), 0
     for piece in re.findall(r"'[^']*'?|\"(?:\\.|[^\"\\])*\"?|\\.|[^'\"\\]+|\\", _without_commands(word), re.DOTALL):
         if piece.startswith("'"):
             parts.append(piece.strip("'"))
@@ -104,6 +106,9 @@ def expand(word: str, env: Mapping[str, str]) -> str:
             parts.append(piece[1:])
         else:
             parts.append(_fill(piece.strip('"') if piece.startswith('"') else piece, env))
+        size += len(parts[-1])
+        if size > LONGEST:
+            return UNKNOWN
     return "".join(parts)
 
 
@@ -128,7 +133,13 @@ def _without_commands(word: str) -> str:
 
 
 def _fill(text: str, env: Mapping[str, str]) -> str:
-    text = _VARIABLE.sub(lambda found: _value(found, env), text)
+    parts, at, size = list[str](), 0, 0
+    for found in _VARIABLE.finditer(text):
+        parts += (text[at : found.start()], _value(found, env))
+        at, size = found.end(), size + len(parts[-1])
+        if size > LONGEST:
+            return UNKNOWN
+    text = "".join((*parts, text[at:]))
     return re.sub(r"\$\{[^}]*\}?|\$[0-9@*#?!]", UNKNOWN, text)
 
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv._data import read_bytes
 from npuenv._toml import TomlError, loads
 from npuenv.errors import BadInput
 from npuenv.lock.check import DOES_NOT_RESOLVE, check_rows
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # 2: each table is sealed. A reader of schema 1 would take an edited file for a sound one.
 SCHEMA = 2
+_MOST_BYTES = 16 * 1024**2  # one of 250 packages with every hash has 0.5 MB
 COMPLETE, PARTIAL, IMPOSSIBLE = STATUSES = ("complete", "partial", "impossible")
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 STACK = "stack"  # in `why`: the stack itself asks for the package
@@ -125,7 +127,7 @@ def write_lock(lock: Lock) -> str:
 def read_lock(path: Path) -> Lock:
     """The lock in a file. Raises BadInput when it is not there, not a lock of this schema, or edited by hand."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, _MOST_BYTES).decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise BadInput(Message("lock.unreadable", {"path": str(path), "why": why})) from error

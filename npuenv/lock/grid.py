@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import load_file
 from npuenv.errors import BadInput, CannotTell
 from npuenv.lock.file import PARTIAL, Lock, Proof, read_lock
 from npuenv.lock.inputs import Inputs, inputs_of
@@ -227,8 +228,8 @@ def _read_impossible(folder: Path) -> dict[str, Any]:
     """File name of the lock that is not there -> inputs, detail and proof. Empty where none was recorded."""
     path = folder / IMPOSSIBLE
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-    except ValueError:
+        return dict(load_file(path)) if path.is_file() else {}
+    except (TypeError, ValueError):
         return {}  # a damaged record costs solving anew, nothing else
 
 

@@ -188,4 +188,4 @@ def _override_origin(override: Override, stack: Stack) -> str:
 
 @functools.cache
 def _table(name: str) -> dict[str, Any]:
-    return load_file(Path(__file__).with_name(name))
+    return load_file(Path(__file__).with_name(name), is_ours=True)

@@ -32,7 +32,7 @@ def load_table(path: Path, row_type: type[R]) -> tuple[R, ...]:
 def parse_table(text: str, row_type: type[R], file: str) -> tuple[R, ...]:
     """The rows of a table's text, which is a list of `[[row]]`. Raises: BadInput."""
     try:
-        raw = loads(text)
+        raw = loads(text, is_ours=True)
     except TomlError as error:
         raise _bad("unreadable", file=file, row="-", what=str(error)) from error
     unknown = sorted(set(raw) - {"row"})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from npuenv._data import folder_of
 from npuenv._toml import load_file
+from npuenv.messages.visible import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,7 @@ class Message:
     """A sentence to be said later: `key` is `area.name` in the catalogues, `args` fill its placeholders.
 
     An argument may be a string, a number, a Message (said in the same language) or a tuple of those (joined by commas).
+    A string may come from anywhere: it is said on one line and without control characters.
     """
 
     key: str
@@ -53,11 +55,11 @@ def _plain(value: object, lang: str) -> object:
         return say(value, lang)
     if isinstance(value, (tuple, list)):
         return ("、" if lang == "zh" else ", ").join(str(_plain(item, lang)) for item in value)
-    return value
+    return value if isinstance(value, (int, float)) else clean(value if isinstance(value, str) else str(value))
 
 
 @functools.cache
 def _catalogue(lang: str, area: str) -> Mapping[str, str]:
-    table = load_file(folder_of(__file__) / lang / f"{area}.toml")[area]
+    table = load_file(folder_of(__file__) / lang / f"{area}.toml", is_ours=True)[area]
     assert all(isinstance(text, str) for text in table.values()), area
     return dict(table)

@@ -5,10 +5,10 @@ No model library is needed. Start from `find_model`; `count` gives the parameter
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import load_file
 from npuenv.errors import BadInput, CannotTell
 from npuenv.matrix import load_matrix
 from npuenv.matrix.rows import ModelShape
@@ -68,7 +68,7 @@ def model_from(folder: Path) -> Model:
     """
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = load_file(path)
     except (OSError, ValueError) as error:
         raise BadInput(Message("placement.config-unreadable", {"path": str(path), "what": str(error)})) from error
     if not isinstance(raw, dict):

@@ -5,12 +5,12 @@ Start from `check_target`; for an environment that is there already from `existi
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import sys
 from typing import TYPE_CHECKING
 
+from npuenv._json import loads
 from npuenv.errors import BadInput, NothingFits
 from npuenv.facts.ask import dist_versions
 from npuenv.facts.manifest import DAMAGED, MARKER, describe
@@ -112,8 +112,8 @@ def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
     """
     ran = host.run((exe, "-I", "-c", _PREFIX), timeout_s=20.0)
     try:
-        version, machine, prefix, whose = json.loads(ran.out) if ran.code == 0 else ("",) * 4
-    except ValueError:
+        version, machine, prefix, whose = loads(ran.out) if ran.code == 0 else ("",) * 4
+    except (TypeError, ValueError):
         version, machine, prefix, whose = ("",) * 4
     said = {"exe": exe, "version": stack.platform.python, "arch": stack.platform.arch}
     if not version:
@@ -239,8 +239,8 @@ def find_python(host: Host, version: str, arch: str, chosen: str | None = None) 
     for candidate in (chosen,) if chosen else _candidates(host, version):
         ran = host.run((candidate, "-I", "-c", _NAME_VERSION), timeout_s=20.0)
         try:
-            major, minor, micro, machine, base = json.loads(ran.out) if ran.code == 0 else (None,) * 5
-        except ValueError:
+            major, minor, micro, machine, base = loads(ran.out) if ran.code == 0 else (None,) * 5
+        except (TypeError, ValueError):
             continue
         if (f"{major}.{minor}", machine) == (version, arch):
             return str(base)

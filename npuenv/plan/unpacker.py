@@ -129,8 +129,16 @@ def copy(path: str, folder: str) -> None:
 
 
 def untar(archive: tarfile.TarFile, folder: str) -> None:
-    members = [member for member in archive.getmembers() if safe_name(member.name)]
-    require_size(sum(member.size for member in members))
+    members: list[tarfile.TarInfo] = []
+    sizes: dict[str, int] = {}
+    total = 0
+    for member in archive:  # a few MB may unpack to terabytes: what comes next is only looked for while there is room
+        safe = safe_name(member.name)
+        sizes[safe] = sizes.get(safe_name(member.linkname), 0) if member.islnk() else member.size
+        total += sizes[safe] + tarfile.BLOCKSIZE
+        require_size(total)
+        if safe:
+            members.append(member)
     top = common_top([(member.name, member.isdir()) for member in members])
     links = []
     for member in members:

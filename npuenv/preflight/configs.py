@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv._data import read_bytes
 from npuenv.errors import BadInput
 from npuenv.messages import Message
+from npuenv.preflight import limits
+from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.types import Place, Setting
 from npuenv.preflight.yaml_text import read_yaml
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
 _OWN = ("defaults", "hydra")  # for Hydra itself, not for the framework
 _VERL_BASES = re.compile(r"ppo_(?:\w+_)?trainer|\w*_ppo_trainer")
 _STRATEGY = "actor_rollout_ref.actor.strategy"
-_MOST_FILES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Search:
     base: Path
     framework: str = ""
     above: tuple[str, ...] = ()  # the files that lead here
+    read: list[str] = field(default_factory=list)  # every file so far, of one search that goes on
 
     def config(self, name: str, *, is_primary: bool = False, line: int = 1, path: str = "") -> Config:
         """The configuration of that name; one of verl's own release counts as found and writes nothing."""
@@ -54,14 +57,17 @@ class Search:
             return Config(_strategy_of(name, path, line), bases=("verl",))
         if found is None:
             return Config(missing=(file,))
+        self.read.append(str(found))
+        if len(self.read) > limits.FILES:  # few files are enough for endless paths through them
+            raise TooLarge(str(found), limits.FILES, "files")
         try:
-            text = found.read_bytes().decode("utf-8-sig")
+            text = read_bytes(found, limits.BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(Message("preflight.unreadable", {"path": str(found), "why": str(error)})) from error
-        if not text.strip() or str(found) in self.above or len(self.above) > _MOST_FILES:
+        if not text.strip() or str(found) in self.above:
             return Config()
         folders = self.folders if found.parent in self.folders else (found.parent, *self.folders)
-        return read_config(text, str(found), Search(folders, self.base, self.framework, (*self.above, str(found))))
+        return read_config(text, str(found), replace(self, folders=folders, above=(*self.above, str(found))))
 
 
 def _strategy_of(name: str, path: str, line: int) -> dict[str, Setting]:
@@ -80,7 +86,7 @@ def read_config(text: str, path: str, search: Search) -> Config:
     own = {leaf.dotted: _setting(leaf, path) for entry in entries for leaf in _leaves(entry)}
     defaults = next((entry for entry in entries if entry.path == ("defaults",)), None)
     added = _searchpath(entries, search.base, *search.folders[:1])
-    search = Search((*search.folders, *added), search.base, search.framework, search.above)
+    search = replace(search, folders=(*search.folders, *added))
     settings: dict[str, Setting] = {}
     missing: list[str] = []
     bases: list[str] = []

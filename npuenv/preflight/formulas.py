@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
-from npuenv.lint.shell import UNKNOWN, expand
+from npuenv.lint.shell import LONGEST, UNKNOWN, expand
 
 _START = re.compile(r"\$\(\(|\$\{([A-Za-z_]\w*|[1-9]):?-")
 _NAME = "_\u00e6"  # no shell variable is called that
@@ -39,7 +39,7 @@ class Variables(MutableMapping[str, str]):
         return self._known[name] if formula is None else self._computed(formula)
 
     def __setitem__(self, name: str, value: str) -> None:
-        self._known[name] = value
+        self._known[name] = value if len(value) <= LONGEST else UNKNOWN
 
     def __delitem__(self, name: str) -> None:
         del self._known[name]

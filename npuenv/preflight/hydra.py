@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Refusal = Literal["no-value", "sweep", "character", "shape"]
+from npuenv.preflight import limits
+
+Refusal = Literal["no-value", "sweep", "character", "shape", "digits", "levels"]
 
 _KEY = re.compile(r"(?P<mark>\+\+|\+|~|)(?P<key>[\w/.\-$@]*)(?P<rest>=(?P<value>.*))?", re.DOTALL | re.ASCII)
 _INT = re.compile(r"[+-]?(?:0|[1-9](?:_?\d)*)", re.ASCII)
@@ -70,7 +72,7 @@ def read_value(text: str) -> Any:
     """A value on its own: "5e-7" -> 5e-07, "[a,'b c']" -> ["a", "b c"], "" -> "". Raises NotHydra."""
     if not text.strip(" \t"):
         return ""
-    value, at = _element(text, 0, "")
+    value, at = _element(text, 0, "", 0)
     if at == len(text) and text[-1] in " \t" and text.strip()[0] in "[{'\"":
         raise NotHydra("shape", text)
     if at < len(text):
@@ -78,33 +80,35 @@ def read_value(text: str) -> Any:
     return value
 
 
-def _element(text: str, at: int, ends: str) -> tuple[Any, int]:
+def _element(text: str, at: int, ends: str, depth: int) -> tuple[Any, int]:
     """The element that begins here and the offset behind it; `ends` may stand behind it."""
+    if depth > limits.LEVELS:
+        raise NotHydra("levels", str(limits.LEVELS))
     at = _after_space(text, at)
     first = text[at : at + 1]
     if first == "[":
-        return _list(text, at + 1)
+        return _list(text, at + 1, depth + 1)
     if first == "{":
-        return _dict(text, at + 1)
+        return _dict(text, at + 1, depth + 1)
     if first in ("'", '"'):
         return _quoted(text, at)
     return _primitive(text, at, ends)
 
 
-def _list(text: str, at: int) -> tuple[list[Any], int]:
+def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
     items: list[Any] = []
     at = _after_space(text, at)
     if text[at : at + 1] == "]":
         return items, _after_space(text, at + 1)
     while True:
-        item, at = _element(text, at, ",]")
+        item, at = _element(text, at, ",]", depth)
         items.append(item)
         if text[at : at + 1] == "]":
             return items, _after_space(text, at + 1)
         at = _expect(text, at, ",")
 
 
-def _dict(text: str, at: int) -> tuple[dict[Any, Any], int]:
+def _dict(text: str, at: int, depth: int) -> tuple[dict[Any, Any], int]:
     pairs: dict[Any, Any] = {}
     at = _after_space(text, at)
     if text[at : at + 1] == "}":
@@ -112,7 +116,7 @@ def _dict(text: str, at: int) -> tuple[dict[Any, Any], int]:
     while True:
         key, at = _primitive(text, _after_space(text, at), ":")
         at = _expect(text, at, ":")
-        pairs[key], at = _element(text, at, ",}")
+        pairs[key], at = _element(text, at, ",}", depth)
         if text[at : at + 1] == "}":
             return pairs, _after_space(text, at + 1)
         at = _expect(text, at, ",")
@@ -175,7 +179,10 @@ def _brace_end(text: str, at: int) -> int:
 def _typed(said: str) -> Any:
     if said.lower() in _CONSTANTS:
         return _CONSTANTS[said.lower()]
-    if _INT.fullmatch(said):
+    is_int = bool(_INT.fullmatch(said))
+    if is_int and len(said) > limits.DIGITS:
+        raise NotHydra("digits", str(limits.DIGITS))
+    if is_int:
         return int(said)
     return float(said) if _FLOAT.fullmatch(said) else said
 

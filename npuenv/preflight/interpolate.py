@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from npuenv.lint.shell import LONGEST
 from npuenv.preflight.yaml_text import scalar
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ _ONE = re.compile(r"(?<!\\)\$\{([^${}]*)\}")
 _KEY = re.compile(r"(\.*)([A-Za-z_$][\w$/-]*(?:\.[\w$/-]+|\[[^\]]*\])*)")
 _OPEN = object()  # not known here
 _MOST = 20  # interpolations that lead to each other
+_MOST_VALUES = 100_000  # to be filled in for one launch; verl's own configuration has 600, with 50 interpolations
 
 
 def fill(
@@ -42,10 +44,14 @@ class _Reader:
         self, settings: Mapping[str, Setting], defaults: Mapping[str, Any], environ: Mapping[str, str]
     ) -> None:
         self.settings, self.defaults, self.environ = settings, defaults, environ
+        self.left = _MOST_VALUES
         self.parents = {key.rpartition(".")[0] for key in (*settings, *defaults)}
 
     def filled(self, value: Any, key: str, depth: int) -> Any:
         """A value without interpolations, or _OPEN."""
+        self.left -= 1
+        if self.left < 0:
+            return _OPEN
         if isinstance(value, list):
             items = [self.filled(item, key, depth) for item in value]
             return _OPEN if any(item is _OPEN for item in items) else items
@@ -67,6 +73,8 @@ class _Reader:
             if value is _OPEN or isinstance(value, (list, dict)):
                 return _OPEN
             said = "null" if value is None else str(value)
+            if len(text) + len(said) > LONGEST:
+                return _OPEN
             return self.filled(text[: found.start()] + said + text[found.end() :], key, depth)
         return text if "${" not in text.replace("\\${", "") else _OPEN
 
@@ -108,7 +116,10 @@ class _Reader:
     def _mapping(self, key: str, depth: int) -> Any:
         tree: dict[str, Any] = {}
         below = f"{key}."
+        self.left -= len(self.defaults) + len(self.settings)
         for each in dict.fromkeys((*self.defaults, *self.settings)):
+            if self.left < 0:
+                return _OPEN
             if each.startswith(below):
                 value = self._at(each, depth)
                 if value is _OPEN:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npuenv._data import read_bytes
 from npuenv.errors import BadInput
 from npuenv.lint.shell import UNKNOWN
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message
+from npuenv.preflight import limits
 from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.calls import find_call, is_driver, is_launcher, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 Framework = Literal["verl", "roll"]
 Defaults = Callable[[str, str], Mapping[str, Any]]
 
-_MOST_BYTES = 5_000_000  # a configuration has some thousand; a checkpoint that was named by mistake has gigabytes
 _RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
 _DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
 _CONTINUED = "GNU Bash manual, Escape Character: a backslash and a newline right behind it continue a line"
@@ -177,9 +178,7 @@ def _text_of(path: Path) -> str:
     if not path.exists():
         raise BadInput(Message("preflight.no-file", {"path": name}), Message("preflight.what-is-read"))
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise BadInput(Message("preflight.not-text", {"path": name}), Message("preflight.what-is-read"))
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path, limits.BYTES).decode("utf-8-sig")
     except OSError as error:
         args = {"path": name, "why": error.strerror or str(error)}
         raise BadInput(Message("preflight.unreadable", args)) from error
@@ -234,7 +233,9 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
     if line := open_quote(text):
         args = {"path": str(path), "line": line}
         raise BadInput(Message("preflight.open-quote", args), Message("preflight.open-quote-hint"))
-    found = survey(text, arguments, asked.environ, lambda name: _sourced(name, (path.parent, asked.folder)))
+    found = survey(
+        text, arguments, asked.environ, lambda name: _sourced(name, (path.parent, asked.folder)), path=str(path)
+    )
     if nth >= len(found.launches):
         raise _no_launch(str(path), found.unjudged[0][1] if found.unjudged else None)
     script, count = found.launches[nth], len(found.launches)

@@ -5,6 +5,7 @@ Nothing is run. What the text does not decide stays UNKNOWN in a word. Start fro
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 from npuenv.lint.shell import UNKNOWN, expand, source_of
 from npuenv.lint.shell import commands as shell_commands
+from npuenv.preflight import limits
 from npuenv.preflight.blocks import blocks_of, holds, placed, take_arrays
 from npuenv.preflight.calls import Call, find_call, is_override, shell_text, unjudged
 from npuenv.preflight.formulas import Variables
+from npuenv.preflight.limits import TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,19 +98,26 @@ def survey(
     arguments: Sequence[str],
     env: Mapping[str, str],
     sourced: Callable[[str], str | None] = lambda name: None,
+    *,
+    path: str = "command",
+    depth: int = 0,
 ) -> Survey:
     """All launches of verl and ROLL in a script, those in texts for another shell (`bash -c "..."`) included.
 
     `arguments` are what the script is called with; `env` holds variables that are known from outside; `sourced` gives
-    the text of a file that the script reads with `source`.
+    the text of a file that the script reads with `source`. `path` is for messages, `depth` counts the shells around it.
+
+    Raises: TooLarge.
     """
+    if depth > limits.SCRIPTS:
+        raise TooLarge(path, limits.SCRIPTS, "scripts")
     places = {str(at): word for at, word in enumerate(arguments, 1)}
     known = Variables({**{name: value for name, value in env.items() if not name.isdigit()}, **places})
     written, rest = take_arrays(known.take(text))
     groups: dict[int, list[Group]] = {}
     for each in _groups(rest):
         groups.setdefault(each[0][0].line, []).append(each)
-    seen = _Seen(text, tuple(arguments), blocks_of(rest), written)
+    seen = _Seen(text, path, tuple(arguments), blocks_of(rest), written)
     last: Group | None = None  # of the launch, where the command before was one
     for command in shell_commands(source_of(rest), known):
         group = _group_of(command, groups.get(command.line, ()))
@@ -118,7 +128,7 @@ def survey(
         if any(start in written for _, start, _ in group):
             seen.take_array(group, command, around)
             continue
-        spread = tuple(seen.spread(words, command, around))
+        spread = seen.spread(words, command, around)
         seen.gpus += _gpus(spread)
         seen.installs += _installs(spread)
         values = tuple(word.value for word in spread)
@@ -135,7 +145,8 @@ def survey(
             seen.others.append((command.line, other))
             last = None
         elif (at := shell_text(values)) is not None:
-            seen.take_inner(spread[at], survey(values[at], values[at + 2 :], known), words, known, around)
+            inner = survey(values[at], values[at + 2 :], known, path=path, depth=depth + 1)
+            seen.take_inner(spread[at], inner, words, known, around)
             last = None
         else:
             seen.take_exports(command, words, around)
@@ -208,6 +219,7 @@ class _Seen:
     """A script as far as it has been read."""
 
     text: str
+    path: str  # for messages
     arguments: tuple[str, ...]
     blocks: Mapping[int, Blocks]
     written: Mapping[int, Array]
@@ -224,7 +236,7 @@ class _Seen:
         for _, start, _ in group:
             if start in self.written:
                 each = self.written[start]
-                words = tuple(self.spread(self._items(each, command), command, around))
+                words = self.spread(self._items(each, command), command, around)
                 event = _Event(command.certain, around, words, each.is_more)
                 self.arrays.setdefault(each.name, []).append(event)
 
@@ -257,8 +269,17 @@ class _Seen:
             found += event.words if is_sure else map(_unsure, event.words)
         return tuple(found)
 
-    def spread(self, words: Sequence[Word], command: Command, around: Blocks) -> Iterator[Word]:
-        """The words as the program gets them: arrays by item, `"$@"` as the arguments, unquoted variables split."""
+    def spread(self, words: Sequence[Word], command: Command, around: Blocks) -> tuple[Word, ...]:
+        """The words as the program gets them: arrays by item, `"$@"` as the arguments, unquoted variables split.
+
+        Raises: TooLarge, since few lines are enough to double an array for ever.
+        """
+        found = tuple(itertools.islice(self._spread(words, command, around), limits.WORDS + 1))
+        if len(found) > limits.WORDS:
+            raise TooLarge(self.path, limits.WORDS, "words")
+        return found
+
+    def _spread(self, words: Sequence[Word], command: Command, around: Blocks) -> Iterator[Word]:
         for word in words:
             if word.raw.isdigit() and self.text[word.end : word.end + 1] in ("<", ">"):
                 continue  # the 2 of `2>&1`

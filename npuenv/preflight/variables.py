@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
+from npuenv._json import JsonError, loads
 from npuenv.preflight.types import Place, Setting
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def of_job(words: Sequence[Word], path: str) -> dict[str, Setting]:
         name, sign, text = word.value.partition("=")
         if name == "--runtime-env-json" and (sign or at + 1 < len(values)):
             try:
-                found = json.loads(text if sign else values[at + 1])
-            except ValueError:
+                found = loads(text if sign else values[at + 1])
+            except JsonError:
                 return {}
             pairs = found.get("env_vars") if isinstance(found, dict) else None
             place = Place(path, word.line if path else 1, at + 1)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.errors import BadInput
 from npuenv.messages import Message
+from npuenv.preflight import limits
+from npuenv.preflight.limits import TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,6 @@ _FLOAT = re.compile(
     re.ASCII,
 )
 _MERGE = "tag:yaml.org,2002:merge"
-_MOST_LEVELS = 60  # far above any real configuration, and far below Python's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,16 @@ class Entry:
 def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
     """The entries of the one mapping in a text, duplicates and all anchors resolved.
 
-    Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping.
+    Raises: BadInput with file, line and reason where it is no YAML, more than one document, or not a mapping;
+    TooLarge for what no configuration is as large as.
     """
+    if len(text) > limits.LETTERS:
+        raise TooLarge(path, limits.LETTERS, "letters")
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     reader: Any = YAML(typ="safe", pure=True)
+    reader.composer.warn_double_anchors = False  # the second one counts from there on, as YAML says
     try:
         return _entries(list(reader.compose_all(text)), text, path)
     except MarkedYAMLError as error:
@@ -83,7 +88,7 @@ def read_yaml(text: str, path: str) -> tuple[Entry, ...]:
     except YAMLError as error:
         raise _broken(path, 1, str(error).partition("\n")[0]) from error
     except RecursionError as error:
-        raise BadInput(Message("preflight.too-deep", {"path": path})) from error
+        raise TooLarge(path, limits.LEVELS, "levels") from error
 
 
 def _entries(nodes: list[Any], text: str, path: str) -> tuple[Entry, ...]:
@@ -92,7 +97,31 @@ def _entries(nodes: list[Any], text: str, path: str) -> tuple[Entry, ...]:
         raise BadInput(Message(f"preflight.{key}", {"path": path, "count": len(nodes)}))
     if nodes[0].id != "mapping":
         raise BadInput(Message("preflight.not-a-mapping", {"path": path}), Message("preflight.what-is-read"))
+    _require_small(nodes[0], path, {})
     return _Composed(text, path).entries(nodes[0], ())
+
+
+def _require_small(node: Any, path: str, known: dict[int, tuple[int, int]], depth: int = 0) -> tuple[int, int]:
+    """The values and the levels below a node, aliases expanded. Raises TooLarge.
+
+    Each node is looked at once, however many aliases lead to it. One that holds itself is too deep.
+    """
+    if depth > limits.LEVELS:
+        raise TooLarge(path, limits.LEVELS, "levels")
+    if node.id == "scalar":
+        if len(node.value) > limits.DIGITS and not node.style and is_number(node.value):
+            raise TooLarge(path, limits.DIGITS, "digits")
+        return 1, 0
+    if id(node) not in known:
+        below = node.value if node.id == "sequence" else [each for pair in node.value for each in pair]
+        found = [_require_small(each, path, known, depth + 1) for each in below]
+        size, levels = 1 + sum(size for size, _ in found), 1 + max((levels for _, levels in found), default=0)
+        if size > limits.VALUES:
+            raise TooLarge(path, limits.VALUES, "values")
+        if levels > limits.LEVELS:
+            raise TooLarge(path, limits.LEVELS, "levels")
+        known[id(node)] = size, levels
+    return known[id(node)]
 
 
 def _broken(path: str, line: int, why: str) -> BadInput:
@@ -108,8 +137,6 @@ class _Composed:
 
     def entries(self, node: Any, above: tuple[str, ...], *, is_merged: bool = False) -> tuple[Entry, ...]:
         """The entries of a mapping; its own keys beat merged ones, in the place of the first."""
-        if len(above) > _MOST_LEVELS:
-            raise BadInput(Message("preflight.too-deep", {"path": self.path}))
         found: dict[str, Entry] = {}
         merged: list[Any] = []
         for key, value in node.value:
@@ -167,8 +194,14 @@ def value_of(node: Any) -> Any:
     return node.value if node.style else scalar(node.value)
 
 
+def is_number(text: str) -> bool:
+    return bool(_INT.fullmatch(text) or _FLOAT.fullmatch(text))
+
+
 def scalar(text: str) -> Any:
-    """A plain scalar: "yes" -> True, "1e-6" -> 1e-06, "0o7" -> "0o7"."""
+    """A plain scalar: "yes" -> True, "1e-6" -> 1e-06, "0o7" -> "0o7". A number too long for any use stays a text."""
+    if len(text) > limits.DIGITS:
+        return text
     if text in _NULL:
         return None
     if text.lower() in _BOOL and text in (text.lower(), text.upper(), text.capitalize()):

@@ -6,13 +6,13 @@ no index configured, the library's default, which is pip's, is asked.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from packaging.version import InvalidVersion, Version
 
+from npuenv._json import loads
 from npuenv.errors import CannotTell
 from npuenv.facts.pip import local_folder, without_secrets
 from npuenv.messages import Message
@@ -118,7 +118,7 @@ def _parsed(name: str, content: bytes, answer: Answer) -> Iterator[IndexFile]:
     """The files on a page. Raises: CannotTell for a page that is none."""
     try:
         found = _from_json(content, answer) if "json" in answer.content_type else _from_html(name, content, answer)
-    except (ValueError, KeyError, TypeError, library().UnsupportedRepoVersionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, library().UnsupportedRepoVersionError) as error:
         raise no_answer(answer.url, f"{type(error).__name__}: {error}") from error
     for package, uploaded in found:
         version = _version(package.version)
@@ -135,7 +135,7 @@ def _parsed(name: str, content: bytes, answer: Answer) -> Iterator[IndexFile]:
 
 
 def _from_json(content: bytes, answer: Answer) -> list[tuple[Any, str]]:
-    packages = library().ProjectPage.from_json_data(json.loads(content), answer.url).packages
+    packages = library().ProjectPage.from_json_data(loads(content), answer.url).packages
     return [(item, item.upload_time.date().isoformat() if item.upload_time else "") for item in packages]
 
 

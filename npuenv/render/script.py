@@ -6,12 +6,12 @@ The script holds no secrets: variables that carry some are named in its head and
 from __future__ import annotations
 
 import hashlib
-import json
 import posixpath
 import re
 import shlex
 from typing import TYPE_CHECKING
 
+from npuenv._json import loads
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.prerequisites import PREFIX_PYTHON
@@ -82,7 +82,7 @@ def _claim(plan: Plan, lang: str, *, is_replacing: bool) -> list[str]:
     manifest = next((action for action in written if action.path.endswith(f"/{MANIFEST}")), None)
     if manifest is None:
         return []
-    root, made = manifest.path[: -len(MANIFEST) - 1], json.loads(manifest.text)
+    root, made = manifest.path[: -len(MANIFEST) - 1], loads(manifest.text)
     own = posixpath.join(root, ".npuenv")
     guard = [] if made["kind"] == "existing" else _guard(root, made, is_replacing=is_replacing)
     return [

@@ -17,7 +17,7 @@ from npuenv.cluster.types import NO_JUMP, Trouble
 from npuenv.cluster.verdict import NOT_ASKED, PROBLEMS, alike, told_together
 from npuenv.errors import ExitCode
 from npuenv.messages import Message, say
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 from npuenv.report.doctor import counts, finding_json, in_order
 from npuenv.report.terminal import Branch, Drawn, Manner, Plain, arrow_of, cure_of, label_of
 

@@ -9,9 +9,9 @@ from npuenv import __version__
 from npuenv.checks import title
 from npuenv.host.shell import shell_line
 from npuenv.messages import Message, say
+from npuenv.messages.visible import clean
 from npuenv.plan.fix import SESSION_STEP
 from npuenv.plan.types import Run
-from npuenv.report.cells import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

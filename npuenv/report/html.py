@@ -17,7 +17,7 @@ from npuenv.checks import Status, title
 from npuenv.facts.collect import to_json
 from npuenv.host.shell import shell_line
 from npuenv.messages import Message, say
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, machine_lines
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from npuenv import __version__
 from npuenv.host.secrets import SECRET, without_secrets
 from npuenv.messages import Message, say
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -138,9 +138,9 @@ def _where(problem: Problem, found: Examined, lang: str) -> str:
 def place_text(place: Place | None, path: str, lang: str) -> str:
     """`run.sh:12`, the position of a word of a command line, or the whole launch."""
     if place is None:
-        return path or _say("command", lang)
+        return clean(path) or _say("command", lang)
     if place.path:
-        return f"{place.path}:{place.line}"
+        return f"{clean(place.path)}:{place.line}"
     return _say("word", lang, word=place.word) if place.word else _say("command", lang)
 
 
@@ -158,7 +158,9 @@ def show_fix(fixed: Fixed, found: Examined, console: Console, lang: str, *, to: 
     veil = Veil(found.launch, *found.others)
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in diff_lines(fixed, found.path, to, veil):
-        console.print(Text(line, styles.get(line[:1], "")), soft_wrap=True)
+        # Into a file or a pipe go the bytes that `patch` needs.
+        shown = clean(line) if console.is_terminal else line
+        console.print(Text(shown, styles.get(line[:1], "")), soft_wrap=True)
     key = "nothing-to-fix" if not fixed.changes else "fixed" if to else "fixed-words"
     console.print(Text(_say(key, lang, count=len(fixed.changes), path=to)), soft_wrap=True)
     if fixed.left:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from npuenv.messages import Message, say
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from npuenv import __version__
 from npuenv.checks import Status, exit_code, title
 from npuenv.host.shell import shell_line
 from npuenv.messages import Message, say
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 from npuenv.report.doctor import in_order
 
 if TYPE_CHECKING:

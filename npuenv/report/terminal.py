@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks import Status, title
 from npuenv.host.shell import shell_line
 from npuenv.messages import Message, say
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, is_mendable, machine_lines
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from npuenv._json import JsonError, loads
 from npuenv.errors import BadInput, StepFailed
 from npuenv.host.running import Running
 from npuenv.host.writing import claimed
@@ -21,6 +21,7 @@ Record = Mapping[str, Any]
 
 METRICS = "metrics.jsonl"
 LOG = "trainer.log"
+_TAIL_BYTES = 65_536  # of a log, far above any line of its end
 # No record for this long means the run hangs, unless a note said that what begins may take longer.
 SILENCE_LIMIT_S = 600.0
 # What no note can lift.
@@ -171,16 +172,16 @@ def records_of(out: Path) -> list[Record]:
 
 def tail_of_log(out: Path) -> str:
     """The last line that the trainer wrote to its log, or an empty text."""
-    path = out / LOG
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    size = (out / LOG).stat().st_size if (out / LOG).exists() else 0
+    lines = read_from(out / LOG, max(size - _TAIL_BYTES, 0)).decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def parse_record(line: str) -> Record:
     """One line of metrics.jsonl. A line that is no JSON object becomes a record of kind `unreadable`."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = loads(line, has_nan=True)
+    except JsonError:
         return {"kind": "unreadable", "line": line}
     return record if isinstance(record, dict) else {"kind": "unreadable", "line": line}
 

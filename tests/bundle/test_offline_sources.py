@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.bundle.offline import needed
 from npuenv.bundle.offline.make import check_room, make_bundle
 from npuenv.bundle.offline.needed import check_cann_files, check_python_archive, find_needed
 from npuenv.bundle.offline.opened import open_bundle
@@ -286,6 +287,15 @@ def test_an_interpreter_for_the_target_is_looked_into(tmp_path: Path) -> None:
         with pytest.raises(BadInput) as caught:
             check_python_archive(path, platform)
         assert part in say(caught.value.message)
+
+
+def test_an_archive_that_unpacks_to_more_than_any_python_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needed, "_MOST_BYTES", 1000)
+    with pytest.raises(BadInput) as caught:
+        check_python_archive(python_archive(tmp_path / "good.tar.gz", machine=0xB7), Platform("aarch64", "3.11"))
+    assert caught.value.message.key == "bundle.bad-python-archive"
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])

@@ -287,6 +287,15 @@ def findings(host: EditedHost) -> dict[str, Finding]:
     return {item.check: item for item in check_all(facts, level=1) if item.check.startswith("network.")}
 
 
+@pytest.mark.parametrize("address", ["ray://user:word@10.0.0.1:10001", "10.0.0.1:6379", "http://***@10.0.0.1:8265"])
+def test_the_exception_from_the_proxies_names_the_host_of_ray_alone(address: str) -> None:
+    host = EditedHost("a2_healthy")
+    both(TWO, PROXY, env(RAY_ADDRESS=address))(host)
+    fix = findings(host)["network.no-proxy"].fix
+    assert fix is not None
+    assert fix.commands == (("export", "no_proxy=192.168.1.11,10.0.0.1,localhost,127.0.0.1"),)
+
+
 @pytest.mark.parametrize(
     ("check", "edit", "status", "words"), CASES, ids=[f"{case[0]}-{case[2].value}-{case[3]}" for case in CASES]
 )

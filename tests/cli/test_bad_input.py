@@ -48,6 +48,35 @@ CASES = [
 ]
 
 
+ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b1m\u202eback"
+# What a file says, the command that reads it.
+FILES = {
+    "schema": (json.dumps({"schema": ESCAPES}), ["doctor", "--from"]),
+    "digits": ('{"schema": "npuenv.capture/1", "host": ' + "1" * 100_000 + "}", ["doctor", "--from"]),
+    "depth": ("[" * 100_000, ["doctor", "--from"]),
+    "inventory": (f"{ESCAPES}=1\n", ["doctor", "--hosts"]),
+    "node": (f"node{ESCAPES}\n", ["doctor", "--hosts"]),
+    "lock": (f'stack = "{"1" * 10}"\n{ESCAPES} = 1\n', ["lock", "--verify"]),
+    "lock-digits": (f"schema = {'1' * 100_000}\n", ["lock", "--verify"]),
+    "lock-hex": (f"schema = 0x{'1' * 100_000}\n", ["lock", "--verify"]),
+    "yaml": (f'"{ESCAPES[4:8]}\\e[2J": [1\n', ["preflight"]),
+    "aliases": ("a: &a [x,x]\n" + "".join(f"a{n}: &a [*a,*a]\n" for n in range(50)), ["preflight"]),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_hostile_file_is_one_sentence_without_escapes(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, words = FILES[case]
+    path = tmp_path / ("job.yaml" if words == ["preflight"] else "input")
+    path.write_text(text, encoding="utf-8")
+    assert main([*words, str(path)]) == 2
+    said = capsys.readouterr()
+    assert [each for each in said.out + said.err if not each.isprintable() and each != "\n"] == []
+    assert path.name in said.err and "Traceback" not in said.err and len(said.err.splitlines()) <= 3
+
+
 @pytest.mark.parametrize(("words", "code", "named"), CASES, ids=[" ".join(words) for words, _, _ in CASES])
 def test_bad_input_is_one_sentence_with_the_right_code(
     words: list[str], code: int, named: list[str], capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,7 @@ from npuenv.checks import Finding, Status, check_all
 from npuenv.diagnose import Verdict
 from npuenv.facts.base import Evidence
 from npuenv.facts.collect import collect
+from npuenv.host.own_report import without_documents
 from npuenv.host.recorded import load_capture
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
@@ -163,3 +164,21 @@ def test_a_cause_that_is_only_possible_is_not_called_found(lang: str, diagnosed:
     heads = [lines(each, paste, lang=lang)[0].text for each in (found, less)]
     assert says(heads[1], "diagnose.verdict-possible", lang)
     assert heads[0] == sentence("diagnose.verdict-cause", lang)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        '<section class="finding fail"' * 20_000,
+        '<section class="finding fail">' + "<dd><code>" * 40_000 + "</section>",
+        "<failure " * 40_000,
+        "<failure>" * 40_000,
+    ],
+)
+def test_tags_that_never_close_are_not_looked_for_again_and_again(inside: str) -> None:
+    """Each would be looked for to the end of the text: minutes for a file of one MB."""
+    for opening, closing in (
+        ("<!DOCTYPE html><title>npuenv doctor report</title>", "</html>"),
+        ('<testsuites name="npuenv doctor">', "</testsuites>"),
+    ):
+        assert without_documents(f"{opening}{inside}{closing}").first in (None, 1)

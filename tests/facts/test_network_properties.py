@@ -74,6 +74,29 @@ def test_an_address_is_found_behind_the_narrowest_route(address: ipaddress.IPv4A
 
 
 @pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("10.0.0.1:6379", "10.0.0.1"),
+        ("ray://head:10001", "head"),
+        ("ray://user:pass@10.0.0.1:10001", "10.0.0.1"),
+        ("ray://***@10.0.0.1:10001", "10.0.0.1"),
+        ("user:p:w@head:6379", "head"),
+        ("http://[fd00::1]:8265/path", "fd00::1"),
+        ("[fd00::1]:6379", "fd00::1"),
+        ("ray://head", "head"),
+        (" head:6379 ", "head"),
+        ("auto", ""),
+        ("local", ""),
+        ("", ""),
+        ("head:port", ""),
+        ("ray://[fd00::1", ""),
+    ],
+)
+def test_the_host_of_an_address_of_ray(address: str, host: str) -> None:
+    assert launch.host_of(address) == host
+
+
+@pytest.mark.parametrize(
     ("variables", "expected"),
     [
         ({}, None),
@@ -90,6 +113,9 @@ def test_an_address_is_found_behind_the_narrowest_route(address: ipaddress.IPv4A
         ({"MASTER_ADDR": "10.0.0.1", "NODE_RANK": "1"}, ("NODE_RANK",)),
         ({"HCCL_IF_IP": "10.0.0.1"}, ("HCCL_IF_IP",)),
         ({"RAY_ADDRESS": "ray://10.0.0.1:10001"}, ("RAY_ADDRESS",)),
+        ({"RAY_ADDRESS": "ray://user:word@10.0.0.1:10001"}, ("RAY_ADDRESS",)),
+        ({"RAY_ADDRESS": "ray://user:word@127.0.0.1:10001"}, None),
+        ({"RAY_ADDRESS": "local"}, None),
     ],
 )
 def test_which_variables_speak_of_several_nodes(variables: dict[str, str], expected: tuple[str, ...] | None) -> None:

@@ -125,6 +125,7 @@ GOOD = '{"schema": "npuenv.capture/1", "npuenv": "0", "host": "h", "environ": {}
         (GOOD.replace('"paths": {}', '"paths": {"/x": {"state": "gone"}}'), ("paths./x", "gone")),
         (GOOD.replace('"paths": {}', '"paths": {"/x": {"state": "folder", "names": [1]}}'), ("paths./x.names",)),
         ("[" * 100000, ("nested",)),
+        (GOOD.replace('"commands": []', '"commands": ' + "1" * 100000), ("300 digits",)),
     ],
 )
 def test_a_capture_that_is_not_right_names_the_place(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:

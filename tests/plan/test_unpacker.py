@@ -15,8 +15,10 @@ import pytest
 
 from npuenv.plan import unpacker
 
+Member = tuple[str, bytes | None, dict[str, object]]
 
-def tar(path: Path, *members: tuple[str, bytes | None, dict[str, object]]) -> Path:
+
+def tar(path: Path, *members: Member) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, content, fields in members:
             info = tarfile.TarInfo(name)
@@ -115,6 +117,20 @@ def test_a_link_of_a_zip_that_leads_out_is_refused(tmp_path: Path, target: str) 
         archive.writestr("v/x", "x")
     assert unpacked(tmp_path / "a.zip", tmp_path / "out") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_what_unpacks_to_more_than_any_source_is_refused_before_it_is_unpacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacker, "MOST_BYTES", 20_000)
+    hard: dict[str, object] = {"type": tarfile.LNKTYPE, "linkname": "v/x"}
+    links: list[Member] = [(f"v/{number}", b"", hard) for number in range(3)]
+    files: list[Member] = [(f"v/{number}", b"", {}) for number in range(100)]
+    several: list[list[Member]] = [[("v/x", bytes(8000), {}), *links], [("v/x", bytes(20_001), {})], files]
+    for members in several:
+        archive = tar(tmp_path / "a.tar.gz", *members)
+        assert unpacked(archive, tmp_path / "out") == 1
+        assert "unpacked" in capsys.readouterr().out
 
 
 def test_one_name_twice_is_refused(tmp_path: Path) -> None:

@@ -110,9 +110,6 @@ def test_what_is_written_reads_back_as_the_same_value(value: Any, quote: str) ->
         ("just words\n", "not-a-mapping", None),
         ("a: 1\n---\nb: 2\n", "many-documents", None),
         ("# nothing\n", "empty", None),
-        ("{a: " * 400 + "}" * 400, "too-deep", None),
-        ("a: &a\n  b: *a\n", "too-deep", None),
-        ("a: &a [*a]\n", "too-deep", None),
     ],
 )
 def test_what_is_no_configuration_is_bad_input_with_its_line(text: str, key: str, line: int | None) -> None:

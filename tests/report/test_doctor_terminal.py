@@ -16,7 +16,7 @@ from npuenv.checks import Finding, Fix, Status
 from npuenv.facts.base import Evidence
 from npuenv.facts.collect import collect
 from npuenv.messages import Message
-from npuenv.report.cells import clean
+from npuenv.messages.visible import clean
 from npuenv.report.terminal import Manner, Page, render_report
 from tests.support.scripted_host import ScriptedHost
 from tests.support.sentences import says, sentence

@@ -14,6 +14,7 @@ from npuenv.messages import Message, say
 if TYPE_CHECKING:
     from re import Pattern
 
+_MARK = "\u241f"  # stands in no sentence
 _LEAST_LETTERS = 6  # of a template that stands without arguments: fewer would be found anywhere
 
 
@@ -74,8 +75,8 @@ def _value(value: object, spec: str, lang: str) -> str:
         return f"(?:.*?{_folded(value)}.*?)"
     text = say(Message("doctor.source", {"source": value}), lang) if isinstance(value, (Message, tuple, list)) else None
     if text is not None:
-        marker = say(Message("doctor.source", {"source": "\0"}), lang)
-        before, _, after = marker.partition("\0")
+        marker = say(Message("doctor.source", {"source": _MARK}), lang)
+        before, _, after = marker.partition(_MARK)
         text = text[len(before) : len(text) - len(after)]
     return _folded(format(value, spec) if text is None else text)
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads
 from npuenv.errors import BadInput
 from npuenv.messages import Message
 from npuenv.resolve.types import Request
@@ -105,8 +106,8 @@ def manifest_text(manifest: Manifest) -> str:
 def parse_manifest(data: bytes, place: str) -> Manifest:
     """The manifest in a file; `place` is for messages. Raises BadInput for one that is none, or was changed."""
     try:
-        table = json.loads(data.decode("utf-8"))
-    except ValueError as error:
+        table = loads(data)
+    except JsonError as error:
         raise _wrong(place, Message("bundle.no-json", {"why": str(error)[:200]})) from error
     if not isinstance(table, dict) or table.get("schema") != SCHEMA:
         schema = str(table.get("schema"))[:100] if isinstance(table, dict) else "-"

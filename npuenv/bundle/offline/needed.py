@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Platform, Stack
 
 MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}  # e_machine of ELF, by what `uname -m` says
+_MOST_BYTES = 4 << 30  # of an unpacked Python; one with every test and symbol has 0.5 GiB
 _PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
 
 
@@ -97,7 +98,11 @@ def check_python_archive(path: Path, platform: Platform) -> None:
     found: dict[str, str] = {}  # version -> machine; "" where only a link was seen
     try:
         with tarfile.open(path) as archive:
-            for member in archive:
+            size = 0
+            for member in archive:  # a few MB may unpack to terabytes
+                size += member.size + tarfile.BLOCKSIZE
+                if size > _MOST_BYTES:
+                    raise tarfile.TarError(f"> {_MOST_BYTES >> 30} GiB")
                 match = _PYTHON.fullmatch(member.name)
                 if match:
                     found[match[1]] = found.get(match[1]) or _machine_of(archive, member)

@@ -56,7 +56,11 @@ class Tool:
 def own_requirements() -> tuple[str, ...]:
     """What npuenv requires at run time, extras left out."""
     project = _project_file()
-    lines = load_file(project)["project"]["dependencies"] if project else importlib.metadata.requires("npuenv") or ()
+    lines = (
+        load_file(project, is_ours=True)["project"]["dependencies"]
+        if project
+        else importlib.metadata.requires("npuenv") or ()
+    )
     return tuple(line for line in lines if "extra ==" not in line)
 
 

@@ -13,7 +13,7 @@ from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variabl
 from npuenv.facts.base import Evidence, State
 from npuenv.facts.network import hccl_ports
 from npuenv.facts.network.interfaces import number_of, way_to
-from npuenv.facts.network.launch import is_loopback
+from npuenv.facts.network.launch import host_of, is_loopback
 
 _NODES = "alibaba/ROLL Ascend guide, several nodes"
 _RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client"}
@@ -178,7 +178,7 @@ def _no_proxy(context: Context) -> Verdict:
         return skip("network.one-node")
     excepted = f"{environment.get('no_proxy', '')},{environment.get('NO_PROXY', '')}"
     names = [environment.get(name, "").strip() for name in ("MASTER_ADDR", "HCCL_IF_IP")]
-    names.append(environment.get("RAY_ADDRESS", "").rpartition("//")[2].rpartition(":")[0])
+    names.append(host_of(environment.get("RAY_ADDRESS", "")))
     open_ones = tuple(dict.fromkeys(name for name in names if name and not is_excepted(name, excepted)))
     if open_ones:
         lines = [Evidence("environment", f"{proxy.variable}={proxy.address}") for proxy in proxies]

@@ -25,5 +25,5 @@ class Variables:
 @functools.cache
 def variables() -> Variables:
     """Which variables are compared, and which of them break a run."""
-    rows = load_file(folder_of(__file__) / "variables.toml")
+    rows = load_file(folder_of(__file__) / "variables.toml", is_ours=True)
     return Variables(*(re.compile("|".join(rows[name])) for name in ("compared", "own", "breaking")))

@@ -40,7 +40,7 @@ class Aspect:
 @functools.cache
 def aspects() -> tuple[Aspect, ...]:
     """All rows, in the order in which they are told."""
-    rows = load_file(folder_of(__file__) / "aspects.toml")["aspect"]
+    rows = load_file(folder_of(__file__) / "aspects.toml", is_ours=True)["aspect"]
     return tuple(
         Aspect(
             id=row["id"],

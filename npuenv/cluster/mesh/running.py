@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from npuenv._json import JsonError, loads
 from npuenv.cluster.fanout import PARALLEL, ask, room_for
 from npuenv.cluster.mesh.asking import Heard, cannot, ran
 from npuenv.cluster.mesh.gate import Gate
@@ -328,7 +329,7 @@ def _lines(texts: Iterable[bytes]) -> Iterator[Line]:
         if not text.startswith(b'{"'):
             continue
         try:
-            line = json.loads(text)
-        except ValueError:
+            line = loads(text)
+        except JsonError:
             continue
         yield line

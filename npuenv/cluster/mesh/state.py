@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import load_file
 from npuenv.cluster.mesh.types import FULL, SAMPLED, Device, Outcome, Results
 from npuenv.errors import BadInput
 from npuenv.host.writing import write_whole
@@ -41,12 +42,12 @@ def load(path: Path) -> tuple[Results, str]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = load_file(path)
         return _results(document), document["mode"]
     except OSError as error:
         args = {"path": str(path), "reason": error.strerror or str(error)}
         raise BadInput(Message("mesh.no-state", args), Message("mesh.no-state-hint")) from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         # Of whatever a foreign file holds, none of these is worth a sentence of its own.
         raise BadInput(Message("mesh.bad-state", {"path": str(path)}), Message("mesh.no-state-hint")) from error
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads
 from npuenv.cluster import fanout
 from npuenv.cluster.ssh import last_words
 from npuenv.cluster.there import BOOT
@@ -85,8 +86,8 @@ def _told(out: bytes) -> Mapping[str, Any] | None:
     for line in reversed(out.decode(errors="replace").splitlines()):
         if line.startswith(_MARK):
             try:
-                found = json.loads(line[len(_MARK) :])
-            except ValueError:
+                found = loads(line[len(_MARK) :])
+            except JsonError:
                 return None
             return found if isinstance(found, dict) else None
     return None

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads
 from npuenv.facts.base import Evidence, Fact, absent, known
 from npuenv.facts.read import file_text
 
@@ -63,11 +64,9 @@ def ranks(host: Host) -> Fact[RankTable]:
 
 def parse(path: str, text: str) -> RankTable:
     """The table in a text, or what keeps it from being one."""
-    import json
-
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = loads(text)
+    except JsonError as error:
         return RankTable(path, "", "", "", (), str(error)[:120])
     servers = document.get("server_list") if isinstance(document, dict) else None
     if not isinstance(servers, list):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from npuenv.facts.asker import not_asked
 from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
@@ -44,6 +45,20 @@ def is_loopback(address: str) -> bool:
     )
 
 
+def host_of(address: str) -> str:
+    """The host of an address of Ray's, such as `10.0.0.1:6379` or `ray://NAME:WORD@[fd00::1]:10001`; "" for none.
+
+    Without scheme and port it is one of Ray's own words, `auto` or `local`.
+    """
+    address = address.strip()
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        is_host = "://" in address or parts.port is not None
+    except ValueError:  # a port that is no number, a bracket that does not end
+        return ""
+    return (parts.hostname or "") if is_host else ""
+
+
 def spans(environ: Mapping[str, str]) -> Fact[tuple[str, ...]]:
     """The names of the variables that speak of several nodes; absent where none does.
 
@@ -60,7 +75,7 @@ def spans(environ: Mapping[str, str]) -> Fact[tuple[str, ...]]:
             found.append("WORLD_SIZE")
         if master and environ.get("NODE_RANK", "0").strip() not in ("", "0"):
             found.append("NODE_RANK")
-    ray = environ.get("RAY_ADDRESS", "").rpartition("//")[2].rpartition(":")[0]
+    ray = host_of(environ.get("RAY_ADDRESS", ""))
     if ray and not is_loopback(ray):
         found.append("RAY_ADDRESS")
     lines = (Evidence("environment", f"{name}={environ[name]}") for name in found)

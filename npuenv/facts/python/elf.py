@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import loads
 from npuenv.facts.base import Evidence, Fact, absent, known, unknown
 from npuenv.facts.read import why_failed
 
@@ -71,11 +71,11 @@ def elf(host: Host, files: Sequence[str], *, near: Sequence[str], timeout_s: flo
     if ran.code != 0:
         return absent(Evidence(command, "not here")) if ran.is_absent else unknown(Evidence(command, why_failed(ran)))
     try:
-        document = json.loads(ran.out)
+        document = loads(ran.out)
         if document["error"]:
             return absent(Evidence(command, str(document["error"])))
         value = _elf(document)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return unknown(Evidence(command, ran.out[:200]))
     return known(value, Evidence(command, f"{value.looked} read, {len(value.missing)} libraries not found"))
 

@@ -5,11 +5,11 @@ Nothing of it is imported here: small programs run inside it (`npuenv.facts.targ
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads
 from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.read import pairs, why_failed
 from npuenv.facts.target import text as program
@@ -253,8 +253,8 @@ def _ask(host: Host, python: str, name: str, *words: str, timeout_s: float) -> F
         return unknown(Evidence(command, _ending(ran)))
     line = text.partition("\n")[0].rstrip("\r")
     try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
+        document = loads(line, has_nan=True)
+    except JsonError:
         return unknown(Evidence(command, _MARK + line))
     if not isinstance(document, dict):
         return unknown(Evidence(command, _MARK + line))

@@ -7,11 +7,11 @@ verl.toml is generated from the wheels; roll.toml lists the fields of ROLL's dat
 from __future__ import annotations
 
 import functools
-import json
 from typing import TYPE_CHECKING, Any
 
 from npuenv import versions
 from npuenv._data import folder_of
+from npuenv._json import loads
 from npuenv._toml import load_file
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _table(framework: str) -> Mapping[str, Any]:
-    return load_file(folder_of(__file__) / f"{framework}.toml")
+    return load_file(folder_of(__file__) / f"{framework}.toml", is_ours=True)
 
 
 def known_releases(framework: str) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def defaults_of(framework: str, release: str | None) -> Mapping[str, Any]:
     if name is None or framework != "verl":
         return {}
     at = known_releases(framework).index(name)
-    return {key: json.loads(text) for key, text in _standing(framework, "keys", at)}
+    return {key: loads(text) for key, text in _standing(framework, "keys", at)}
 
 
 @functools.cache

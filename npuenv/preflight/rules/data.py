@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv._data import read_bytes
+from npuenv.preflight import limits
 from npuenv.preflight.rules.base import Rule, problem, value
 from npuenv.preflight.types import Change
 
@@ -136,8 +138,8 @@ def _lacking(path: Path, name: str) -> tuple[str, ...]:
     import ast
 
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
+        tree = ast.parse(read_bytes(path, limits.BYTES))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # of whatever file the launch names
         return ()
     found = [
         node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name

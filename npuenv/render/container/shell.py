@@ -132,9 +132,12 @@ def program(name: str, text: str) -> list[str]:
     return ["# shellcheck disable=SC2016 # read by another shell", f"{name}='{text}'"]
 
 
+_PLACES = "%places%"  # known only where the script runs
+
+
 def check(container: Container, say: Say, *, runner: Sequence[str] = ()) -> list[str]:
     """Ends the script with one sentence where a required place is missing. `runner` starts it elsewhere."""
-    before, after = say("missing", places="\0").split("\0")
+    before, after = say("missing", places=_PLACES).split(_PLACES)
     pairs = [f"-e {shlex.quote(item.path)}" for item in container.devices if item.is_required]
     pairs += [f"{_TESTS[mount.kind]} {shlex.quote(mount.source)}" for mount in container.mounts if mount.is_required]
     pairs += [f"-d {shlex.quote(place)}" for place in container.mount_points]

@@ -132,7 +132,7 @@ def _parsed(texts: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     for key, text in texts.items():
         try:
             value = reader.load(text)
-        except YAMLError as error:
+        except (YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
             args = {"key": key, "value": text}
             raise BadInput(Message("launch_roll.no-yaml", args), Message("launch_roll.unsafe-hint")) from error
         yield key, value

@@ -5,10 +5,11 @@ Both run below Ray, which puts `(TaskRunner pid=87031) ` before the lines of its
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
+
+from npuenv._json import JsonError, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,8 +91,8 @@ def _object(line: str) -> dict[str, float]:
     if start < 0 or "/" not in line[start:]:
         return {}
     try:
-        said = json.loads(line[start:])
-    except ValueError:
+        said = loads(line[start:], has_nan=True)
+    except JsonError:
         return {}
     return {name: float(value) for name, value in said.items() if "/" in name and _is_number(value)}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuenv._json import JsonError, loads
 from npuenv.errors import BadInput, CannotTell, StepFailed
 from npuenv.messages import Message
 
@@ -60,8 +61,8 @@ def _asked(host: Host, python: Path, framework: str) -> dict[str, Any]:
     ran = host.run([str(python), "-c", program(), "look", framework], timeout_s=_LOOK_S)
     last = ran.out.strip().rpartition("\n")[2]
     try:
-        said = json.loads(last)
-    except ValueError:
+        said = loads(last)
+    except JsonError:
         said = None
     if ran.code != 0 or not isinstance(said, dict):
         reason = (ran.err.strip() or last or str(ran.code)).rpartition("\n")[2]
