@@ -107,6 +107,7 @@ class Files:
     altered: tuple[Owned, ...]  # of another size
     emptied: tuple[Owned, ...]  # of no bytes, where the record says there are some
     unreadable: tuple[str, ...]  # folders
+    spared: tuple[Owned, ...] = ()  # missing, and of the kind that nothing imports: headers, tests, documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,8 @@ def _packages(found: Mapping[str, Any]) -> Packages:
 
 def _files(found: Mapping[str, Any]) -> Files:
     missing, altered, emptied = (_owned(found[key]) for key in ("missing", "altered", "emptied"))
-    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]))
+    spared = _owned(found.get("spared", ()))  # an older npuenv left them out
+    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]), spared)
 
 
 def _hashes(found: Mapping[str, Any]) -> Hashes:

@@ -11,8 +11,9 @@ import site
 import sys
 import sysconfig
 
-from npuenv.facts.target.records import EXAMPLES_AT_MOST, TYPE_CHECKING, Distribution, Folder, normal, read
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, Tally, is_native, normal, read
 
+TYPE_CHECKING = False  # as in the first part
 if TYPE_CHECKING:
     from typing import Any
 
@@ -72,29 +73,6 @@ class Sizes:
         return sizes
 
 
-class Tally:
-    """Counts per owner, with some examples; native files first, they matter most."""
-
-    def __init__(self) -> None:
-        self.paths: dict[str, list[str]] = {}
-
-    def add(self, owner: str, path: str) -> None:
-        self.paths.setdefault(owner, []).append(path)
-
-    def rows(self) -> list[dict[str, Any]]:
-        rows = []
-        for owner, paths in sorted(self.paths.items()):
-            native = [path for path in paths if is_native(path)]
-            ordered = sorted(native) + sorted(set(paths) - set(native))
-            examples = ordered[:EXAMPLES_AT_MOST]
-            rows.append({"owner": owner, "count": len(paths), "native": len(native), "examples": examples})
-        return rows
-
-
-def is_native(path: str) -> bool:
-    return path.split(" (")[0].endswith(".so") or ".so." in path
-
-
 class Inventory:
     """Distributions by name: the first on the path counts, as it does for imports."""
 
@@ -110,7 +88,7 @@ class Inventory:
                     self.first[key] = distribution
         self.sizes = Sizes()
         self.looked = 0
-        self.missing, self.altered, self.emptied = Tally(), Tally(), Tally()
+        self.missing, self.spared, self.altered, self.emptied = Tally(), Tally(), Tally(), Tally()
         self.unread: set[str] = set()
         self.foreign: dict[str, str] = {}
         self.owners: dict[str, tuple[str, str]] = {}
@@ -144,17 +122,16 @@ class Inventory:
         elif has is None:
             self.unread.add(os.path.dirname(path))
         elif has < 0:
-            if not SPARED.search(path):
-                self.missing.add(key, path)
+            (self.spared if SPARED.search(path) else self.missing).add(key, path)
         elif size.isdigit() and has != int(size):
             (self.emptied if has == 0 else self.altered).add(key, f"{path} ({has} bytes, {size} recorded)")
 
     def _share(self, one: tuple[str, str], two: tuple[str, str], path: str, has: int | None) -> None:
-        row = self.shared.setdefault((one[0], two[0]), {"paths": [], "fits": [0, 0]})
-        row["paths"].append(path)
+        found = self.shared.setdefault((one[0], two[0]), {"paths": [], "fits": [0, 0]})
+        found["paths"].append(path)
         if one[1] != two[1]:  # of equal size both fit, which tells nothing
             for at, (_, size) in enumerate((one, two)):
-                row["fits"][at] += str(has) == size
+                found["fits"][at] += str(has) == size
 
     def twice(self) -> list[dict[str, Any]]:
         rows = []
@@ -328,9 +305,9 @@ def unique(path: list[str]) -> list[str]:
 
 def shared(inventory: Inventory) -> list[dict[str, Any]]:
     rows = []
-    for pair, row in sorted(inventory.shared.items()):
-        examples = sorted(row["paths"])[:EXAMPLES_AT_MOST]
-        rows.append({"owners": list(pair), "count": len(row["paths"]), "examples": examples, "fits": row["fits"]})
+    for pair, found in sorted(inventory.shared.items()):
+        examples = sorted(found["paths"])[:EXAMPLES_AT_MOST]
+        rows.append({"owners": list(pair), "count": len(found["paths"]), "examples": examples, "fits": found["fits"]})
     return rows
 
 
@@ -378,6 +355,7 @@ def files(inventory: Inventory) -> dict[str, Any]:
     return {
         "looked": inventory.looked,
         "missing": inventory.missing.rows(),
+        "spared": inventory.spared.rows(),
         "altered": inventory.altered.rows(),
         "emptied": inventory.emptied.rows(),
         "unreadable": sorted(inventory.unread)[:EXAMPLES_AT_MOST],
