@@ -23,8 +23,10 @@ from npuenv.cli import installing
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import Teller
 from npuenv.execute import Event, State, work
-from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED
+from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.manifest import LOCK, MANIFEST, MARKER, VERIFIED, described
 from npuenv.host.hashing import sha256_of
+from npuenv.host.local import LocalHost
 from npuenv.lock.file import write_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
@@ -34,6 +36,8 @@ from npuenv.resolve.types import Request
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.execute.conftest import Product, World
 
 
@@ -140,6 +144,33 @@ def test_a_repair_restores_from_the_own_lock_though_a_newer_one_is_out(product: 
     code, out, _ = product.run("install", "--repair")
     assert code == 0, out
     assert (product.current, tree(root)) == (root, before)
+
+
+def lost(root: Path) -> set[str]:
+    """What the environment lacks of npuenv's own files, as the doctor tells it."""
+    found = described(LocalHost(), str(root)).value
+    assert found is not None
+    return set(found.lost)
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: path.write_text("other"), lambda path: path.write_text("")]
+)
+def test_the_doctor_tells_each_file_of_npuenvs_own_that_a_repair_restores(
+    product: Product, damage: Callable[[Path], object]
+) -> None:
+    root = product.current
+    own = set(json.loads((root / MANIFEST).read_text())["files"])
+    assert own > {"activate.sh", "activate.fish", "activate.csh", ".npuenv/entering.py", INSPECTOR, LOCK}
+    assert lost(root) == set()
+    mended = own - {LOCK}  # what a repair restores from
+    for name in mended:
+        damage(root / name)
+    assert lost(root) == mended
+    damage(root / MANIFEST)
+    assert lost(root) == {MANIFEST}  # which alone knew of the others
+    assert product.run("install", "--repair", "--yes")[0] == 0
+    assert lost(root) == set() and set(json.loads((root / MANIFEST).read_text())["files"]) == own
 
 
 def test_a_rollback_with_nothing_before_is_a_sentence(product: Product) -> None:

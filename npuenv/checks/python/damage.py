@@ -10,14 +10,13 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv import versions
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
-from npuenv.checks.python.installed import CORE, safe_install, version_of
+from npuenv.checks.base import Check, Context, Verdict, fail, ok, skip, warn
+from npuenv.checks.python.installed import CORE, put_in, restore, version_of
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npuenv.checks.base import Fix
     from npuenv.facts.python.interpreter import Import
     from npuenv.facts.python.packages import Hashes, Owned
 
@@ -38,14 +37,14 @@ def _files(context: Context) -> Verdict:
     files = context.facts.python.files.value
     if files is None:
         return skip("no-python")
-    spared = tuple(item for item in files.spared if item.owner in _put_in(context))
+    spared = tuple(item for item in files.spared if item.owner in put_in(context))
     bad = (*files.missing, *files.emptied, *spared)
     if not bad:
         return ok("python.files-ok", count=files.looked)
     told = _told((*files.missing, *spared), "missing") + _told(files.emptied, "empty")
     names = tuple(dict.fromkeys(item.owner for item in bad))
     verdict = fail if _gone(context) else warn
-    return verdict("python.files-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+    return verdict("python.files-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _gone(context: Context) -> list[Owned]:
@@ -76,7 +75,7 @@ def _altered(context: Context) -> Verdict:
     names = tuple(item.owner for item in bad)
     verdict = fail if any(item.native for item in bad) else warn
     told = _told(bad, "of another size")
-    return verdict("python.altered-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+    return verdict("python.altered-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _has_both_tritons(context: Context) -> bool:
@@ -95,7 +94,7 @@ def _hashes(context: Context) -> Verdict:
     names = tuple(item.owner for item in bad)
     is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
     verdict, told = fail if is_grave else warn, _told(bad, "of other content")
-    return verdict("python.hashes-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
+    return verdict("python.hashes-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
 
 
 def _as_recorded(hashes: Hashes) -> Verdict:
@@ -110,15 +109,9 @@ def _as_recorded(hashes: Hashes) -> Verdict:
 
 def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
     """Those of altered files that somebody has to look at; python.triton says which of two tritons lies there."""
-    counted = _UNTOUCHED | _put_in(context)
+    counted = _UNTOUCHED | put_in(context)
     told = _TRITONS if _has_both_tritons(context) else set()
     return [item for item in items if (item.native or item.owner in counted) and item.owner not in told]
-
-
-def _put_in(context: Context) -> frozenset[str]:
-    """The packages that npuenv put in and found to be as recorded; of another tool's environment nothing is known."""
-    made = context.facts.python.made.value
-    return frozenset(made.verified.named if made is not None and made.is_proven and made.verified is not None else ())
 
 
 def _told(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
@@ -127,14 +120,6 @@ def _told(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
 
 def _sum(items: Iterable[Owned]) -> int:
     return sum(item.count for item in items)
-
-
-def _again(context: Context, names: Iterable[str]) -> Fix:
-    made, names = context.facts.python.made.value, tuple(names)
-    if made is not None and not _put_in(context).isdisjoint(names):
-        return fix("python.restore", ("npuenv", "install", "--repair", "--target", made.root))
-    wanted = [f"{name}=={version_of(context, name)}" for name in names][:_SHOWN]
-    return safe_install(context, "python.again", *wanted, options=("--force-reinstall", "--no-deps"))
 
 
 def cause_of(context: Context, found: Import) -> str | None:

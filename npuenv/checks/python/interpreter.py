@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, safe_install, version_of, where
+from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
 
@@ -127,12 +127,6 @@ def _readable(context: Context) -> Verdict:
     return fail("python.readable-fail", *shut, fix=fix("python.readable"), folders=places)
 
 
-def _again(context: Context, names: tuple[str, ...]) -> Fix:
-    """Puts in anew what is there, in the version that is there where it says one."""
-    wanted = [f"{name}=={version}" if (version := version_of(context, name)) else name for name in names]
-    return safe_install(context, "python.again", *wanted, options=("--force-reinstall", "--no-deps"))
-
-
 def _metadata(context: Context) -> Verdict:
     """Distributions that do not say what they are: half removed, copied by hand, or written while the disk was full."""
     packages = context.facts.python.packages.value
@@ -142,7 +136,7 @@ def _metadata(context: Context) -> Verdict:
         return ok("python.metadata-ok")
     told = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
     names = tuple(dict.fromkeys(each.name for each in packages.trouble))
-    cure = _again(context, names[:_SHOWN])
+    cure = restore(context, names)
     verdict = fail if set(names) & CORE else warn
     return verdict(
         "python.metadata-fail", *told, fix=cure, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
@@ -220,7 +214,7 @@ def _abi(context: Context) -> Verdict:
     told = [Evidence(where(context), f"{name}: {what}") for name, what in sorted(foreign.items())]
     if foreign:
         names = tuple(sorted(foreign))
-        cure = _again(context, names[:_SHOWN])
+        cure = restore(context, names)
         return fail("python.abi-fail", *told, fix=cure, packages=names[:_SHOWN], version=python.version)
     refused = [name for name, spec in packages.requires_python.items() if accepts(spec, python.version) is False]
     if refused:

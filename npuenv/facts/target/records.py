@@ -116,6 +116,8 @@ class Distribution:
         elif text is not None and ("\0" in text or "," not in text) and self.installer in ("pip", "uv"):
             self.trouble.append("RECORD names no file")
             return None
+        elif text and not text.endswith("\n") and self.installer in ("pip", "uv"):
+            self.trouble.append("RECORD breaks off")  # both end each line that they write
         return text
 
     def files(self) -> Iterator[tuple[str, str]]:
