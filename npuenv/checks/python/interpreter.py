@@ -40,6 +40,9 @@ def _found(context: Context) -> Verdict:
     if broken is not None and broken.what == "too-old":
         cure = fix("python.python-version", install_here(context))
         return fail("python.python-found-too-old", *told, fix=cure, path=broken.path)
+    if broken is not None and broken.what == "hook":
+        cure = fix("python.hook", ("mv", broken.path, f"{broken.path}.off"))
+        return fail("python.python-found-hook", *told, fix=cure, path=broken.path, line=told[0].line)
     if broken is not None:
         cure = fix("python.python-broken", install_here(context))
         return fail(f"python.python-found-{broken.what}", *told, fix=cure, path=broken.path)
@@ -119,6 +122,10 @@ def _readable(context: Context) -> Verdict:
     packages, files = context.facts.python.packages.value, context.facts.python.files.value
     if packages is None:
         return skip("no-python")
+    if packages.no_settings:
+        file, base = packages.no_settings
+        cure = fix("python.no-settings", (base, "-m", "venv", "--without-pip", file.rpartition("/")[0]))
+        return fail("python.readable-no-settings", Evidence(file, "not there"), fix=cure, file=file)
     shut = [Evidence(place, why) for place, why in packages.unreadable.items()]
     shut += [Evidence(place, "not readable") for place in (files.unreadable if files is not None else ())]
     if not shut:

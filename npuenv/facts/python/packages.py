@@ -86,6 +86,8 @@ class Packages:
     foreign_extensions: Mapping[str, str]  # distribution -> one of its extensions, all for another Python
     built: Mapping[str, Mapping[str, str]]  # module -> what it says of its build: {"torch": {"cuda": "12.8"}}
     extensions: Mapping[str, tuple[str, ...]]  # module -> its shared libraries
+    # The pyvenv.cfg that a virtual environment has lost, and the Python that it was made from; (): it has lost none.
+    no_settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ def _packages(found: Mapping[str, Any]) -> Packages:
         foreign_extensions=_texts(found["foreign_extensions"]),
         built={str(name): _texts(values) for name, values in found["built"].items()},
         extensions={str(name): _words(paths) for name, paths in found["extensions"].items()},
+        no_settings=_words(found.get("no_settings", ())),
     )
 
 

@@ -316,6 +316,7 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
     user = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
     return {
         "path": path,
+        "no_settings": no_settings(),
         "unreadable": [{"place": each.place, "why": each.error} for each in folders if each.error] + not_there(),
         "user_site": user if user and any(same(user, entry) for entry in path) else "",
         "in_user_site": sorted(name for name, each in first.items() if user and same(each.folder, user)),
@@ -337,14 +338,19 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
     }
 
 
+def no_settings() -> list[str]:
+    """The pyvenv.cfg that a virtual environment has lost, and its Python, which takes itself for the system's then."""
+    home = os.path.dirname(os.path.dirname(sys.executable))
+    own = glob.glob(os.path.join(glob.escape(home), "lib", "python3*", "site-packages"))
+    was_environment = own and os.path.isfile(os.path.join(home, "bin", "activate")) and not same(home, sys.prefix)
+    is_lost = sys.prefix == sys.base_prefix and was_environment
+    return [os.path.join(home, "pyvenv.cfg"), os.path.realpath(sys.executable)] if is_lost else []
+
+
 def not_there() -> list[dict[str, str]]:
     """The folder for packages of a virtual environment where it is none: such an environment seems merely empty."""
-    place, home = sysconfig.get_path("purelib"), os.path.dirname(os.path.dirname(sys.executable))
-    if sys.prefix == sys.base_prefix:
-        own = sorted(glob.glob(os.path.join(glob.escape(home), "lib", "python3*", "site-packages")))
-        was_environment = own and os.path.isfile(os.path.join(home, "bin", "activate")) and not same(home, sys.prefix)
-        return [{"place": own[0], "why": f"not looked into: there is no {home}/pyvenv.cfg"}] if was_environment else []
-    if os.path.isdir(place):
+    place = sysconfig.get_path("purelib")
+    if sys.prefix == sys.base_prefix or os.path.isdir(place):
         return []
     others = glob.glob(os.path.join(glob.escape(sys.prefix), "lib", "python3*", "site-packages"))
     why = "a link to nothing" if os.path.islink(place) else "not a folder" if os.path.exists(place) else "not there"
