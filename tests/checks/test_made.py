@@ -84,6 +84,13 @@ def test_headers_and_tests_count_where_npuenv_put_them() -> None:
     assert find(both(put(made=None), gone)(HEALTHY), "python.files").status is Status.OK
 
 
+def test_a_link_in_place_of_a_file_counts_where_npuenv_put_the_file() -> None:
+    linked = part("python.files", linked=(JINJA,))
+    own = find(both(put(made=made("jinja2")), linked)(HEALTHY), "python.altered")
+    assert (own.status, own.says.key) == (Status.WARN, "check_python.altered-linked")
+    assert find(both(put(made=None), linked)(HEALTHY), "python.altered").status is Status.OK
+
+
 @pytest.mark.parametrize(
     ("lost", "command"),
     [

@@ -146,6 +146,28 @@ def test_a_repair_restores_from_the_own_lock_though_a_newer_one_is_out(product: 
     assert (product.current, tree(root)) == (root, before)
 
 
+@pytest.mark.parametrize("name", ["tools.py", "numbers-2.4.dist-info/METADATA"])
+def test_a_repair_puts_a_file_in_place_of_a_link_and_leaves_alone_what_it_led_to(
+    product: Product, tmp_path: Path, name: str
+) -> None:
+    before, place = tree(product.current), next(product.current.glob("lib/python*/site-packages")) / name
+    outside = tmp_path / "outside"
+    outside.write_bytes(place.read_bytes())
+    place.unlink()
+    place.symlink_to(outside)
+    assert product.run("install", "--repair")[0] == 0
+    assert (tree(product.current), place.is_symlink(), outside.exists()) == (before, False, True)
+
+
+def test_a_repair_takes_a_linked_folder_out_and_nothing_that_lies_in_it(product: Product, tmp_path: Path) -> None:
+    before, site = tree(product.current), next(product.current.glob("lib/python*/site-packages"))
+    (site / "torch").rename(tmp_path / "torch")
+    (site / "torch").symlink_to(tmp_path / "torch")
+    assert product.run("install", "--repair")[0] == 0
+    assert tree(product.current) == before and not (site / "torch").is_symlink()
+    assert any((tmp_path / "torch").iterdir())
+
+
 def lost(root: Path) -> set[str]:
     """What the environment lacks of npuenv's own files, as the doctor tells it."""
     found = described(LocalHost(), str(root)).value

@@ -130,6 +130,16 @@ def test_what_images_leave_out_and_compiled_files_are_not_missed(site: Site) -> 
     assert "thing" in [each.owner for each in site.files().spared]
 
 
+def test_links_are_told_whether_the_file_is_one_or_a_folder_above_it(site: Site, tmp_path: Path) -> None:
+    site.add("thing", {"thing/a.py": "x", "thing/lib/b.py": "y", "thing/c.py": "z"})
+    (site.folder / "thing/lib").rename(tmp_path / "lib")
+    (site.folder / "thing/lib").symlink_to(tmp_path / "lib")
+    (site.folder / "thing/a.py").rename(tmp_path / "a.py")
+    (site.folder / "thing/a.py").symlink_to(tmp_path / "a.py")
+    (linked,) = [each for each in site.files().linked if each.owner == "thing"]
+    assert set(linked.examples) == {"thing/a.py", "thing/lib/b.py"}
+
+
 def test_scripts_beside_the_interpreter_are_looked_for(site: Site) -> None:
     info = site.add("tool", {})
     with (info / "RECORD").open("a") as record:

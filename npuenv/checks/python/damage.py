@@ -70,6 +70,12 @@ def _altered(context: Context) -> Verdict:
     if files is None:
         return skip("no-python")
     bad = _that_count(context, files.altered)
+    linked = [item for item in files.linked if item.owner in put_in(context)]
+    if linked and not bad:
+        names = tuple(item.owner for item in linked)
+        told = _told(linked, "behind a link")
+        cure = restore(context, names)
+        return warn("python.altered-linked", *told, fix=cure, count=_sum(linked), packages=names[:_SHOWN])
     if not bad:
         return ok("python.altered-ok", *_told(files.altered, "of another size"), count=_sum(files.altered))
     names = tuple(item.owner for item in bad)

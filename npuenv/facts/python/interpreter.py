@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
 DEVICES_TIMEOUT_S = 105.0  # importing, then at most 25 s to count the devices and 40 s to use them
+USUAL = "python3"
+# What stands for it where there is none of that name, as in images that bring one version alone.
+OTHERS = ("python", *(f"python3.{minor}" for minor in range(14, 8, -1)))
 _START_S = 10.0  # for what runs before Python itself does anything
 _MARK = "NPUENV-ANSWER "
 _HOOK = "NPUENV-HOOK "
@@ -128,7 +131,7 @@ def choose(host: Host, python: str | None) -> str:
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if environ.get(name):
             return f"{environ[name]}/bin/python"
-    return "python3"
+    return USUAL
 
 
 def inventory(host: Host, python: str, timeout_s: float = 30.0) -> Fact[dict[str, Any]]:

@@ -110,6 +110,7 @@ class Files:
     emptied: tuple[Owned, ...]  # of no bytes, where the record says there are some
     unreadable: tuple[str, ...]  # folders
     spared: tuple[Owned, ...] = ()  # missing, and of the kind that nothing imports: headers, tests, documents
+    linked: tuple[Owned, ...] = ()  # as recorded, but behind a link; uv makes such where it was told to link
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,8 @@ def _packages(found: Mapping[str, Any]) -> Packages:
 
 def _files(found: Mapping[str, Any]) -> Files:
     missing, altered, emptied = (_owned(found[key]) for key in ("missing", "altered", "emptied"))
-    spared = _owned(found.get("spared", ()))  # an older npuenv left them out
-    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]), spared)
+    spared, linked = (_owned(found.get(key, ())) for key in ("spared", "linked"))  # an older npuenv left them out
+    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]), spared, linked)
 
 
 def _hashes(found: Mapping[str, Any]) -> Hashes:

@@ -50,6 +50,16 @@ class Sizes:
 
     def __init__(self) -> None:
         self._folders: dict[str, dict[str, int] | None] = {}
+        self._links: set[str] = set()  # of what has been listed
+        self._is_linked: dict[str, bool] = {}
+
+    def is_linked(self, path: str, below: str) -> bool:
+        """Whether a path that was looked for, or a folder between it and `below`, is a link."""
+        folder = path.rpartition("/")[0]
+        if folder not in self._is_linked:
+            is_inside = folder.startswith(below + "/")
+            self._is_linked[folder] = is_inside and (os.path.islink(folder) or self.is_linked(folder, below))
+        return path in self._links or self._is_linked[folder]
 
     def of(self, path: str) -> int | None:
         """Bytes; -1 where nothing is there; None where the folder cannot be read."""
@@ -64,6 +74,8 @@ class Sizes:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
+                    if entry.is_symlink():
+                        self._links.add(entry.path)
                     if not entry.is_symlink() or os.path.exists(entry.path):  # a dangling link is as good as gone
                         sizes[entry.name] = entry.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -88,7 +100,7 @@ class Inventory:
                     self.first[key] = distribution
         self.sizes = Sizes()
         self.looked = 0
-        self.missing, self.spared, self.altered, self.emptied = Tally(), Tally(), Tally(), Tally()
+        self.missing, self.spared, self.altered, self.emptied, self.linked = (Tally() for _ in range(5))
         self.unread: set[str] = set()
         self.foreign: dict[str, str] = {}
         self.owners: dict[str, tuple[str, str]] = {}
@@ -125,6 +137,8 @@ class Inventory:
             (self.spared if SPARED.search(path) else self.missing).add(key, path)
         elif size.isdigit() and has != int(size):
             (self.emptied if has == 0 else self.altered).add(key, f"{path} ({has} bytes, {size} recorded)")
+        elif self.sizes.is_linked(place, distribution.folder):
+            self.linked.add(key, path)
 
     def _share(self, one: tuple[str, str], two: tuple[str, str], path: str, has: int | None) -> None:
         found = self.shared.setdefault((one[0], two[0]), {"paths": [], "fits": [0, 0]})
@@ -364,6 +378,7 @@ def files(inventory: Inventory) -> dict[str, Any]:
         "spared": inventory.spared.rows(),
         "altered": inventory.altered.rows(),
         "emptied": inventory.emptied.rows(),
+        "linked": inventory.linked.rows(),
         "unreadable": sorted(inventory.unread)[:EXAMPLES_AT_MOST],
     }
 
