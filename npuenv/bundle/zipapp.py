@@ -67,7 +67,8 @@ _MAIN = '''"""The doctor in one file: python3 npuenv-doctor.pyz --help"""
 import sys
 
 if sys.version_info < (3, 9):
-    sys.exit("npuenv-doctor.pyz needs Python 3.9 or newer; this is " + sys.version.split()[0])
+    sys.stderr.write("npuenv-doctor.pyz needs Python 3.9 or newer; this is " + sys.version.split()[0] + "\\n")
+    sys.exit(2)
 import npuenv_start
 
 sys.exit(npuenv_start.main())

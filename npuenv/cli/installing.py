@@ -6,6 +6,7 @@ import platform
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +204,7 @@ def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
             prepared.target.root,
             settings=for_uv(resolver.settings),
             tell=teller.tell,
+            wait=partial(teller.wait, prepared.target.root),
             again=_same_command(),
             proofs=_proofs(prepared),
         )

@@ -50,6 +50,13 @@ class Teller:
                 text = say(Message(f"cli.step-{event.state.value}", args), self._ui.lang)
                 self._console.print(text, markup=False, soft_wrap=True)
 
+    def wait(self, path: str, pids: tuple[int, ...]) -> None:
+        """Says that another installation is waited for."""
+        key = "execute.waiting-for" if pids else "execute.waiting"
+        if not self._ui.is_quiet:
+            text = say(Message(key, {"path": path, **({"pids": pids} if pids else {})}), self._ui.lang)
+            self._console.print(text, markup=False, soft_wrap=True)
+
     def _wait(self, head: str, seconds: float) -> None:
         """A plain line now and then, so that a log shows that a long step is alive."""
         if self._status or seconds < self._next_s:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 from npuenv.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.execute.failures import reason, short, system_error, tail
 from npuenv.facts.environment import INSPECTOR, ask_environment
+from npuenv.facts.manifest import MARKER, describe
 from npuenv.facts.pip import UvSettings, without_secrets
 from npuenv.host.base import PathState
 from npuenv.host.running import Running
-from npuenv.host.writing import append_line, claim, write_whole
+from npuenv.host.writing import append_line, claim, holders, write_whole
 from npuenv.messages import Message
 from npuenv.plan.types import Action, Plan, Run, Step, Want, WriteFile
 
@@ -93,6 +94,8 @@ class Session:
     settings: UvSettings = field(default_factory=UvSettings)
     tell: Callable[[Event], None] = lambda event: None
     again: tuple[str, ...] = ("npuenv", "install")  # the command that continues, for hints
+    # Another execution is at work here and is waited for; the numbers of its processes, as far as they can be seen.
+    wait: Callable[[tuple[int, ...]], None] = lambda pids: None
     # Step id -> what must pass before it acts, for what the plan's own conditions cannot say; raises NpuenvError.
     proofs: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 
@@ -107,15 +110,16 @@ class Session:
 def execute(plan: Plan, session: Session, *, only: str | None = None, start_at: str | None = None) -> Outcome:
     """Runs the steps whose conditions do not hold yet. `only`: that step alone; `start_at`: it and those after it.
 
-    Raises BadInput (unknown step, a part of what was never begun, another execution at work), StepFailed (what was done
-    stays; run again to continue), and what a proof of the session raises.
+    Another execution that is at work there is waited for. Raises BadInput (unknown step, a part of what was never
+    begun, another lock put in while we waited), StepFailed (what was done stays; run again to continue), and what a
+    proof of the session raises.
     KeyboardInterrupt passes through after the running program and its children have ended; LeftRunning stands for it
     where they could not be ended.
     """
     steps = chosen(plan, only, start_at)
     _require_begun(plan.steps[: plan.steps.index(steps[0])] if steps else (), session)
     done: dict[str, None] = {}
-    with _claim(session) as held:
+    with _claim(session, plan) as held:
         try:
             _perform_all(steps, session, held, done)
         except StepFailed as error:
@@ -200,33 +204,49 @@ def _require_begun(before: Sequence[Step], session: Session) -> None:
 class _claim:
     """Keeps a second execution away from the same environment; gives the descriptor that holds the lock.
 
-    What the steps start inherits it: a uv that outlives a killed npuenv still writes, and still keeps others away.
+    What the steps start inherits it: a program of another user, which nobody here may end, still keeps others away.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, plan: Plan) -> None:
         self._session = session
+        self._plan = plan
 
     def __enter__(self) -> int:
         try:
             (self._session.own / "logs").mkdir(parents=True, exist_ok=True)
-            held = self._wait()
+            self._held = self._wait()
         except OSError as error:
             said = system_error(error, self._session.root)
             if error.errno in _NO_PLACE:
                 raise BadInput(said, Message("plan.choose-target")) from error
             raise StepFailed(said, _run_again(self._session)) from error
-        if held is None:
-            said = Message("execute.already-running", {"path": self._session.root})
-            raise BadInput(said, _wait_for_it(self._session))
-        self._held = held
+        return self._held
+
+    def _wait(self) -> int:
+        """The lock. Only who waits for more than a moment is told so: what was just killed takes one to go."""
+        path = str(self._session.own / "running")
+        tells_at, is_told = time.monotonic() + _GRACE_S, False
+        while (held := claim(path)) is None:
+            if not is_told and time.monotonic() >= tells_at:
+                is_told = True
+                self._session.wait(holders(path))
+            time.sleep(_POLL_S)
+        if is_told:
+            try:
+                self._require_same_lock()
+            except BaseException:
+                os.close(held)
+                raise
         return held
 
-    def _wait(self) -> int | None:
-        """The lock, waited for a moment: what was just killed takes one to go."""
-        deadline = time.monotonic() + _GRACE_S
-        while (held := claim(str(self._session.own / "running"))) is None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        return held
+    def _require_same_lock(self) -> None:
+        """What was planned is for what lay here before; with another lock in its place it has to be planned anew."""
+        texts = [(each.path, each.text) for step in self._plan.steps for each in step.do if isinstance(each, WriteFile)]
+        wanted = {json.loads(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
+        found = describe(self._session.host, self._session.root)
+        if found is not None and wanted and found.lock not in wanted:
+            said = {"path": self._session.root, "stack": found.stack, "lock": found.lock}
+            raise BadInput(Message("execute.taken-meanwhile", said), _run_again(self._session))
 
     def __exit__(self, *error: object) -> None:
         os.close(self._held)

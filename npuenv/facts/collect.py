@@ -70,12 +70,17 @@ def collect(
     """
     ask = Asker(host, level, choose(host, python), framework, hashes)
 
-    def group(kind: type[Group], asked: Callable[[], Group]) -> Group:
-        return asked() if only is None or kind.__module__.rpartition(".")[2] in only else _blank(kind)
+    def wanted(kind: type[Group]) -> bool:
+        return only is None or kind.__module__.rpartition(".")[2] in only
 
+    def group(kind: type[Group], asked: Callable[[], Group]) -> Group:
+        return asked() if wanted(kind) else _blank(kind)
+
+    if wanted(PythonFacts):
+        ask, inventory = python_group.found(ask)  # first: whom it finds is asked by the other groups too
     on_machine = group(MachineFacts, lambda: machine.collect(ask))
     of_cards = group(NpuFacts, lambda: npu.collect(ask))
-    of_python = group(PythonFacts, lambda: python_group.collect(ask))
+    of_python = group(PythonFacts, lambda: python_group.collect(ask, inventory))
     return Facts(
         environment=known(host.environ(), Evidence("environment", "")),
         machine=on_machine,

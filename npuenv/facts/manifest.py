@@ -6,6 +6,7 @@ Three small files make it up. The marker (`npuenv-env.json`) says which lock, an
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 MARKER = "npuenv-env.json"
 MANIFEST = ".npuenv/manifest.json"
 VERIFIED = ".npuenv/verified.json"
+LOCK = ".npuenv/lock.toml"
 SCHEMA = "npuenv.environment/1"
 DAMAGED = "damaged"  # the status of an environment whose marker cannot be read
-_LOCK = ".npuenv/lock.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Described:
     sources: tuple[Mapping[str, str], ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, as the resolver takes it
     verified: Verified | None = None
+    lost: tuple[str, ...] = ()  # files of npuenv's own, below the root, that are not there or not as it wrote them
 
     @property
     def is_proven(self) -> bool:
@@ -81,6 +83,7 @@ class Described:
             "steps": list(self.steps),
             "sources": [dict(source) for source in self.sources],
             "request": dict(self.request),
+            "lost": list(self.lost),
             "verified": seen and {**asdict(seen), "strangers": list(seen.strangers), "named": list(seen.named)},
         }
 
@@ -114,6 +117,24 @@ def describe(host: Host, root: str) -> Described | None:
         sources=_tables(own.get("sources")),
         request=next(iter(_tables([own.get("request")])), {}),
         verified=_verified(_document(host, posixpath.join(root, VERIFIED))),
+        lost=_lost(host, root, own) if _text(marker, "status") == "complete" else (),
+    )
+
+
+def text_hash(text: str) -> str:
+    """What the manifest holds of each file that an installation wrote itself."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _lost(host: Host, root: str, manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The manifest itself, or those of the files it names; one by an older npuenv names none."""
+    if not manifest:
+        return (MANIFEST,)
+    files = manifest.get("files")
+    wanted = {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
+    found = ((name, digest, host.look(posixpath.join(root, name))) for name, digest in wanted.items())
+    return tuple(
+        name for name, digest, looked in found if looked.state is not PathState.FILE or text_hash(looked.text) != digest
     )
 
 
@@ -135,7 +156,7 @@ def _named(manifest: Mapping[str, Any], schema: str) -> dict[str, Any]:
 
 def _locked(host: Host, root: str) -> dict[str, Any]:
     """The same from the lock that an installation keeps; which one it is, by its hash, it does not say."""
-    looked = host.look(posixpath.join(root, _LOCK))
+    looked = host.look(posixpath.join(root, LOCK))
     try:
         table = loads(looked.text) if looked.state is PathState.FILE else {}
     except TomlError:

@@ -54,6 +54,8 @@ def _run(words: list[str], act: Callable[[list[str]], int]) -> int:
         return act(words)
     except NpuenvError as error:
         report_error(error, lang=lang, is_json=is_json)
+        if error.message.key != "cli.no-cwd":
+            _tell_lost_folder(lang)
         return int(error.exit_code)
     except UnicodeDecodeError as error:
         wrong = BadInput(Message("cli.not-utf8", {"start": ascii(error.object[:20])}), Message("cli.not-utf8-hint"))
@@ -153,6 +155,14 @@ def _values(words: list[str], option: str) -> list[str]:
     ]
 
 
+def _tell_lost_folder(lang: str) -> None:
+    """Why no relative path leads anywhere, where that is so: the system says only that there is no such file."""
+    try:
+        os.getcwd()
+    except OSError:
+        print(say(Message("cli.lost-folder"), lang), file=sys.stderr)
+
+
 def _report_os_error(error: OSError, *, lang: str, is_json: bool) -> int:
     """A file system error that no command foresaw: still one sentence with the path and the system's reason."""
     reason = error.strerror or str(error)
@@ -165,5 +175,6 @@ def _report_os_error(error: OSError, *, lang: str, is_json: bool) -> int:
     for as_json in (True, False) if is_json else (False,):
         with contextlib.suppress(OSError):
             report_error(failed, lang=lang, is_json=as_json)
+            _tell_lost_folder(lang)
             break
     return int(failed.exit_code)

@@ -112,10 +112,16 @@ class Guard:
     def _write(self) -> None:
         os.write(self._pipe, " ".join(map(str, self._groups)).encode() + b"\n")
 
-    def __del__(self) -> None:
-        if self._pipe >= 0:
-            os.close(self._pipe)
-        if self._shell and self._owner == os.getpid():
+    def end(self) -> None:
+        """Lets all groups go, and the shell with them."""
+        shell, pipe = self._shell, self._pipe
+        self._shell, self._pipe = 0, -1
+        if shell and self._owner == os.getpid():
             with contextlib.suppress(OSError):
-                os.kill(self._shell, signal.SIGKILL)
-                os.waitpid(self._shell, 0)
+                os.kill(shell, signal.SIGKILL)
+                os.waitpid(shell, 0)
+        if pipe >= 0:
+            os.close(pipe)
+
+    def __del__(self) -> None:
+        self.end()

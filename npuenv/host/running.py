@@ -1,7 +1,8 @@
 """A long-running program on this machine whose output goes to a file: started, watched, interrupted.
 
 For short questions use `Host.run`. The child has a process group of its own, so that Ctrl-C reaches it only through
-`interrupt`, and nothing it started outlives `stop` but what only another user may end.
+`interrupt`, and nothing it started outlives `stop` but what only another user may end. Its group ends with us, too,
+where we are killed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from npuenv.host.children import undisturbed
+from npuenv.host.children import Guard, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,8 +49,10 @@ class Running:
     ) -> None:
         self._is_of_sudo = argv[0] == _SUDO
         self._is_beyond_us = False  # nothing but another user's processes is in the group, and sudo does not help
+        self._guard = Guard()
         environ = {name: value for name, value in os.environ.items() if name not in unset} | dict(env)
         with log.open("ab") as sink, undisturbed():
+            self._guard.begin()
             self._process = subprocess.Popen(
                 list(argv),
                 cwd=cwd,
@@ -60,6 +63,7 @@ class Running:
                 start_new_session=True,
                 pass_fds=tuple(keep),
             )
+            self._guard.hold(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -107,6 +111,7 @@ class Running:
                 stray.kill()  # psutil compares the start time first: a number in use again is left alone
                 killed.append(stray)
         psutil.wait_procs(killed, timeout=2.0)
+        self._guard.end()
 
     def __enter__(self) -> Running:
         return self

@@ -123,8 +123,14 @@ def _probes(making: Making) -> list[str]:
     return found + [row.module for row in load_matrix().probes if making.lock.package(row.distribution)]
 
 
-def finish(making: Making, steps: Sequence[str]) -> Step:
-    """The environment is declared complete, and becomes the current one; the one before stays reachable beside it."""
+def finish(making: Making, steps: Sequence[Step]) -> Step:
+    """The environment is declared complete, and becomes the current one; the one before stays reachable beside it.
+
+    What a repeated run would ask of each step's own files, the manifest holds too: from it others know what is lost.
+    """
+    below = f"{making.target.root}/"
+    wants_of_files = [want for step in steps for want in step.done_when if want.fact == "file.text"]
+    files = {want.of[0][len(below) :]: want.value for want in wants_of_files if want.of[0].startswith(below)}
     root, link = making.target.root, making.target.link
     marker = marker_text(making.lock, "complete", making.target.kind)
     manifest = manifest_text(
@@ -132,9 +138,10 @@ def finish(making: Making, steps: Sequence[str]) -> Step:
         making.lock,
         kind=making.target.kind,
         origin="bundle" if making.tools.wheels else "indexes",
-        steps=(*steps, FINISH),
+        steps=(*(step.id for step in steps), FINISH),
         request=making.request,
         supplied={each.name: text for each in making.stack.git_sources if (text := supplied(making, each))},
+        files=files,
     )
     do: list[Action] = [WriteFile(f"{root}/{MANIFEST}", manifest), WriteFile(f"{root}/{MARKER}", marker)]
     wants = [

@@ -55,7 +55,7 @@ def plan_install(
     steps += _components(making)
     files = {environment.ACTIVATION: activation} if isinstance(activation, str) else activation
     steps += [environment.activate(making, files), environment.verify(making)]
-    steps.append(environment.finish(making, [step.id for step in steps]))
+    steps.append(environment.finish(making, steps))
     return Plan(_chained(steps))
 
 

@@ -84,14 +84,14 @@ def _claim(plan: Plan, lang: str, *, is_replacing: bool) -> list[str]:
         return []
     root, made = manifest.path[: -len(MANIFEST) - 1], loads(manifest.text)
     own = posixpath.join(root, ".npuenv")
+    said = shlex.quote(_one_line(say(Message("execute.waiting", {"path": root}), lang)))
     guard = [] if made["kind"] == "existing" else _guard(root, made, is_replacing=is_replacing)
+    guarded = _unless(guard, Message("plan.script-foreign", {"path": root}), lang)
     return [
-        *_unless(guard, Message("plan.script-foreign", {"path": root}), lang),
+        *guarded,
         f"mkdir -p {shlex.quote(own)}",
         f"exec 9>>{shlex.quote(posixpath.join(own, 'running'))}",
-        *_unless(
-            ["! command -v flock >/dev/null", "flock -n 9"], Message("execute.already-running", {"path": root}), lang
-        ),
+        *["if command -v flock >/dev/null && ! flock -n 9; then", f"echo {said} >&2", "flock 9", *guarded, "fi"],
     ]
 
 

@@ -16,6 +16,7 @@ from npuenv.errors import BadInput, StepFailed
 from npuenv.host.running import Running
 from npuenv.host.writing import claimed
 from npuenv.messages import Message
+from npuenv.store.places import state_folder
 
 Record = Mapping[str, Any]
 
@@ -188,6 +189,4 @@ def parse_record(line: str) -> Record:
 
 def default_out(environ: Mapping[str, str] | None = None) -> Path:
     """The folder for a run's records when none is given: in the user's state folder."""
-    environ = os.environ if environ is None else environ
-    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
-    return Path(state) / "npuenv" / "smoke-train"
+    return Path(state_folder(os.environ if environ is None else environ), "smoke-train")

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv.errors import BadInput
+from npuenv.messages import Message
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -42,12 +45,23 @@ def cache_folder(environ: Mapping[str, str]) -> str:
     return _own_folder(environ, "XDG_CACHE_HOME", ".cache")
 
 
+def state_folder(environ: Mapping[str, str]) -> str:
+    """Where records of runs lie."""
+    return _own_folder(environ, "XDG_STATE_HOME", ".local/state")
+
+
 def _own_folder(environ: Mapping[str, str], variable: str, usual: str) -> str:
-    """Our folder in one of the user's. XDG asks to pass over one that is not absolute."""
+    """Our folder in one of the user's. XDG asks to pass over one that is not absolute.
+
+    Raises BadInput where HOME names no place: below the root or the working folder nobody would look for it.
+    """
     base = environ.get(variable, "")
     if not posixpath.isabs(base):
-        home = environ.get("HOME", "")
-        base = posixpath.join(home if posixpath.isabs(home) else os.path.expanduser("~"), usual)
+        home = environ["HOME"] if "HOME" in environ else os.path.expanduser("~")
+        if not posixpath.isabs(home):
+            hint = Message("store.no-home-hint", {"variable": variable})
+            raise BadInput(Message("store.no-home", {"home": home}), hint)
+        base = posixpath.join(home, usual)
     return posixpath.join(base, "npuenv")
 
 

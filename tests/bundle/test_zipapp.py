@@ -402,5 +402,5 @@ def test_a_python_that_is_too_old_gets_a_sentence_instead_of_a_traceback(pyz: Pa
     if python is None:
         pytest.skip(f"there is no Python {name} here")
     ran = subprocess.run([python, str(pyz)], capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 1 and ran.stderr.startswith("npuenv-doctor.pyz needs Python 3.9 or newer; this is ")
+    assert ran.returncode == 2 and ran.stderr.startswith("npuenv-doctor.pyz needs Python 3.9 or newer; this is ")
     assert ran.stderr.count("\n") == 1

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.checks import Status
-from npuenv.facts.manifest import MARKER, VERIFIED, Described, Verified, described
+from npuenv.facts.manifest import LOCK as LOCK_FILE
+from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described
 from npuenv.facts.python.packages import Owned
 from npuenv.host.local import LocalHost
 from npuenv.messages import LANGUAGES, say
@@ -27,7 +28,8 @@ PROVEN = {"lock": LOCK, "at": "2026-01-02T03:04:05Z", "files": 900, "packages": 
 
 def finding_of(root: Path, marker: object, verified: object) -> Finding:
     (root / ".npuenv").mkdir()
-    for name, value in {MARKER: marker, VERIFIED: verified}.items():
+    manifest = {"lock": LOCK} if verified is not None else None
+    for name, value in {MARKER: marker, VERIFIED: verified, MANIFEST: manifest}.items():
         if value is not None:
             (root / name).write_text(value if isinstance(value, str) else json.dumps(value))
     python = dataclasses.replace(HEALTHY.python, made=described(LocalHost(), str(root)))
@@ -73,6 +75,33 @@ def test_in_an_environment_of_npuenv_every_file_that_it_put_in_counts(check: str
     assert finding.fix is not None
     assert finding.fix.commands == (("npuenv", "install", "--repair", "--target", "/envs/cpu/1"),)
     assert all(say(finding.fix.says, lang) for lang in LANGUAGES)
+
+
+def test_headers_and_tests_count_where_npuenv_put_them() -> None:
+    gone = part("python.files", spared=(Owned("jinja2", 2, 0, ("jinja2/tests/a.py",)),))
+    own = find(both(put(made=made("jinja2")), gone)(HEALTHY), "python.files")
+    assert (own.status, own.says.args["count"]) == (Status.WARN, 2)
+    assert find(both(put(made=None), gone)(HEALTHY), "python.files").status is Status.OK
+
+
+def test_a_link_in_place_of_a_file_counts_where_npuenv_put_the_file() -> None:
+    linked = part("python.files", linked=(JINJA,))
+    own = find(both(put(made=made("jinja2")), linked)(HEALTHY), "python.altered")
+    assert (own.status, own.says.key) == (Status.WARN, "check_python.altered-linked")
+    assert find(both(put(made=None), linked)(HEALTHY), "python.altered").status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("lost", "command"),
+    [
+        ("activate.sh", ("npuenv", "install", "--repair", "--target", "/envs/cpu/1")),
+        (LOCK_FILE, ("npuenv", "install", "cpu", "--target", "/envs/cpu/1")),
+    ],
+)
+def test_a_lost_file_of_npuenvs_own_is_named_with_what_restores_it(lost: str, command: tuple[str, ...]) -> None:
+    finding = find(put(made=dataclasses.replace(made(), lost=(lost,)))(HEALTHY), "python.made")
+    assert (finding.status, finding.says.args["files"]) == (Status.WARN, (lost,))
+    assert finding.fix is not None and finding.fix.commands == (command,)
 
 
 @pytest.mark.parametrize(("check", "fact"), [("python.altered", "files"), ("python.hashes", "hashes")])

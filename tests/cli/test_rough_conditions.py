@@ -321,6 +321,9 @@ def test_a_relative_path_in_a_removed_folder_is_bad_input(
     shutil.rmtree(gone)
     assert main(["install", "cpu", "--dry-run", "--target", "env"]) == 2
     assert capsys.readouterr().err.startswith(error("cli.no-cwd", path="env"))
+    for words in (["preflight", "run.sh"], ["render-docker", "--for", "cpu", "-o", "image"]):
+        assert main(words) == 2
+        assert says(capsys.readouterr().err, "cli.lost-folder")
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import pytest
 
 from npuenv.errors import BadInput, NothingFits, StepFailed
 from npuenv.execute import Event, Session, State, deciding_line, execute
+from npuenv.facts.manifest import MARKER
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
-from npuenv.host.writing import claimed
+from npuenv.host.writing import claim
 from npuenv.lock import parse_lock, write_lock
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message, say
@@ -28,6 +29,7 @@ from tests.support.own_signals import interruptible
 from tests.support.waiting import is_gone, until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from npuenv.lock import Lock
@@ -281,13 +283,40 @@ def drop_links(plan: Plan, world: World, monkeypatch: pytest.MonkeyPatch) -> Pla
     return plan
 
 
-def test_two_executions_do_not_work_on_one_environment(world: World) -> None:
-    plan = world.plan()
-    with claimed(str(world.root / ".npuenv/running")) as is_mine:
-        assert is_mine
-        with pytest.raises(BadInput) as caught:
-            world.install(plan)
-    assert str(world.root) in say(caught.value.message)
+def waits_for(world: World, plan: Plan, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Installs while another process is at work there for a moment, which has to be named once."""
+    running, told = str(world.root / ".npuenv/running"), list[tuple[int, ...]]()
+    held = claim(running)
+    assert held is not None
+    with subprocess.Popen(["sleep", "600"], pass_fds=(held,)) as other:
+        os.close(held)
+
+        def wait(pids: tuple[int, ...]) -> None:
+            told.append(pids)
+            meanwhile()
+            other.kill()
+
+        try:
+            execute(plan, Session(LocalHost(), str(world.root), for_uv(world.settings), wait=wait))
+        finally:
+            other.kill()
+            assert told == [(other.pid,)]
+
+
+def test_another_execution_is_named_and_waited_for(world: World) -> None:
+    waits_for(world, world.plan())
+    assert json.loads((world.root / MARKER).read_text())["status"] == "complete"
+
+
+def test_what_another_one_put_in_meanwhile_is_not_undone(world: World) -> None:
+    marker = world.root / MARKER
+    text = json.dumps({"stack": "other", "lock": "0123", "status": "complete", "kind": "venv", "platform": "any"})
+    with pytest.raises(BadInput) as caught:
+        waits_for(world, world.plan(), lambda: marker.write_text(text))
+    said = {"path": str(world.root), "stack": "other", "lock": "0123"}
+    assert caught.value.message == Message("execute.taken-meanwhile", said)
+    assert marker.read_text() == text
+    assert sorted(path.name for path in world.root.iterdir()) == [".npuenv", MARKER]
 
 
 def test_an_unknown_step_lists_those_there_are(world: World) -> None:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.errors import BadInput, NpuenvError, StepFailed
+from npuenv.errors import NpuenvError, StepFailed
 from npuenv.execute import Event, State
 from npuenv.facts.environment import ask_environment
 from npuenv.host.local import LocalHost
-from npuenv.host.writing import claimed
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message, say
 from npuenv.plan import Want
@@ -98,18 +97,6 @@ def failure(world: World, lock: Lock, *, step: str) -> str:
 def without_wheel(world: World, name: str) -> None:
     (world.wheels / name).unlink()
     shutil.rmtree(os.environ["UV_CACHE_DIR"])
-
-
-def test_a_second_installation_at_the_same_place_is_told_to_wait(world: World, former: Path) -> None:
-    plan = world.plan()
-    with claimed(str(world.root / ".npuenv/running")) as is_mine, pytest.raises(BadInput) as caught:
-        assert is_mine
-        world.install(plan)
-    assert caught.value.message == Message("execute.already-running", {"path": str(world.root)})
-    assert caught.value.hint is not None and "npuenv install" in say(caught.value.hint)
-    assert still_works(former)
-    world.install(plan)
-    assert (former.parent / "previous").readlink() == former
 
 
 def test_a_wheel_that_is_nowhere_is_named(world: World, former: Path) -> None:

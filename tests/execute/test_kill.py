@@ -14,6 +14,7 @@ import pickle
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -37,8 +38,7 @@ from npuenv.render.activate import render_activations
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from npuenv.store.places import Target
-from tests.support.sentences import says
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -278,22 +278,23 @@ def test_killed_between_two_steps_it_goes_on_there(small_bed: Bed) -> None:
     assert bed.flaws() == [] and bed.is_complete()
 
 
-def test_what_outlives_a_killed_installation_keeps_the_next_one_away_until_it_has_ended(
-    small_bed: Bed, tmp_path: Path
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its group"])
+def test_nothing_outlives_an_installation_that_is_killed_and_the_next_one_goes_on(
+    small_bed: Bed, tmp_path: Path, kill: Callable[[int, int], None]
 ) -> None:
     bed = small_bed
     shutil.rmtree(bed.root)
     (tmp_path / "hold").touch()
     bed.start()
     assert until((tmp_path / "held").exists)
-    psutil.Process(bed.pid).kill()
+    process = psutil.Process(bed.pid)
+    started = [child for child in process.children(recursive=True) if child.name() != process.name()]
+    assert started
+    kill(bed.pid, signal.SIGKILL)
     bed.end()
-    assert bed.run() == 2 and says(bed.said[-2], "execute.already-running")
+    assert until(lambda: all(is_gone(child.pid) for child in started))
     (tmp_path / "hold").unlink()
-    deadline = time.monotonic() + PATIENCE_S
-    while (code := bed.run()) == 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert code == 0 and bed.flaws() == []
+    assert bed.run() == 0 and bed.flaws() == []
 
 
 def damage(bed: Bed) -> None:

@@ -23,8 +23,10 @@ from npuenv.cli import installing
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import Teller
 from npuenv.execute import Event, State, work
-from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED
+from npuenv.facts.environment import INSPECTOR
+from npuenv.facts.manifest import LOCK, MANIFEST, MARKER, VERIFIED, described
 from npuenv.host.hashing import sha256_of
+from npuenv.host.local import LocalHost
 from npuenv.lock.file import write_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
@@ -34,6 +36,8 @@ from npuenv.resolve.types import Request
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.execute.conftest import Product, World
 
 
@@ -140,6 +144,55 @@ def test_a_repair_restores_from_the_own_lock_though_a_newer_one_is_out(product: 
     code, out, _ = product.run("install", "--repair")
     assert code == 0, out
     assert (product.current, tree(root)) == (root, before)
+
+
+@pytest.mark.parametrize("name", ["tools.py", "numbers-2.4.dist-info/METADATA"])
+def test_a_repair_puts_a_file_in_place_of_a_link_and_leaves_alone_what_it_led_to(
+    product: Product, tmp_path: Path, name: str
+) -> None:
+    before, place = tree(product.current), next(product.current.glob("lib/python*/site-packages")) / name
+    outside = tmp_path / "outside"
+    outside.write_bytes(place.read_bytes())
+    place.unlink()
+    place.symlink_to(outside)
+    assert product.run("install", "--repair")[0] == 0
+    assert (tree(product.current), place.is_symlink(), outside.exists()) == (before, False, True)
+
+
+def test_a_repair_takes_a_linked_folder_out_and_nothing_that_lies_in_it(product: Product, tmp_path: Path) -> None:
+    before, site = tree(product.current), next(product.current.glob("lib/python*/site-packages"))
+    (site / "torch").rename(tmp_path / "torch")
+    (site / "torch").symlink_to(tmp_path / "torch")
+    assert product.run("install", "--repair")[0] == 0
+    assert tree(product.current) == before and not (site / "torch").is_symlink()
+    assert any((tmp_path / "torch").iterdir())
+
+
+def lost(root: Path) -> set[str]:
+    """What the environment lacks of npuenv's own files, as the doctor tells it."""
+    found = described(LocalHost(), str(root)).value
+    assert found is not None
+    return set(found.lost)
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: path.write_text("other"), lambda path: path.write_text("")]
+)
+def test_the_doctor_tells_each_file_of_npuenvs_own_that_a_repair_restores(
+    product: Product, damage: Callable[[Path], object]
+) -> None:
+    root = product.current
+    own = set(json.loads((root / MANIFEST).read_text())["files"])
+    assert own > {"activate.sh", "activate.fish", "activate.csh", ".npuenv/entering.py", INSPECTOR, LOCK}
+    assert lost(root) == set()
+    mended = own - {LOCK}  # what a repair restores from
+    for name in mended:
+        damage(root / name)
+    assert lost(root) == mended
+    damage(root / MANIFEST)
+    assert lost(root) == {MANIFEST}  # which alone knew of the others
+    assert product.run("install", "--repair", "--yes")[0] == 0
+    assert lost(root) == set() and set(json.loads((root / MANIFEST).read_text())["files"]) == own
 
 
 def test_a_rollback_with_nothing_before_is_a_sentence(product: Product) -> None:

@@ -127,6 +127,17 @@ def test_what_images_leave_out_and_compiled_files_are_not_missed(site: Site) -> 
     for name in ("tests/a.py", "a.pyi", "include/b.h", "libc.a"):
         (site.folder / "thing" / name).unlink()
     assert not [each for each in site.files().missing if each.owner == "thing"]
+    assert "thing" in [each.owner for each in site.files().spared]
+
+
+def test_links_are_told_whether_the_file_is_one_or_a_folder_above_it(site: Site, tmp_path: Path) -> None:
+    site.add("thing", {"thing/a.py": "x", "thing/lib/b.py": "y", "thing/c.py": "z"})
+    (site.folder / "thing/lib").rename(tmp_path / "lib")
+    (site.folder / "thing/lib").symlink_to(tmp_path / "lib")
+    (site.folder / "thing/a.py").rename(tmp_path / "a.py")
+    (site.folder / "thing/a.py").symlink_to(tmp_path / "a.py")
+    (linked,) = [each for each in site.files().linked if each.owner == "thing"]
+    assert set(linked.examples) == {"thing/a.py", "thing/lib/b.py"}
 
 
 def test_scripts_beside_the_interpreter_are_looked_for(site: Site) -> None:
@@ -164,6 +175,7 @@ def test_of_two_owners_the_one_whose_sizes_fit_has_won(site: Site) -> None:
         (lambda info: (info / "METADATA").write_bytes(b"\xff\xfe\x00"), "METADATA without a name or a version"),
         (lambda info: (info / "RECORD").unlink(), "no RECORD"),
         (lambda info: ((info / "RECORD").unlink(), (info / "RECORD").mkdir()), "RECORD: Is a directory"),
+        (lambda info: (info / "RECORD").write_text((info / "RECORD").read_text()[:-9]), "RECORD breaks off"),
         (lambda info: (info / "direct_url.json").write_text("{"), "direct_url.json cannot be read"),
     ],
 )

@@ -14,6 +14,7 @@ from npuenv.facts.asker import Asker, was_asked
 from npuenv.facts.base import LINE_AT_MOST, Evidence, absent, known, unknown
 from npuenv.facts.python import collect
 from npuenv.facts.python import elf as elf_facts
+from npuenv.facts.python import found as found_by
 from npuenv.facts.python import interpreter as python_facts
 from npuenv.facts.python import packages as package_facts
 from npuenv.host.base import Ran
@@ -126,16 +127,38 @@ def scripted(**extra: Any) -> ScriptedHost:
     return host
 
 
+def test_where_there_is_no_python3_one_that_says_its_version_is_asked() -> None:
+    host = ScriptedHost()
+    host.answers("python3.11 inventory", whole())
+    ask, answer = found_by(Asker(host, 1, "python3"))
+    assert (ask.python, answer.state) == ("python3.11", State.KNOWN)
+    named, _ = found_by(Asker(host, 1, PYTHON))
+    assert named.python == PYTHON and found_by(Asker(ScriptedHost(), 1, "python3"))[0].python == "python3"
+
+
+def test_the_file_that_python_does_not_get_past_is_the_last_that_was_begun() -> None:
+    host = ScriptedHost()
+    gave_up = unknown(Evidence("python3 (inventory)", "exit 5"))
+    out = "\nNPUENV-HOOK /site/a.pth\nprinted by it\n\nNPUENV-HOOK /site/b.pth\n"
+    host.commands["python3 -S start"] = Ran((), 5, out, "")
+    found = python_facts.broken(host, "python3", gave_up)
+    assert found.value == python_facts.Broken("hook", "/site/b.pth")
+    assert found.evidence == (Evidence("/site/b.pth", "exit 5"),)
+    for harmless in (out + '\nNPUENV-ANSWER {"started": true}\n', "", "Fatal Python error"):
+        host.commands["python3 -S start"] = Ran((), 0, harmless, "")
+        assert python_facts.broken(host, "python3", gave_up).state is State.ABSENT
+
+
 def test_level_0_runs_nothing() -> None:
     host = scripted()
-    found = collect(Asker(host, 0, PYTHON))
+    found = collect(*found_by(Asker(host, 0, PYTHON)))
     assert not was_asked(found.interpreter) and not was_asked(found.imports)
     assert host.asked == []
 
 
 def test_level_1_asks_for_imports_and_the_loader_but_not_for_hashes() -> None:
     host = scripted()
-    found = collect(Asker(host, 1, PYTHON))
+    found = collect(*found_by(Asker(host, 1, PYTHON)))
     assert found.import_torch_npu.value is not None
     assert not was_asked(found.hashes) and not was_asked(found.devices)
     (asked,) = [words for words in host.asked if words.startswith("npuenv-elf")]
@@ -147,7 +170,7 @@ def test_hashes_are_asked_for_by_level_2_or_by_name() -> None:
     for level, by_name in ((2, False), (1, True)):
         host = scripted()
         host.answers(f"{PYTHON} hashes", hashes(12))
-        found = collect(Asker(host, level, PYTHON, hashes=by_name))
+        found = collect(*found_by(Asker(host, level, PYTHON, hashes=by_name)))
         assert found.hashes.value is not None and found.hashes.value.looked == 12
 
 
@@ -158,7 +181,7 @@ def test_only_installed_modules_of_what_is_judged_are_imported() -> None:
         host.answers(f"{PYTHON} inventory", inventory(some))
         for module in wanted:
             host.answers(f"{PYTHON} imports {module}", {"ok": True, "version": "1", "errors": []})
-        found = collect(Asker(host, 1, PYTHON, framework))
+        found = collect(*found_by(Asker(host, 1, PYTHON, framework)))
         assert found.imports.value is not None and set(found.imports.value) == wanted
 
 
@@ -167,7 +190,7 @@ def test_a_module_that_hangs_leaves_the_others_known() -> None:
     host.answers(f"{PYTHON} inventory", inventory({"numpy": "1.26.4", "ray": "2.48.0"}))
     host.answers(f"{PYTHON} imports numpy", {"ok": True, "version": "1.26.4", "errors": []})
     host.fails(f"{PYTHON} imports ray", timed_out=True)
-    found = collect(Asker(host, 1, PYTHON, "verl")).imports
+    found = collect(*found_by(Asker(host, 1, PYTHON, "verl"))).imports
     assert found.value is not None and set(found.value) == {"numpy"}
     assert any(item.line == "timed out" and "import ray" in item.command for item in found.evidence)
 
@@ -187,7 +210,7 @@ def test_where_torch_hangs_nothing_that_rests_on_it_is_waited_for() -> None:
     )
     host.answers(f"{PYTHON} imports numpy", {"ok": True, "version": "1", "errors": []})
     host.fails(f"{PYTHON} imports torch", timed_out=True)
-    found = collect(Asker(host, 1, PYTHON, "verl"))
+    found = collect(*found_by(Asker(host, 1, PYTHON, "verl")))
     assert found.imports.value is not None and set(found.imports.value) == {"numpy"}
     assert not [words for words in host.asked if "vllm" in words or "tensordict" in words]
 
@@ -230,7 +253,7 @@ def test_a_line_of_evidence_is_cut_where_it_is_long_and_kept_where_it_is_not() -
 def test_nothing_that_rests_on_a_torch_that_hangs_is_tried() -> None:
     host = scripted()
     host.fails(f"{PYTHON} imports torch", timed_out=True)
-    found = collect(Asker(host, 2, PYTHON))
+    found = collect(*found_by(Asker(host, 2, PYTHON)))
     assert found.import_torch.state is State.UNKNOWN
     assert found.import_torch_npu.state is State.ABSENT and found.devices.state is State.ABSENT
     assert not [words for words in host.asked if words.startswith((f"{PYTHON} imports torch_npu", f"{PYTHON} devices"))]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
+import npuenv
 from npuenv.host.running import Running
 from tests.support.own_signals import interruptible
 from tests.support.waiting import PATIENCE_S, is_gone, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 # Starts a grandchild in a session of its own, says both numbers, and waits.
 DAEMON = """
@@ -54,6 +58,35 @@ def test_a_program_that_ignores_signals_is_ended_all_the_same(tmp_path: Path) ->
         text_of(tmp_path / "log")
         running.interrupt(grace_s=0.1)
         assert running.poll() == -9
+
+
+# Starts a program that starts another, says both numbers, and is killed.
+KILLED = """
+import os, pathlib, sys, time
+from npuenv.host.running import Running
+log = pathlib.Path(sys.argv[1])
+running = Running(["sh", "-c", "sleep 600 & echo $$ $!; wait"], cwd=log.parent, env={}, log=log)
+while not log.read_text().endswith("\\n"):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    log, source = tmp_path / "log", Path(npuenv.__file__).parents[1]
+    ran = subprocess.run([sys.executable, "-c", KILLED, str(log)], cwd=source, check=False)
+    assert ran.returncode == -signal.SIGKILL
+    for pid in map(int, text_of(log).split()):
+        assert until(partial(is_gone, pid))
+
+
+def test_the_guard_ends_with_the_program_and_not_before(tmp_path: Path) -> None:
+    own = psutil.Process()
+    gc.collect()
+    before, opened = set(own.children()), own.num_fds()
+    with Running(["sleep", "600"], cwd=tmp_path, env={}, log=tmp_path / "log"):
+        assert len(set(own.children()) - before) == 2
+    assert set(own.children()) <= before and own.num_fds() == opened
 
 
 def test_an_error_inside_the_block_ends_the_program(tmp_path: Path) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.pip import UvSettings
-from npuenv.host.writing import claim
+from npuenv.host.writing import claim, holders
 from npuenv.messages import Message, say
 from npuenv.plan.types import Plan, Run, Step, Want, WriteFile
 from npuenv.render.script import render_script
 from tests.support.sentences import sentence
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,14 +133,23 @@ def test_an_environment_that_the_user_had_already_takes_its_script(tmp_path: Pat
     assert run(*making(tmp_path / "env", kind="existing"))[0] == 0
 
 
-def test_an_environment_that_is_being_worked_on_is_left_alone(tmp_path: Path) -> None:
-    held = claim(str(tmp_path / "env/.npuenv/running"))
+@pytest.mark.parametrize(("left", "code"), [("building", 0), ("foreign", 2)])
+def test_an_environment_that_is_being_worked_on_is_waited_for_and_judged_again(
+    tmp_path: Path, left: str, code: int
+) -> None:
+    running = tmp_path / "env/.npuenv/running"
+    held = claim(str(running))
     assert held is not None
     thesis = put(tmp_path / "env", marker=marker("building"))
-    code, _, err = run(*making(tmp_path / "env"))
-    assert (code, err, thesis.exists()) == (2, sentence("execute.already-running", path=f"{tmp_path}/env") + "\n", True)
-    os.close(held)
-    assert run(*making(tmp_path / "env"))[0] == 0
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(run, *making(tmp_path / "env"))
+        assert until(lambda: len(holders(str(running))) > 0) and not waiting.done() and thesis.exists()
+        if left == "foreign":
+            (tmp_path / "env" / MARKER).unlink()
+        os.close(held)
+        ended, _, err = waiting.result()
+    said = sentence("execute.waiting", path=f"{tmp_path}/env") + "\n"
+    assert (ended, err.startswith(said), thesis.exists()) == (code, True, left == "foreign")
 
 
 def test_what_the_callers_shell_sets_for_uv_and_pip_does_not_reach_the_steps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from npuenv.checks.python.damage import CHECKS as DAMAGE
 from npuenv.checks.python.files import CHECKS as FILES
 from npuenv.checks.python.imports import CHECKS as IMPORTS
 from npuenv.checks.python.interpreter import CHECKS as INTERPRETER
@@ -13,4 +14,4 @@ from npuenv.checks.python.torch_family import CHECKS as TORCH
 from npuenv.checks.python.triton import CHECKS as TRITON
 from npuenv.checks.python.vllm import CHECKS as VLLM
 
-CHECKS = (*INTERPRETER, *MADE, *TORCH, *IMPORTS, *PARTS, *LIMITS, *TRITON, *FILES, *VLLM, *RAY_TOKEN)
+CHECKS = (*INTERPRETER, *MADE, *DAMAGE, *TORCH, *IMPORTS, *PARTS, *LIMITS, *TRITON, *FILES, *VLLM, *RAY_TOKEN)

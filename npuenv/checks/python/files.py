@@ -1,4 +1,4 @@
-"""The installed files: whose they are, whether they are there and as they were, and what the loader makes of them."""
+"""The installed files: whose they are, and what the loader makes of them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ import os.path
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
-from npuenv.checks.python.installed import CORE, python_of, safe_install, version_of
+from npuenv.checks.python.installed import python_of, version_of
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from npuenv.checks.base import Fix
     from npuenv.facts.python.elf import Elf, MissingLibrary
     from npuenv.facts.python.interpreter import Python
-    from npuenv.facts.python.packages import Hashes, Owned
 
 _SHOWN = 5
 _TRITONS = {"triton", "triton-ascend"}
 # Every image has these at two places, the system's and its own; which one counts makes no difference.
 _TOOLS = {"pip", "setuptools", "wheel", "distlib", "packaging", "distro-info", "six"}
-# Packages whose files nobody edits by hand; published images do patch vllm, transformers, ray and verl.
-_UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
-_SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
+_OF_TORCH = {"torch", "torch-npu"}  # which define those symbols
 _SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
@@ -58,116 +53,15 @@ def _twice(context: Context, python: Python) -> dict[str, str]:
     return found
 
 
-def _files(context: Context) -> Verdict:
-    """Files that a distribution recorded and that are gone, or hold nothing."""
-    files = context.facts.python.files.value
-    if files is None:
-        return skip("no-python")
-    bad = (*files.missing, *files.emptied)
-    if not bad:
-        return ok("python.files-ok", count=files.looked)
-    told = _told(files.missing, "missing") + _told(files.emptied, "empty")
-    is_grave = any(item.native or item.owner in CORE for item in bad) or any(map(_lacks_modules, files.missing))
-    names = tuple(dict.fromkeys(item.owner for item in bad))
-    verdict = fail if is_grave else warn
-    return verdict("python.files-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
-
-
-def _lacks_modules(item: Owned) -> bool:
-    """Whether modules of a package are gone; tests and examples are taken out of images to make them small."""
-    return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in item.examples)
-
-
-def _altered(context: Context) -> Verdict:
-    """Files of another size than recorded. Only where nobody edits by hand, and shared libraries anywhere.
-
-    What npuenv put in counts as a whole: it was as recorded when it was verified.
-    """
-    files = context.facts.python.files.value
-    if files is None:
-        return skip("no-python")
-    bad = _that_count(context, files.altered)
-    if _has_both_tritons(context):
-        bad = [item for item in bad if item.owner not in _TRITONS]  # python.triton says which of them lies there
-    if not bad:
-        return ok("python.altered-ok", *_told(files.altered, "of another size"), count=_sum(files.altered))
-    names = tuple(item.owner for item in bad)
-    verdict = fail if any(item.native for item in bad) else warn
-    told = _told(bad, "of another size")
-    return verdict("python.altered-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
-
-
-def _has_both_tritons(context: Context) -> bool:
-    return all(version_of(context, name) is not None for name in _TRITONS)
-
-
-def _hashes(context: Context) -> Verdict:
-    """Contents against the recorded hashes; what its size gave away already is not said again."""
-    hashes, files = context.facts.python.hashes.value, context.facts.python.files.value
-    if hashes is None:
-        return skip("no-python")
-    grave = _that_count(context, hashes.altered)
-    known = {item.owner for item in (*_that_count(context, files.altered), *files.emptied)} if files else set()
-    bad = [item for item in grave if item.owner not in known]
-    if not bad:
-        return skip("python.because", cause=_told_by(context, grave[0])) if grave else _as_recorded(hashes)
-    names = tuple(item.owner for item in bad)
-    is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
-    verdict, told = fail if is_grave else warn, _told(bad, "of other content")
-    return verdict("python.hashes-fail", *told, fix=_again(context, names), count=_sum(bad), packages=names[:_SHOWN])
-
-
-def _told_by(context: Context, item: Owned) -> str:
-    """The check that says already, by its sizes, what the hashes would say of a package."""
-    files = context.facts.python.files.value
-    if files is not None and any(item.owner == other.owner for other in files.emptied):
-        return "python.files"
-    return "python.triton" if item.owner in _TRITONS and _has_both_tritons(context) else "python.altered"
-
-
-def _as_recorded(hashes: Hashes) -> Verdict:
-    """The word for contents of which none counts; edited ones are never passed off as recorded."""
-    if not hashes.altered:
-        return ok("python.hashes-ok" if hashes.is_complete else "python.hashes-part", count=hashes.looked)
-    names = tuple(item.owner for item in hashes.altered)
-    args = {"count": hashes.looked, "edited": _sum(hashes.altered), "packages": names[:_SHOWN]}
-    name = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited"
-    return ok(name, *_told(hashes.altered, "of other content"), **args)
-
-
-def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
-    """Those of altered files that somebody has to look at."""
-    counted = _UNTOUCHED | _put_in(context)
-    return [item for item in items if item.native or item.owner in counted]
-
-
-def _put_in(context: Context) -> frozenset[str]:
-    """The packages that npuenv put in and found to be as recorded; of another tool's environment nothing is known."""
-    made = context.facts.python.made.value
-    return frozenset(made.verified.named if made is not None and made.is_proven and made.verified is not None else ())
-
-
-def _told(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
-    return tuple(Evidence(f"RECORD of {item.owner}", f"{item.count} {how}: {item.examples[0]}") for item in items)
-
-
-def _sum(items: Iterable[Owned]) -> int:
-    return sum(item.count for item in items)
-
-
-def _again(context: Context, names: Iterable[str]) -> Fix:
-    made, names = context.facts.python.made.value, tuple(names)
-    if made is not None and not _put_in(context).isdisjoint(names):
-        return fix("python.restore", ("npuenv", "install", "--repair", "--target", made.root))
-    wanted = [f"{name}=={version_of(context, name)}" for name in names][:_SHOWN]
-    return safe_install(context, "python.again", *wanted, options=("--force-reinstall", "--no-deps"))
-
-
 def _machines(context: Context) -> Verdict:
     elf = context.facts.python.elf.value
     if elf is None:
         return skip("python.no-elf")
-    bad = {**elf.foreign, **elf.unread}
+    found = {**elf.foreign, **elf.unread}
+    causes = {path: cause_of_library(context, os.path.basename(path)) for path in found}
+    bad = {path: what for path, what in found.items() if causes[path] is None}
+    if found and not bad:
+        return skip("python.because", cause=next(filter(None, causes.values())))
     if not bad:
         return ok("python.machines-ok", count=elf.looked)
     told = tuple(Evidence(path, what) for path, what in bad.items())
@@ -187,6 +81,9 @@ def _libraries(context: Context) -> Verdict:
     if version_of(context, "torch") is None and version_of(context, "torch-npu") is not None:
         return skip("python.because", cause="python.torch-pair")
     first = next((each for each in missing if each.lies_in), missing[0])
+    damage = cause_of_library(context, first.library)
+    if damage is not None:
+        return skip("python.because", cause=damage)
     tried = (context.facts.python.import_torch_npu.value, context.facts.python.import_torch.value)
     if any(found is not None and not found.is_ok and "cannot open" in found.innermost for found in tried):
         return skip("python.because", cause=cause_of_missing(context, first.library) or "python.torch-npu-imports")
@@ -239,6 +136,9 @@ def _symbols(context: Context) -> Verdict:
     torch, torch_npu = version_of(context, "torch") or "-", version_of(context, "torch-npu") or "-"
     if not _is_pair(context):
         return skip("python.because", cause="python.torch-pair")
+    cause = next((check for check, item in damaged(context) if item.native and item.owner in _OF_TORCH), None)
+    if cause is not None:
+        return skip("python.because", cause=cause)
     args = {"files": names[:_SHOWN], "torch": torch, "torch_npu": torch_npu}
     return fail("python.symbols-fail", *told, fix=fix("python.symbol-torch"), **args)
 
@@ -251,13 +151,9 @@ def _is_pair(context: Context) -> bool:
     return torch.split(".")[:2] == torch_npu.split(".")[:2]
 
 
-_INVENTORY = ("python.interpreter", "python.files")
 _LOADER = "npuenv reads the extension modules as the loader does (ld.so(8))"
 CHECKS = (
     Check("python.one-owner", ("python.interpreter",), "RECORD of the installed distributions", _owners),
-    Check("python.files", _INVENTORY, "RECORD of the installed distributions", _files),
-    Check("python.altered", _INVENTORY, "sizes in RECORD", _altered),
-    Check("python.hashes", ("python.interpreter", "python.hashes"), "SHA-256 in RECORD", _hashes),
     Check(
         "python.machine",
         ("python.elf",),

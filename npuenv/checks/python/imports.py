@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
 from npuenv.checks.npu.listed import has_sign_of_cards
-from npuenv.checks.python.installed import lines, resolve_here, safe_install, version_of
+from npuenv.checks.python.damage import cause_of
+from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
 from npuenv.checks.python.limits import broken_limits
 from npuenv.checks.python.parts import missing_parts
 from npuenv.facts.base import Evidence, State
@@ -28,6 +29,18 @@ _OF_CANN = re.compile(
 )
 _ALONE = {"numpy", "pyarrow", "tensordict"}  # whole in themselves: their own error is mended by installing them again
 _OF_NNAL = ("libatb", "libasdsip", "libmki")
+# Never of CANN, whatever fails to load it: torch's own, those of compilers, and of the system.
+_OF_OTHERS = (
+    "libtorch",
+    "libc10",
+    "libshm",
+    "libgomp",
+    "libstdc++",
+    "libgfortran",
+    "libopenblas",
+    "libnuma",
+    "libpython",
+)
 _VERSION = re.compile(r"(\S+): version `((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found")
 _SYMBOL = re.compile(r"(\S+): undefined symbol: (\w+)")
 _OF_CXX = re.compile(
@@ -102,14 +115,12 @@ def _cause(context: Context, found: Import) -> str | None:
     if is_by_npu or _is_same(facts.import_torch.value, found):
         is_by_torch = _is_same(facts.import_torch.value, found) and not _is_autoload(facts.import_torch.value)
         return "python.torch-imports" if is_by_torch else "python.torch-npu-imports"
-    packages, files = facts.packages.value, facts.files.value
+    packages = facts.packages.value
     owners = set(tried(context.framework).get(found.module, ()))
     if packages is not None and any(each.module == found.module for each in packages.shadows):
         return "python.shadowed"
     if packages is not None and owners & {*packages.foreign_wheels, *packages.foreign_extensions}:
         return "python.abi"
-    if files is not None and any(each.owner in owners for each in (*files.missing, *files.emptied)):
-        return "python.files"
     match = _MODULE.search(found.innermost)
     lacks = match.group(1).split(".")[0].replace("_", "-") if match else ""
     if lacks and {lacks, f"{lacks}-core"} & set(missing_parts(context)):
@@ -123,6 +134,9 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
         return skip("python.import-skip", *lines(context, name), package=name)
     if found.is_ok:
         return ok("python.import-ok", module=found.module, version=found.version)
+    damage = cause_of(context, found)
+    if damage is not None:
+        return skip("python.import-because", module=found.module, cause=damage)
     told = tuple(Evidence(item.command, text) for item in evidence[:1] for text in found.errors or (found.crash,))
     for text in reversed(found.errors):
         for look in _KINDS:
@@ -262,7 +276,10 @@ def _again(context: Context, module: str) -> Fix:
 
 
 def library_fix(context: Context, library: str) -> Fix:
-    """A CANN library is missing: source it where it is, else install it; a driver library comes with the driver."""
+    """What brings a library that no installed package has lost: the driver, NNAL, CANN, or neither of them.
+
+    One of CANN is sourced where it is, else installed.
+    """
     if library.startswith(("libascend_hal", "libdrv", "libc_sec")):
         folders = tuple(each for each in context.facts.npu.driver_libraries.value or () if "/lib64/" in each)
         if folders:
@@ -273,6 +290,9 @@ def library_fix(context: Context, library: str) -> Fix:
     cann = context.facts.cann.toolkit.value
     if library.startswith(_OF_NNAL):
         return fix("python.nnal")
+    is_of_others = not _OF_CANN.match(library) and (not is_for_npu(context) or library.startswith(_OF_OTHERS))
+    if is_of_others:
+        return fix("python.library-of-others", library=library)
     if cann is not None and cann.set_env:
         return fix("python.source", ("source", cann.set_env))
     return fix("python.cann-install", resolve_here(context))

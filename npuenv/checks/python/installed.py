@@ -11,8 +11,9 @@ from npuenv.errors import BadInput
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from npuenv.facts.manifest import Described
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Recipe
     from npuenv.messages import Message
@@ -95,6 +96,26 @@ def reinstall(context: Context, *requirements: str, options: tuple[str, ...] = (
     """Installs these, whatever is there."""
     command = pip(context, "install", *options, *requirements)
     return fix("python.reinstall", command, requirement=" ".join(requirements))
+
+
+def put_in(context: Context) -> frozenset[str]:
+    """The packages that npuenv put in and found to be as recorded; of another tool's environment nothing is known."""
+    made = context.facts.python.made.value
+    return frozenset(made.verified.named if made is not None and made.is_proven and made.verified is not None else ())
+
+
+def repair(made: Described) -> Fix:
+    """Puts back what an environment of npuenv's own lost, whatever it is."""
+    return fix("python.restore", ("npuenv", "install", "--repair", "--target", made.root))
+
+
+def restore(context: Context, names: Iterable[str]) -> Fix:
+    """Puts back these packages, in the version that is there where it says one."""
+    made, names = context.facts.python.made.value, tuple(names)
+    if made is not None and not put_in(context).isdisjoint(names):
+        return repair(made)
+    wanted = [f"{name}=={version}" if (version := version_of(context, name)) else name for name in names]
+    return safe_install(context, "python.again", *wanted[:5], options=("--force-reinstall", "--no-deps"))
 
 
 def torch_fix(context: Context, version: str, *others: str) -> Fix:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, safe_install, version_of, where
+from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
 
@@ -40,6 +40,9 @@ def _found(context: Context) -> Verdict:
     if broken is not None and broken.what == "too-old":
         cure = fix("python.python-version", install_here(context))
         return fail("python.python-found-too-old", *told, fix=cure, path=broken.path)
+    if broken is not None and broken.what == "hook":
+        cure = fix("python.hook", ("mv", broken.path, f"{broken.path}.off"))
+        return fail("python.python-found-hook", *told, fix=cure, path=broken.path, line=told[0].line)
     if broken is not None:
         cure = fix("python.python-broken", install_here(context))
         return fail(f"python.python-found-{broken.what}", *told, fix=cure, path=broken.path)
@@ -119,18 +122,16 @@ def _readable(context: Context) -> Verdict:
     packages, files = context.facts.python.packages.value, context.facts.python.files.value
     if packages is None:
         return skip("no-python")
+    if packages.no_settings:
+        file, base = packages.no_settings
+        cure = fix("python.no-settings", (base, "-m", "venv", "--without-pip", file.rpartition("/")[0]))
+        return fail("python.readable-no-settings", Evidence(file, "not there"), fix=cure, file=file)
     shut = [Evidence(place, why) for place, why in packages.unreadable.items()]
     shut += [Evidence(place, "not readable") for place in (files.unreadable if files is not None else ())]
     if not shut:
         return ok("python.readable-ok", count=len(packages.path))
     places = tuple(item.command for item in shut[:_SHOWN])
     return fail("python.readable-fail", *shut, fix=fix("python.readable"), folders=places)
-
-
-def _again(context: Context, names: tuple[str, ...]) -> Fix:
-    """Puts in anew what is there, in the version that is there where it says one."""
-    wanted = [f"{name}=={version}" if (version := version_of(context, name)) else name for name in names]
-    return safe_install(context, "python.again", *wanted, options=("--force-reinstall", "--no-deps"))
 
 
 def _metadata(context: Context) -> Verdict:
@@ -142,7 +143,7 @@ def _metadata(context: Context) -> Verdict:
         return ok("python.metadata-ok")
     told = tuple(Evidence(each.entry, each.what) for each in packages.trouble)
     names = tuple(dict.fromkeys(each.name for each in packages.trouble))
-    cure = _again(context, names[:_SHOWN])
+    cure = restore(context, names)
     verdict = fail if set(names) & CORE else warn
     return verdict(
         "python.metadata-fail", *told, fix=cure, packages=tuple(each.entry for each in packages.trouble[:_SHOWN])
@@ -220,7 +221,7 @@ def _abi(context: Context) -> Verdict:
     told = [Evidence(where(context), f"{name}: {what}") for name, what in sorted(foreign.items())]
     if foreign:
         names = tuple(sorted(foreign))
-        cure = _again(context, names[:_SHOWN])
+        cure = restore(context, names)
         return fail("python.abi-fail", *told, fix=cure, packages=names[:_SHOWN], version=python.version)
     refused = [name for name, spec in packages.requires_python.items() if accepts(spec, python.version) is False]
     if refused:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.python.installed import repair
+from npuenv.facts.base import Evidence
+from npuenv.facts.manifest import LOCK
 
 
 def _made(context: Context) -> Verdict:
@@ -17,6 +20,10 @@ def _made(context: Context) -> Verdict:
         return fail("python.made-unfinished", *told, fix=cure, **args)
     if not made.is_proven or made.verified is None:
         return warn("python.made-unproven", *told, fix=cure, **args)
+    if made.lost:
+        told = tuple(Evidence(f"{made.root}/{name}", "not there, or not as npuenv wrote it") for name in made.lost)
+        needs_anew = LOCK in made.lost  # from which a repair would restore
+        return warn("python.made-lost", *told, fix=cure if needs_anew else repair(made), **args, files=made.lost)
     return ok("python.made-ok", *told, **args, at=made.verified.at or "-", packages=made.verified.packages)
 
 

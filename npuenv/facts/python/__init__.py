@@ -1,12 +1,12 @@
-"""The Python that would train. Start from `collect`."""
+"""The Python that would train. Start from `found` and `collect`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.asker import USE_LEVEL, not_asked, was_asked
-from npuenv.facts.base import Evidence, Fact, absent, known
+from npuenv.facts.base import Evidence, Fact, State, absent, known
 from npuenv.facts.manifest import described
 from npuenv.facts.python import interpreter as python_facts
 
@@ -58,9 +58,26 @@ def tried(framework: str | None) -> Mapping[str, tuple[str, ...]]:
     return _FOR_CPU if framework == "cpu" else _FOR_NPU
 
 
-def collect(ask: Asker) -> PythonFacts:
-    """Asks for all of them; imports, files and devices only of what is installed."""
-    answer = ask(lambda host: python_facts.inventory(host, ask.python, ask.timeout(15, 60)))
+def found(ask: Asker) -> tuple[Asker, Fact[dict[str, Any]]]:
+    """The interpreter's inventory, and whom to ask from there on.
+
+    Where there is no python3 that is one with its version in its name, as in images that bring no other.
+    """
+
+    def answer_of(ask: Asker) -> Fact[dict[str, Any]]:
+        return ask(lambda host: python_facts.inventory(host, ask.python, ask.timeout(15, 60)))
+
+    answer = answer_of(ask)
+    if ask.python == python_facts.USUAL and was_asked(answer) and answer.state is State.ABSENT:
+        for name in python_facts.OTHERS:
+            other = replace(ask, python=name)
+            if (told := answer_of(other)).value is not None:
+                return other, told
+    return ask, answer
+
+
+def collect(ask: Asker, answer: Fact[dict[str, Any]]) -> PythonFacts:
+    """Asks for all of them; imports, files and devices only of what is installed. `answer` is that of `found`."""
     interpreter = python_facts.interpreter_of(answer, ask.python)
     if interpreter.value is None:
         return _nothing(ask, interpreter)

@@ -6,7 +6,7 @@ Nothing of it is imported here: small programs run inside it (`npuenv.facts.targ
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv._json import JsonError, loads
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 IMPORT_TIMEOUT_S = 90.0  # torch with torch_npu takes seconds, on a cold network disk a minute
 DEVICES_TIMEOUT_S = 105.0  # importing, then at most 25 s to count the devices and 40 s to use them
+USUAL = "python3"
+# What stands for it where there is none of that name, as in images that bring one version alone.
+OTHERS = ("python", *(f"python3.{minor}" for minor in range(14, 8, -1)))
+_START_S = 10.0  # for what runs before Python itself does anything
 _MARK = "NPUENV-ANSWER "
+_HOOK = "NPUENV-HOOK "
 # The empty entry is the working folder: a json.py that lies about there must not be imported.
 _LOADER = (
     "import sys; sys.path[:] = filter(None, sys.path); "
@@ -62,9 +67,10 @@ class Broken:
     """Why an interpreter does not run."""
 
     # no-folder | no-home (the Python that a virtual environment was made from is gone) | no-program
+    # | hook (a file that it runs at each start ends it, or keeps it waiting)
     # | too-old (it runs, and cannot read the question) | garbled (it answers, and the answer cannot be read)
     what: str
-    path: str  # what is not there; the version of one that is too old
+    path: str  # what is not there; the file that it does not get past; the version of one that is too old
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ def choose(host: Host, python: str | None) -> str:
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if environ.get(name):
             return f"{environ[name]}/bin/python"
-    return "python3"
+    return USUAL
 
 
 def inventory(host: Host, python: str, timeout_s: float = 30.0) -> Fact[dict[str, Any]]:
@@ -161,7 +167,19 @@ def broken(host: Host, python: str, answer: Fact[Any]) -> Fact[Broken]:
     told = answer.evidence[-1].line if answer.evidence else ""
     if told.startswith(_MARK):
         return known(Broken("garbled", python), *answer.evidence)
-    return _too_old(host, python) if told.startswith("SyntaxError") else _gone(host, python)
+    if told.startswith("SyntaxError"):
+        return _too_old(host, python)
+    gone = _gone(host, python)
+    return gone if gone.value is not None else _hooked(host, python, gone)
+
+
+def _hooked(host: Host, python: str, otherwise: Fact[Broken]) -> Fact[Broken]:
+    """The file among those run at each start that the interpreter does not get past."""
+    ran = host.run((python, "-S", "-c", _LOADER, "start"), timeout_s=_START_S, env={"NPUENV_PROGRAM": program("start")})
+    named = [line[len(_HOOK) :] for line in ran.out.splitlines() if line.startswith(_HOOK)]
+    if not named or _MARK in ran.out:
+        return otherwise
+    return known(Broken("hook", named[-1]), Evidence(named[-1], _ending(replace(ran, out=""))))
 
 
 def _too_old(host: Host, python: str) -> Fact[Broken]:

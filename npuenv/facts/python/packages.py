@@ -86,6 +86,8 @@ class Packages:
     foreign_extensions: Mapping[str, str]  # distribution -> one of its extensions, all for another Python
     built: Mapping[str, Mapping[str, str]]  # module -> what it says of its build: {"torch": {"cuda": "12.8"}}
     extensions: Mapping[str, tuple[str, ...]]  # module -> its shared libraries
+    # The pyvenv.cfg that a virtual environment has lost, and the Python that it was made from; (): it has lost none.
+    no_settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class Files:
     altered: tuple[Owned, ...]  # of another size
     emptied: tuple[Owned, ...]  # of no bytes, where the record says there are some
     unreadable: tuple[str, ...]  # folders
+    spared: tuple[Owned, ...] = ()  # missing, and of the kind that nothing imports: headers, tests, documents
+    linked: tuple[Owned, ...] = ()  # as recorded, but behind a link; uv makes such where it was told to link
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +181,14 @@ def _packages(found: Mapping[str, Any]) -> Packages:
         foreign_extensions=_texts(found["foreign_extensions"]),
         built={str(name): _texts(values) for name, values in found["built"].items()},
         extensions={str(name): _words(paths) for name, paths in found["extensions"].items()},
+        no_settings=_words(found.get("no_settings", ())),
     )
 
 
 def _files(found: Mapping[str, Any]) -> Files:
     missing, altered, emptied = (_owned(found[key]) for key in ("missing", "altered", "emptied"))
-    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]))
+    spared, linked = (_owned(found.get(key, ())) for key in ("spared", "linked"))  # an older npuenv left them out
+    return Files(int(found["looked"]), missing, altered, emptied, _words(found["unreadable"]), spared, linked)
 
 
 def _hashes(found: Mapping[str, Any]) -> Hashes:

@@ -11,8 +11,9 @@ import site
 import sys
 import sysconfig
 
-from npuenv.facts.target.records import EXAMPLES_AT_MOST, TYPE_CHECKING, Distribution, Folder, normal, read
+from npuenv.facts.target.records import EXAMPLES_AT_MOST, Distribution, Folder, Tally, is_native, normal, read
 
+TYPE_CHECKING = False  # as in the first part
 if TYPE_CHECKING:
     from typing import Any
 
@@ -49,6 +50,16 @@ class Sizes:
 
     def __init__(self) -> None:
         self._folders: dict[str, dict[str, int] | None] = {}
+        self._links: set[str] = set()  # of what has been listed
+        self._is_linked: dict[str, bool] = {}
+
+    def is_linked(self, path: str, below: str) -> bool:
+        """Whether a path that was looked for, or a folder between it and `below`, is a link."""
+        folder = path.rpartition("/")[0]
+        if folder not in self._is_linked:
+            is_inside = folder.startswith(below + "/")
+            self._is_linked[folder] = is_inside and (os.path.islink(folder) or self.is_linked(folder, below))
+        return path in self._links or self._is_linked[folder]
 
     def of(self, path: str) -> int | None:
         """Bytes; -1 where nothing is there; None where the folder cannot be read."""
@@ -63,6 +74,8 @@ class Sizes:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
+                    if entry.is_symlink():
+                        self._links.add(entry.path)
                     if not entry.is_symlink() or os.path.exists(entry.path):  # a dangling link is as good as gone
                         sizes[entry.name] = entry.stat().st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -70,29 +83,6 @@ class Sizes:
         except OSError:
             return None
         return sizes
-
-
-class Tally:
-    """Counts per owner, with some examples; native files first, they matter most."""
-
-    def __init__(self) -> None:
-        self.paths: dict[str, list[str]] = {}
-
-    def add(self, owner: str, path: str) -> None:
-        self.paths.setdefault(owner, []).append(path)
-
-    def rows(self) -> list[dict[str, Any]]:
-        rows = []
-        for owner, paths in sorted(self.paths.items()):
-            native = [path for path in paths if is_native(path)]
-            ordered = sorted(native) + sorted(set(paths) - set(native))
-            examples = ordered[:EXAMPLES_AT_MOST]
-            rows.append({"owner": owner, "count": len(paths), "native": len(native), "examples": examples})
-        return rows
-
-
-def is_native(path: str) -> bool:
-    return path.split(" (")[0].endswith(".so") or ".so." in path
 
 
 class Inventory:
@@ -110,7 +100,7 @@ class Inventory:
                     self.first[key] = distribution
         self.sizes = Sizes()
         self.looked = 0
-        self.missing, self.altered, self.emptied = Tally(), Tally(), Tally()
+        self.missing, self.spared, self.altered, self.emptied, self.linked = (Tally() for _ in range(5))
         self.unread: set[str] = set()
         self.foreign: dict[str, str] = {}
         self.owners: dict[str, tuple[str, str]] = {}
@@ -144,17 +134,18 @@ class Inventory:
         elif has is None:
             self.unread.add(os.path.dirname(path))
         elif has < 0:
-            if not SPARED.search(path):
-                self.missing.add(key, path)
+            (self.spared if SPARED.search(path) else self.missing).add(key, path)
         elif size.isdigit() and has != int(size):
             (self.emptied if has == 0 else self.altered).add(key, f"{path} ({has} bytes, {size} recorded)")
+        elif self.sizes.is_linked(place, distribution.folder):
+            self.linked.add(key, path)
 
     def _share(self, one: tuple[str, str], two: tuple[str, str], path: str, has: int | None) -> None:
-        row = self.shared.setdefault((one[0], two[0]), {"paths": [], "fits": [0, 0]})
-        row["paths"].append(path)
+        found = self.shared.setdefault((one[0], two[0]), {"paths": [], "fits": [0, 0]})
+        found["paths"].append(path)
         if one[1] != two[1]:  # of equal size both fit, which tells nothing
             for at, (_, size) in enumerate((one, two)):
-                row["fits"][at] += str(has) == size
+                found["fits"][at] += str(has) == size
 
     def twice(self) -> list[dict[str, Any]]:
         rows = []
@@ -328,9 +319,9 @@ def unique(path: list[str]) -> list[str]:
 
 def shared(inventory: Inventory) -> list[dict[str, Any]]:
     rows = []
-    for pair, row in sorted(inventory.shared.items()):
-        examples = sorted(row["paths"])[:EXAMPLES_AT_MOST]
-        rows.append({"owners": list(pair), "count": len(row["paths"]), "examples": examples, "fits": row["fits"]})
+    for pair, found in sorted(inventory.shared.items()):
+        examples = sorted(found["paths"])[:EXAMPLES_AT_MOST]
+        rows.append({"owners": list(pair), "count": len(found["paths"]), "examples": examples, "fits": found["fits"]})
     return rows
 
 
@@ -339,6 +330,7 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
     user = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
     return {
         "path": path,
+        "no_settings": no_settings(),
         "unreadable": [{"place": each.place, "why": each.error} for each in folders if each.error] + not_there(),
         "user_site": user if user and any(same(user, entry) for entry in path) else "",
         "in_user_site": sorted(name for name, each in first.items() if user and same(each.folder, user)),
@@ -360,14 +352,19 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
     }
 
 
+def no_settings() -> list[str]:
+    """The pyvenv.cfg that a virtual environment has lost, and its Python, which takes itself for the system's then."""
+    home = os.path.dirname(os.path.dirname(sys.executable))
+    own = glob.glob(os.path.join(glob.escape(home), "lib", "python3*", "site-packages"))
+    was_environment = own and os.path.isfile(os.path.join(home, "bin", "activate")) and not same(home, sys.prefix)
+    is_lost = sys.prefix == sys.base_prefix and was_environment
+    return [os.path.join(home, "pyvenv.cfg"), os.path.realpath(sys.executable)] if is_lost else []
+
+
 def not_there() -> list[dict[str, str]]:
     """The folder for packages of a virtual environment where it is none: such an environment seems merely empty."""
-    place, home = sysconfig.get_path("purelib"), os.path.dirname(os.path.dirname(sys.executable))
-    if sys.prefix == sys.base_prefix:
-        own = sorted(glob.glob(os.path.join(glob.escape(home), "lib", "python3*", "site-packages")))
-        was_environment = own and os.path.isfile(os.path.join(home, "bin", "activate")) and not same(home, sys.prefix)
-        return [{"place": own[0], "why": f"not looked into: there is no {home}/pyvenv.cfg"}] if was_environment else []
-    if os.path.isdir(place):
+    place = sysconfig.get_path("purelib")
+    if sys.prefix == sys.base_prefix or os.path.isdir(place):
         return []
     others = glob.glob(os.path.join(glob.escape(sys.prefix), "lib", "python3*", "site-packages"))
     why = "a link to nothing" if os.path.islink(place) else "not a folder" if os.path.exists(place) else "not there"
@@ -378,8 +375,10 @@ def files(inventory: Inventory) -> dict[str, Any]:
     return {
         "looked": inventory.looked,
         "missing": inventory.missing.rows(),
+        "spared": inventory.spared.rows(),
         "altered": inventory.altered.rows(),
         "emptied": inventory.emptied.rows(),
+        "linked": inventory.linked.rows(),
         "unreadable": sorted(inventory.unread)[:EXAMPLES_AT_MOST],
     }
 

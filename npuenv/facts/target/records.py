@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXAMPLES_AT_MOST = 5
+LIBRARIES_AT_MOST = 64  # torch for CUDA has 20, and what fails to load names one of them
 HEADERS = ("name", "version", "requires-python", "requires-dist")
 
 
@@ -115,6 +116,8 @@ class Distribution:
         elif text is not None and ("\0" in text or "," not in text) and self.installer in ("pip", "uv"):
             self.trouble.append("RECORD names no file")
             return None
+        elif text and not text.endswith("\n") and self.installer in ("pip", "uv"):
+            self.trouble.append("RECORD breaks off")  # both end each line that they write
         return text
 
     def files(self) -> Iterator[tuple[str, str]]:
@@ -145,6 +148,29 @@ class Distribution:
         text = self.text("WHEEL") if self.is_wheel and not self.is_of_others else None
         tags = [line[4:].strip() for line in (text or "").splitlines() if line.startswith("Tag:")]
         return tags[0] if tags and not any(fits(tag) for tag in tags) else ""
+
+
+def is_native(path: str) -> bool:
+    return path.split(" (")[0].endswith(".so") or ".so." in path
+
+
+class Tally:
+    """Counts per owner, with examples: all libraries, they matter most, then a few others, modules first."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, list[str]] = {}
+
+    def add(self, owner: str, path: str) -> None:
+        self.paths.setdefault(owner, []).append(path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for owner, paths in sorted(self.paths.items()):
+            native = sorted(path for path in paths if is_native(path))
+            others = sorted(set(paths) - set(native), key=lambda path: (".py" not in path, path))
+            examples = native[:LIBRARIES_AT_MOST] + others[: max(0, EXAMPLES_AT_MOST - len(native))]
+            rows.append({"owner": owner, "count": len(paths), "native": len(native), "examples": examples})
+        return rows
 
 
 def is_of_others(folder: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sysconfig
 
 from npuenv.plan.inspector.files import hashed, identity, lock_names, normal, read_json, read_record, write_json
@@ -32,6 +33,7 @@ class Inspection:
         self.stamps: dict[str, list[Any]] = {}  # path -> size and times; only of files that are there
         self.digests: dict[str, str] = {}  # path -> the hash that it has
         self.misfits: list[tuple[str, str, str]] = []  # name, path, what presence and size tell against it
+        self.links: dict[str, str] = {}  # folder -> the link that it is or lies below; ""
         self.num_hashed = 0
         self.only_locked = only_locked
         self.left_alone: set[str] = set()  # packages that stay as they are, damaged or not
@@ -74,12 +76,28 @@ class Inspection:
         """What presence and size tell against a file; "" when nothing. Keeps its stamp."""
         if path not in self.stamps:
             try:
-                found = os.stat(path)
+                found = os.lstat(path)
+                link = path if stat.S_ISLNK(found.st_mode) else self.link_above(path)
+                if link:
+                    os.stat(path)  # one that leads nowhere is a file that is not there
+                    return f"leads out of the package, by the link {link} to {os.readlink(link)}"
             except OSError as error:
                 return "is not there" if isinstance(error, FileNotFoundError) else str(error.strerror)
             self.stamps[path] = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
         found_size = self.stamps[path][0]
         return f"has {found_size} bytes instead of {size}" if size and found_size != int(size) else ""
+
+    def link_above(self, path: str) -> str:
+        """The link among the packages that a path lies below; "" where its folders are folders.
+
+        No wheel holds links: what one leads to is somebody else's, and changes or goes without this environment.
+        """
+        folder = path.rpartition("/")[0]
+        if folder not in self.links:
+            is_inside = folder.startswith(self.site + "/")
+            above = self.link_above(folder) if is_inside else ""
+            self.links[folder] = above or (folder if is_inside and os.path.islink(folder) else "")
+        return self.links[folder]
 
     def read_source(self, name: str, info: str) -> None:
         """An editable package is as whole as the folder that it points to."""

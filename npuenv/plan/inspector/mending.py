@@ -32,6 +32,7 @@ def mend(inspection: Inspection, uv: list[str]) -> int:
         for path, names in inspection.owners.items():
             is_ours = path.startswith(inspection.root + os.sep) and not path.startswith(info + os.sep)
             is_needed = any(other not in out for other in names)
+            path = inspection.link_above(path) or path  # what lies behind a link is not ours
             if name in names and is_ours and not is_needed and os.path.lexists(path):
                 os.remove(path)
                 remove_byte_code(path)

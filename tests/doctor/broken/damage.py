@@ -145,6 +145,12 @@ def file_altered_at_equal_size(bench: Bench) -> None:
     bench.change("torch/optim.py", b"value = 1", b"value = 7")
 
 
+def file_altered_beside_a_shortened_one(bench: Bench) -> None:
+    """The same, and another file of torch lost its end: the one must not hide the other."""
+    file_altered_at_equal_size(bench)
+    bench.put("torch/nn.py", (bench.site / "torch/nn.py").read_bytes()[:-1])
+
+
 def file_without_permissions(bench: Bench) -> None:
     """torch's first module may be read by nobody."""
     bench.shut(bench.site / "torch/__init__.py")

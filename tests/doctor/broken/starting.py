@@ -110,6 +110,22 @@ def pth_raises(bench: Bench) -> None:
     bench.put("hook.pth", "import tracer_that_is_not_installed\n")
 
 
+def pth_ends_the_process(bench: Bench) -> None:
+    """A .pth file that checks a licence and ends whoever has none; others come before and after it."""
+    bench.put("aaa.pth", "import os\n")
+    bench.put("hook.pth", "import sys; sys.exit(5)\n")
+    bench.put("zzz.pth", "import os\n")
+
+
+def usercustomize_crashes(bench: Bench) -> None:
+    """What the user's own folder holds runs in every Python of the user."""
+    base = bench.work.parent / "user"
+    place = base / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    place.mkdir(parents=True)
+    (place / "usercustomize.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
+    bench.variables["PYTHONUSERBASE"] = str(base)
+
+
 def pth_never_ends(bench: Bench) -> None:
     """A .pth file that waits for a server: Python does not even start."""
     bench.put("hook.pth", "import time; time.sleep(600)\n")

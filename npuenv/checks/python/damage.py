@@ -1,0 +1,201 @@
+"""Whether the installed files are there and as their packages recorded them, and what follows where they are not.
+
+Start from `cause_of`: a module that does not import because of such a file, or a library that is not found, is the
+damage of that package and no problem of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv import versions
+from npuenv.checks.base import Check, Context, Verdict, fail, ok, skip, warn
+from npuenv.checks.python.installed import CORE, put_in, restore, version_of
+from npuenv.facts.base import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from npuenv.facts.python.interpreter import Import
+    from npuenv.facts.python.packages import Hashes, Owned
+
+_SHOWN = 5
+_TRITONS = {"triton", "triton-ascend"}
+# Packages whose files nobody edits by hand; published images do patch vllm, transformers, ray and verl.
+_UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
+_FILE = re.compile(r"[\w+-]+\.so\b|No module named")
+_MODULE = re.compile(r"No module named '([\w.]+)'")
+_SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
+
+
+def _files(context: Context) -> Verdict:
+    """Files that a distribution recorded and that are gone, or hold nothing.
+
+    Headers, tests and documents are left out of images to make them small: they count where npuenv put them in.
+    """
+    files = context.facts.python.files.value
+    if files is None:
+        return skip("no-python")
+    spared = tuple(item for item in files.spared if item.owner in put_in(context))
+    bad = (*files.missing, *files.emptied, *spared)
+    if not bad:
+        return ok("python.files-ok", count=files.looked)
+    told = _told((*files.missing, *spared), "missing") + _told(files.emptied, "empty")
+    names = tuple(dict.fromkeys(item.owner for item in bad))
+    verdict = fail if _gone(context) else warn
+    return verdict("python.files-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _gone(context: Context) -> list[Owned]:
+    """Those of the packages with missing or empty files without which something does not work."""
+    files = context.facts.python.files.value
+    if files is None:
+        return []
+    bad = [item for item in (*files.missing, *files.emptied) if item.native or item.owner in CORE]
+    return bad + [item for item in files.missing if item not in bad and _lacks_modules(item)]
+
+
+def _lacks_modules(item: Owned) -> bool:
+    """Whether modules of a package are gone; tests and examples are taken out of images to make them small."""
+    return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in item.examples)
+
+
+def _altered(context: Context) -> Verdict:
+    """Files of another size than recorded. Only where nobody edits by hand, and shared libraries anywhere.
+
+    What npuenv put in counts as a whole: it was as recorded when it was verified.
+    """
+    files = context.facts.python.files.value
+    if files is None:
+        return skip("no-python")
+    bad = _that_count(context, files.altered)
+    linked = [item for item in files.linked if item.owner in put_in(context)]
+    if linked and not bad:
+        names = tuple(item.owner for item in linked)
+        told = _told(linked, "behind a link")
+        cure = restore(context, names)
+        return warn("python.altered-linked", *told, fix=cure, count=_sum(linked), packages=names[:_SHOWN])
+    if not bad:
+        return ok("python.altered-ok", *_told(files.altered, "of another size"), count=_sum(files.altered))
+    names = tuple(item.owner for item in bad)
+    verdict = fail if any(item.native for item in bad) else warn
+    told = _told(bad, "of another size")
+    return verdict("python.altered-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _has_both_tritons(context: Context) -> bool:
+    return all(version_of(context, name) is not None for name in _TRITONS)
+
+
+def _hashes(context: Context) -> Verdict:
+    """Contents against the recorded hashes, of the files whose size is as recorded: the others are told already."""
+    hashes = context.facts.python.hashes.value
+    if hashes is None:
+        return skip("no-python")
+    bad = _that_count(context, hashes.altered)
+    if not bad:
+        is_told = _has_both_tritons(context) and any(item.owner in _TRITONS for item in hashes.altered)
+        return skip("python.because", cause="python.triton") if is_told else _as_recorded(hashes)
+    names = tuple(item.owner for item in bad)
+    is_grave = any(item.native or item.owner in _UNTOUCHED for item in bad)
+    verdict, told = fail if is_grave else warn, _told(bad, "of other content")
+    return verdict("python.hashes-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
+
+
+def _as_recorded(hashes: Hashes) -> Verdict:
+    """The word for contents of which none counts; edited ones are never passed off as recorded."""
+    if not hashes.altered:
+        return ok("python.hashes-ok" if hashes.is_complete else "python.hashes-part", count=hashes.looked)
+    names = tuple(item.owner for item in hashes.altered)
+    args = {"count": hashes.looked, "edited": _sum(hashes.altered), "packages": names[:_SHOWN]}
+    name = "python.hashes-edited" if hashes.is_complete else "python.hashes-part-edited"
+    return ok(name, *_told(hashes.altered, "of other content"), **args)
+
+
+def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
+    """Those of altered files that somebody has to look at; python.triton says which of two tritons lies there."""
+    counted = _UNTOUCHED | put_in(context)
+    told = _TRITONS if _has_both_tritons(context) else set()
+    return [item for item in items if (item.native or item.owner in counted) and item.owner not in told]
+
+
+def _told(items: Iterable[Owned], how: str) -> tuple[Evidence, ...]:
+    return tuple(Evidence(f"RECORD of {item.owner}", f"{item.count} {how}: {item.examples[0]}") for item in items)
+
+
+def _sum(items: Iterable[Owned]) -> int:
+    return sum(item.count for item in items)
+
+
+def cause_of(context: Context, found: Import) -> str | None:
+    """The check that reports the damage because of which a module does not import; None where none does.
+
+    An error that names a file or a module is about that one. One that names none, such as a signal, is put down to the
+    damage of what the module is built on.
+    """
+    last = found.innermost
+    for check, item in damaged(context):
+        if any(_names(last, library) for library in libraries_of(item)) or _is_part(last, item):
+            return check
+    if _FILE.search(last) and "undefined symbol" not in last:
+        return None
+    built_on = _built_on(context, found.module)
+    return next((check for check, item in damaged(context) if item.owner in built_on and _can_break(item)), None)
+
+
+def damaged(context: Context) -> Iterator[tuple[str, Owned]]:
+    """The packages of which files are gone or altered, each with the check that reports it as a failure."""
+    files, hashes = context.facts.python.files.value, context.facts.python.hashes.value
+    yield from (("python.files", item) for item in _gone(context))
+    altered = _that_count(context, files.altered) if files is not None else []
+    if any(item.native for item in altered):
+        yield from (("python.altered", item) for item in altered)
+    contents = _that_count(context, hashes.altered) if hashes is not None else []
+    if any(item.native or item.owner in _UNTOUCHED for item in contents):
+        yield from (("python.hashes", item) for item in contents)
+
+
+def cause_of_library(context: Context, library: str) -> str | None:
+    """The check that reports that a library of some package is damaged; None where it is no package's, or whole."""
+    return next((check for check, item in damaged(context) if library in libraries_of(item)), None)
+
+
+def libraries_of(item: Owned) -> set[str]:
+    """The names of its damaged libraries."""
+    return {path.split(" (")[0].rpartition("/")[2] for path in item.examples[: item.native]}
+
+
+def _names(text: str, library: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(library)}(?![\w.-])", text) is not None
+
+
+def _is_part(text: str, item: Owned) -> bool:
+    """Whether an error says that a module of this package is not there."""
+    match = _MODULE.search(text)
+    return match is not None and versions.requirement_name(match.group(1).partition(".")[0]) == item.owner
+
+
+def _can_break(item: Owned) -> bool:
+    return bool(item.native) or _lacks_modules(item)
+
+
+def _built_on(context: Context, module: str) -> set[str]:
+    """The distributions that a module needs, its own and those that torch loads by itself among them."""
+    packages, waiting = context.facts.python.packages.value, [versions.requirement_name(module), "torch-npu"]
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found and version_of(context, name) is not None:
+            found.add(name)
+            lines = packages.requires.get(name, ()) if packages is not None else ()
+            waiting += map(versions.requirement_name, lines)
+    return found
+
+
+_INVENTORY = ("python.interpreter", "python.files")
+CHECKS = (
+    Check("python.files", _INVENTORY, "RECORD of the installed distributions", _files),
+    Check("python.altered", _INVENTORY, "sizes in RECORD", _altered),
+    Check("python.hashes", ("python.interpreter", "python.hashes"), "SHA-256 in RECORD", _hashes),
+)
