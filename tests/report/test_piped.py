@@ -10,7 +10,7 @@ from rich.console import Console
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
 from npuenv.messages import Message
-from npuenv.report.smoke import print_summary
+from npuenv.report.smoke import Where, print_summary
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,15 @@ def test_a_smoke_test_says_each_finding_in_one_line() -> None:
     ]
     file = io.StringIO()
     header = {"kind": "header", "settings": {"task": "arith"}, "num_parameters": 1, "dtype": "float32"}
-    print_summary(Console(file=file, width=10_000), [header], found, cause=found[1], lang="en", files={})
+    print_summary(
+        Console(file=file, width=10_000),
+        [header],
+        found,
+        cause=found[1],
+        where=Where("tiny", "cpu"),
+        lang="en",
+        files={},
+    )
     lines = file.getvalue().splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
     assert max(map(len, lines)) < 300
