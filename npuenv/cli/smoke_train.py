@@ -151,7 +151,8 @@ def run_smoke(ui: Ui, environment: Environment, *, out: Path | None, settings: M
     from npuenv import smoke
 
     python, cards = Path(environment.python), has_cards()
-    ui.say(environment.says, err=True)
+    if Path(environment.python).is_file():  # else there is nothing to say but that
+        ui.say(environment.says, err=True)
     if cards and (settings.get("device") == "cpu" or "torch_npu" not in _torch_of(environment.python)):
         ui.say(Message("smoke.cards-untested"), err=True)
     if (head := smoke.head_elsewhere(settings)) is not None:

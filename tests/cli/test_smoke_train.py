@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +12,9 @@ from npuenv.errors import ExitCode
 from tests.cli.test_machine import cards, said
 from tests.store.test_environments import made
 from tests.support.sentences import says, sentence
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A Python that trains on the CPU and writes no more than its device; asked for torch_npu it has none.
 TRAINER = """#!/bin/sh

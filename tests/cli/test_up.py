@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +11,9 @@ from npuenv.cli import doctor, main
 from npuenv.errors import ExitCode
 from npuenv.store.places import default_environment
 from tests.store.test_environments import made
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +14,9 @@ from npuenv.store.active import active_environment
 from npuenv.store.environments import remember
 from npuenv.store.switch import CURRENT
 from tests.store.test_environments import made
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HOST = LocalHost()
 
