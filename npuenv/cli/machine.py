@@ -83,7 +83,10 @@ def for_this_machine(request: Request) -> Request:
     from npuenv.resolve.types import Stack
 
     request = replace(request, arch=request.arch or platform.machine())
-    running = replace(request, python=request.python or f"{sys.version_info.major}.{sys.version_info.minor}")
+    running = request
+    if request.python is None:
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        running = replace(request, python=python, origins={**request.origins, "python": sys.executable})
     stack = resolve(running, load_matrix())
     if isinstance(stack, Stack) and stack.platform.hardware is None:
         return running
