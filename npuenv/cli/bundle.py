@@ -86,7 +86,7 @@ def _for_platform(request: Request, platform: str | None) -> Request:
 
     if platform and request.arch and platform != request.arch:
         raise BadInput(Message("bundle.two-platforms", {"platform": platform, "arch": request.arch}))
-    return for_this_machine(replace(request, arch=platform or request.arch))
+    return for_this_machine(replace(request, arch=platform or request.arch), frozenset({"hardware"}))
 
 
 def _wish(ui: Ui, request: Request, machine: Machine, *, fill: bool) -> Wish:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.consent import ask, list_plan, needs_consent, shown_part, tell_notes
-from npuenv.cli.machine import assumed, for_these_cards, for_this_machine, lock_of, resolve_or_stop, this_machine
+from npuenv.cli.machine import (
+    for_this_host,
+    for_this_machine,
+    lock_of,
+    resolve_or_stop,
+    tell_basis,
+    this_machine,
+)
 from npuenv.cli.prepared import Prepared, Wanted
 from npuenv.errors import BadInput, ExitCode, NothingFits
 from npuenv.messages import Message, say
@@ -81,6 +88,7 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
     if how.bundle is None:
         request = for_this_machine(request)
         stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, request))
+        tell_basis(ui, request, stack)
         # An environment's own lock also says where what it built came from.
         stack = as_locked(stack, lock) if lock else stack
         yield Wanted(stack, lock or lock_of(ui, stack, machine, fill=how.fill), machine, request)
@@ -95,7 +103,7 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
             said = {"path": how.bundle, "names": tuple(lacking), "first": lacking[0]}
             raise BadInput(Message("install.bundle-lacks", said), Message("install.bundle-lacks-hint", said))
         require_known(bundle, load_matrix())
-        own = for_these_cards(as_bundled(bundle))
+        own = for_this_host(as_bundled(bundle), frozenset({"hardware"}))
         stack = as_locked(resolve_or_stop(ui, own), bundle.lock)
         require_meant(request, bundle, stack, load_matrix())
         asked = replace(bundle.request, hardware=own.hardware)
@@ -231,11 +239,13 @@ def _proofs(prepared: Prepared) -> dict[str, Callable[[], None]]:
 
 
 def asked_for(request: Request) -> dict[str, Any]:
-    """What a request says, without what it leaves open: as the manifest keeps it."""
+    """What a request says, without what it leaves open: as the manifest keeps it. A host can change what it says."""
     from npuenv.resolve.types import Request
 
-    empty = asdict(Request())
-    return {name: value for name, value in asdict(replace(request, origins={})).items() if value != empty[name]}
+    empty = Request()
+    of_host = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
+    said = asdict(replace(request, origins={}, **of_host))
+    return {name: value for name, value in said.items() if value != getattr(empty, name)}
 
 
 def _imagine(wanted: Wanted, how: How) -> Prepared:
@@ -310,7 +320,6 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
     )
     host, steps = wanted.machine.resolver.host, chosen(plan, how.only_step, how.from_step)
     notes = (
-        *assumed(wanted.stack),
         *damage_of(host, target),
         *_switched(wanted, target),
         *ground.notes,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.machine import resolve_or_stop
+from npuenv.cli.machine import for_this_host, resolve_or_stop, tell_basis
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message, say
 
@@ -75,7 +75,10 @@ def _render(
 
     recipe, release = said.pop("recipe") or FIRST_RECIPE[framework], said.pop("release")
     request, release = _with_release(request, framework, release)
+    # The files of a release that is named may be meant for wherever that runs.
+    request = request if release else for_this_host(request)
     stack = resolve_or_stop(ui, request)
+    tell_basis(ui, request, stack)
     release = release or _release_of_stack(stack.name)
     asked = Asked(framework, recipe, release, overrides=parse_overrides(settings), **said)
     made = launch(asked, stack, lang=ui.lang)

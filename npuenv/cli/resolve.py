@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.machine import own_locks, resolve_or_stop
+from npuenv.cli.hosts import DECIDED
+from npuenv.cli.machine import ASSUMED, for_this_host, own_locks, resolve_or_stop, tell_basis
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
     """
     from npuenv.report.resolution import as_json, show, show_reasons, show_table
 
+    request = for_this_host(request)
     stack = resolve_or_stop(ui, request)
+    if not ui.is_json:
+        tell_basis(ui, request, stack)
     if ui.is_json:
         ui.print_json({**as_json(stack, ui.lang), "exit": 0})
     elif why is not None:
@@ -48,7 +52,7 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
     elif ui.is_verbose:
         show(stack, ui.console(), ui.lang)
     elif not ui.is_quiet:
-        show_table(stack, ui.console(), ui.lang, following=tuple(_following(stack, request)))
+        show_table(stack, ui.console(), ui.lang, following=tuple(_following(stack, request)), said=ASSUMED)
     return 0
 
 
@@ -64,7 +68,7 @@ def _following(stack: Stack, request: Request) -> Iterator[Message]:
         lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
         yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
     # What a host told, it tells the next command too.
-    typed = replace(request, **dict.fromkeys(set(request.origins) & {"hardware", "os", "arch", "driver", "cann"}))
+    typed = replace(request, **dict.fromkeys(DECIDED & set(request.origins)))
     named = words_of(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
     yield Message("stack.next-install", {"command": shlex.join(("npuenv", "install", *named))})
     yield Message("stack.next-why", {"command": shlex.join(("npuenv", "resolve", *named))})

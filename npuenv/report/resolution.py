@@ -14,7 +14,7 @@ from npuenv.messages import Message, say
 from npuenv.resolve.types import Clash, Conflict, GitSource, Override, Pin, Reason, Stack, WayOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -31,12 +31,22 @@ def show(result: Stack | Conflict, console: Console, lang: str = "en") -> None:
         _show_conflict(result, lines)
 
 
-def show_table(stack: Stack, console: Console, lang: str = "en", *, following: Sequence[Message] = ()) -> None:
-    """Prints a stack on one screen: what it is for, each version with its standing, what to do next."""
+def show_table(
+    stack: Stack,
+    console: Console,
+    lang: str = "en",
+    *,
+    following: Sequence[Message] = (),
+    said: Collection[str] = (),
+) -> None:
+    """Prints a stack on one screen: what it is for, each version with its standing, what to do next.
+
+    `said`: keys of notes that were said already.
+    """
     lines = _Lines(console, lang)
     _show_head(stack, lines)
     for note in stack.notes:
-        if note.key.startswith("resolve.note-"):  # about this platform; those of the recipe are among the reasons
+        if note.key.startswith("resolve.note-") and note.key not in said:  # those of the recipe are among the reasons
             lines.line(f"- {lines.say(note)}")
     from rich.cells import cell_len, set_cell_size
 

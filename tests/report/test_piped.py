@@ -22,7 +22,7 @@ def without_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_resolution_keeps_its_sentences_whole(lang: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resolve", "--for", "verl", "--lang", lang]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) > 120
+    assert max(map(len, lines)) > 80
     assert [line for line in lines if line != line.rstrip()] == []
 
 
