@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, common_options
+from npuenv.cli.help import Command
 from npuenv.cli.judging import judge, usual_python
 from npuenv.errors import BadInput
 from npuenv.front import doctor as front
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from npuenv.errors import ExitCode
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.option("--for", "framework", type=click.Choice(FRAMEWORKS), help=HELP["for"])
 @click.option("--stack", metavar="NAME", help="Judge against the versions and settings of a published stack.")
 @click.option(

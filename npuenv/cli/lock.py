@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.cli.help import Command
 from npuenv.cli.machine import for_this_machine, lock_of, resolve_or_stop, tell_basis, this_machine
 from npuenv.errors import BadInput, CannotTell, ExitCode
 from npuenv.messages import Message
@@ -24,7 +25,7 @@ _MOST_WAYS_OUT = 3
 FORMS = ("toml", "requirements", "pylock")
 
 
-@click.command("lock")
+@click.command("lock", cls=Command)
 @request_options
 @click.argument("more", nargs=-1, metavar="")
 @click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes; with --all, all of them.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.cli.help import Command
 from npuenv.cli.machine import for_this_host, resolve_or_stop, tell_basis
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message, say
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
 
 
-@click.command("render-launch")
+@click.command("render-launch", cls=Command)
 @request_options
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the files.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.cli.help import Command
 from npuenv.cli.hosts import DECIDED
 from npuenv.cli.machine import ASSUMED, for_this_host, own_locks, resolve_or_stop, tell_basis
 from npuenv.messages import Message
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _EVERY = "*"
 
 
-@click.command("resolve")
+@click.command("resolve", cls=Command)
 @request_options
 @click.option(
     "--why",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, absolute, common_options
+from npuenv.cli.help import Command
 from npuenv.errors import BadInput, ExitCode, StepFailed
 from npuenv.front.ui import Interrupted, report_error
 from npuenv.messages import Message, say
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from npuenv.store.active import Environment
 
 
-@click.command("smoke-train")
+@click.command("smoke-train", cls=Command)
 @click.option(
     "--target",
     type=click.Path(path_type=Path),

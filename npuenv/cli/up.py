@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.cli.help import Command
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
@@ -15,10 +17,10 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-@click.command("up")
+@click.command("up", cls=Command)
 @request_options
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; install what the plan says.")
-@common_options
+@functools.partial(common_options, has_document=False)
 def command(ui: Ui, *, request: Request, yes: bool) -> int:
     """Walk the whole road: doctor, install, smoke-train.
 
@@ -33,8 +35,6 @@ def command(ui: Ui, *, request: Request, yes: bool) -> int:
     from npuenv.store.active import environment_at
     from npuenv.store.places import default_environment
 
-    if ui.is_json:
-        raise BadInput(Message("cli.up-json"), Message("cli.up-json-hint"))
     if not (request.stack or request.framework):
         raise BadInput(Message("cli.up-what"), Message("cli.up-what-hint"))
     _heading(ui, "doctor")
