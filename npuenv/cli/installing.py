@@ -158,13 +158,21 @@ def _base_python(wanted: Wanted, how: How) -> str:
 
 
 def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock | None = None) -> ExitCode:
-    """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is.
+    """Prints what an installation lacks and then the plan, as a list or as a script; the exit code that it would have.
+
+    Works for any platform, whatever this machine is.
 
     Raises BadInput for an unknown step and, where the plan is for machines like this one, for a folder that an
     installation would refuse; NothingFits for a script of a lock that is not complete: what lacks would come unchecked.
     """
     with wanted_for(ui, request, how, lock) as wanted:
         prepared = _imagine(wanted, how)
+        lacks = () if as_script else tuple(_lacks(prepared, how))
+        code = ExitCode.NOTHING_FITS if lacks else ExitCode.FINE
+        for error in lacks:
+            ui.say(Message("cli.would-fail", {"why": error.message}), err=True)
+            if error.hint:
+                ui.say(Message("cli.hint", {"hint": error.hint}), err=True)
         if as_script:
             from npuenv import __version__
             from npuenv.lock.refuse import require_complete
@@ -187,15 +195,27 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
         elif ui.is_json:
             from npuenv.report.plan import as_json
 
-            ui.print_json({**as_json(shown_part(prepared), wanted.stack, prepared.target.root, ui.lang), "exit": 0})
+            document = as_json(shown_part(prepared), wanted.stack, prepared.target.root, ui.lang)
+            ui.print_json({**document, "exit": int(code), "lacks": [say(error.message, ui.lang) for error in lacks]})
         else:
             list_plan(ui, prepared)
-        for missing in wanted.lock.missing:
-            from npuenv.lock.refuse import why_missing
+    return code
 
-            why = why_missing(missing, wanted.machine.resolver)
-            ui.say(Message("cli.lock-gap", {"why": why}), err=True)
-    return ExitCode.FINE
+
+def _lacks(prepared: Prepared, how: How) -> Iterator[NothingFits]:
+    """What would end an installation from here before it begins, where no index has to be asked for it."""
+    from npuenv.lock.refuse import require_complete
+
+    wanted = prepared.wanted
+    try:
+        require_complete(wanted.lock, wanted.machine.resolver, wanted.request)
+    except NothingFits as error:
+        yield error
+    if wanted.stack.platform.arch == platform.machine() and prepared.target.kind == "venv":
+        try:
+            _base_python(wanted, how)
+        except NothingFits as error:
+            yield error
 
 
 def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
