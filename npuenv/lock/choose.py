@@ -11,7 +11,7 @@ from npuenv.lock.file import COMPLETE
 from npuenv.lock.shelf import shipped_folder
 from npuenv.messages import Message
 from npuenv.resolve import resolve
-from npuenv.resolve.candidate import by_preference
+from npuenv.resolve.candidate import by_preference, is_candidate_release
 from npuenv.resolve.names import checked
 from npuenv.resolve.types import Stack
 
@@ -50,6 +50,8 @@ def choose(request: Request, matrix: Matrix, own: Path) -> Stack | Conflict:
 
 def _others(request: Request, matrix: Matrix) -> Iterator[Stack]:
     for recipe in by_preference(checked(request, matrix), matrix)[0]:
+        if is_candidate_release(recipe):
+            continue
         result = resolve(replace(request, stack=recipe.id), matrix)
         if isinstance(result, Stack):
             yield result

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.lock.choose import choose
 from npuenv.lock.file import COMPLETE
-from npuenv.lock.shelf import find_lock
+from npuenv.lock.shelf import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
+from npuenv.resolve.candidate import is_candidate_release
+from npuenv.resolve.derived import recipe_named
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ def test_what_stands_behind_another_has_a_complete_lock_and_serves_as_well(
     assert (found.framework, found.platform.hardware) == (first.framework, first.platform.hardware)
     if found.name == first.name:
         return
+    recipe = recipe_named(found.name, MATRIX)
+    assert recipe is not None and not is_candidate_release(recipe)
     lock, passed = find_lock(found, tmp_path), find_lock(first, tmp_path)
     assert lock is not None and lock.status == COMPLETE
     assert passed is not None and passed.status != COMPLETE
@@ -71,3 +76,21 @@ def test_the_newest_says_which_one_is_attested_best(tmp_path: Path) -> None:
     found = chosen(request, tmp_path)
     assert isinstance(plain, Stack) and found.name != plain.name
     assert (found.notes[0].key, found.notes[0].args["other"]) == ("resolve.note-newest", plain.name)
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+def test_the_readme_names_for_each_cann_the_stack_that_is_chosen(readme: str, tmp_path: Path) -> None:
+    rows = re.findall(r"^\| ([^|]+) \| (`npuenv install [^|]+) \| (`npuenv install [^|]+) \|$", text_of(readme), re.M)
+    assert len(rows) == 6
+    for cann, *cells in rows:
+        for framework, cell in zip(("verl", "roll"), cells):
+            command = cell.split("`")[1].split()
+            version = cann if cann[0].isdigit() else None
+            stack = chosen(Request(framework=framework, arch="aarch64", hardware="a2", cann=version), tmp_path)
+            lock = find_lock(stack, tmp_path)
+            assert lock is not None
+            assert command[2:] == [stack.name, *([] if lock.is_complete else ["--fill"])]
+
+
+def text_of(name: str) -> str:
+    return (shipped_folder().parent / name).read_text(encoding="utf-8")
