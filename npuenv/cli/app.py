@@ -9,6 +9,7 @@ import click
 
 from npuenv import __version__
 from npuenv.cli.common import Stop
+from npuenv.cli.help import Group
 from npuenv.errors import BadInput, ExitCode
 from npuenv.front.ending import run_to_code
 from npuenv.messages import Message
@@ -29,6 +30,7 @@ _COMMANDS = {
     "matrix": "matrix",
     "cluster": "cluster",
     "pack-doctor": "pack_doctor",
+    "completion": "completion",
 }
 
 
@@ -36,7 +38,7 @@ class _ReaderGone(Exception):
     """A broken pipe. click would end the process with 1 for an OSError of that kind; here `run` decides."""
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """Imports a command's module only when it is asked for, and suggests the nearest name for a misspelt one."""
 
     def invoke(self, ctx: click.Context) -> Any:

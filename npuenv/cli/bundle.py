@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, absolute, common_options, request_options
+from npuenv.cli.help import Command
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
@@ -22,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 _MIB = 1024**2
 
 
-@click.command("bundle")
+@click.command("bundle", cls=Command)
 @request_options
 @click.option("--platform", type=click.Choice(("aarch64", "x86_64")), help="What the bundle is for; as --arch.")
 @click.option("--python-archive", type=_FILE, metavar="FILE", help="Add an interpreter that is unpacked on the target.")
@@ -86,7 +87,7 @@ def _for_platform(request: Request, platform: str | None) -> Request:
 
     if platform and request.arch and platform != request.arch:
         raise BadInput(Message("bundle.two-platforms", {"platform": platform, "arch": request.arch}))
-    return for_this_machine(replace(request, arch=platform or request.arch))
+    return for_this_machine(replace(request, arch=platform or request.arch), frozenset({"hardware"}))
 
 
 def _wish(ui: Ui, request: Request, machine: Machine, *, fill: bool) -> Wish:

@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from npuenv.cli.help import Group
+
 # Each names the module of its command, and the command in it.
 _COMMANDS = {
     "up": ("cluster_ray", "up"),
@@ -15,7 +17,7 @@ _COMMANDS = {
 }
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """Imports a command's module only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

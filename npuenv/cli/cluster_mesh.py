@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, common_options
+from npuenv.cli.help import Command
 from npuenv.cli.meter import Gauge
 from npuenv.errors import BadInput
 from npuenv.messages import Message, say
@@ -64,7 +65,7 @@ def _form_of(out: str | None) -> str:
     return {".html": "html", ".json": "json"}.get(Path(out).suffix if out else "", "text")
 
 
-@click.command("mesh")
+@click.command("mesh", cls=Command)
 @click.option("--hosts", metavar="FILE|-", required=True, help="The inventory: a line a node, or a range of them.")
 @click.option("--full", "is_full", is_flag=True, help="Every device to every other (default up to 64 devices).")
 @click.option("--sampled", "is_sampled", is_flag=True, help="At most 4 pings a device; finds any single dead one.")

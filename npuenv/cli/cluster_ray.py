@@ -13,6 +13,7 @@ import click
 
 from npuenv.cli.cluster_ray_telling import STATUS_S, Case, runs, tell, tell_others, tell_status
 from npuenv.cli.common import Ui, common_options
+from npuenv.cli.help import Command
 from npuenv.errors import BadInput, ExitCode, StepFailed
 from npuenv.messages import Message
 
@@ -41,7 +42,7 @@ def _reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command("up")
+@click.command("up", cls=Command)
 @_reaching
 @click.option("--head", metavar="NAME", help="The node that becomes the head (default: the first of the inventory).")
 @click.option(
@@ -80,7 +81,7 @@ def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> 
         return int(_up(case, plan))
 
 
-@click.command("status")
+@click.command("status", cls=Command)
 @_reaching
 @common_options
 def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
@@ -98,7 +99,7 @@ def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
     return int(tell_others(case, inventory.nodes))
 
 
-@click.command("down")
+@click.command("down", cls=Command)
 @_reaching
 @common_options
 def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:

@@ -18,11 +18,16 @@ from npuenv.messages import LANGUAGES, Message, language_from_environment, say
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def common_options(command: Command) -> Command:
-    """Adds --lang, --json, --quiet, -v and --no-color, and hands the command a `Ui` as its first argument."""
+def common_options(command: Command, *, has_document: bool = True) -> Command:
+    """Adds --lang, --json, --quiet, -v and --no-color, and hands the command a `Ui` as its first argument.
+
+    `has_document`: False for a command that has no --json.
+    """
 
     @functools.wraps(command)
-    def with_ui(*, lang: str | None, as_json: bool, quiet: bool, verbose: bool, no_color: bool, **options: Any) -> Any:
+    def with_ui(
+        *, lang: str | None, quiet: bool, verbose: bool, no_color: bool, as_json: bool = False, **options: Any
+    ) -> Any:
         ui = Ui(
             lang or language_from_environment(),
             is_json=as_json,
@@ -37,7 +42,7 @@ def common_options(command: Command) -> Command:
         click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same)."),
         click.option("-v", "--verbose", is_flag=True, help="Everything, not only what needs attention."),
         click.option("-q", "--quiet", is_flag=True, help="Only what went wrong."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
+        *([click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")] * has_document),
         click.option("--lang", type=click.Choice(LANGUAGES), help="Language of messages (default: the locale's)."),
     ):
         decorated = option(decorated)
@@ -78,7 +83,7 @@ def request_options(command: Command) -> Command:
         click.option(
             "--host",
             metavar="this|CAPTURE",
-            help="Take hardware, system, driver and CANN from this machine or from a saved capture.",
+            help="Take hardware, system, driver and CANN from this machine (default where it has cards) or a capture.",
         ),
         click.option(
             "--newest", "is_newest", is_flag=True, help="The newest that fits, rather than the best attested."

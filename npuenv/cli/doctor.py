@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, common_options
-from npuenv.cli.judging import judge
+from npuenv.cli.help import Command
+from npuenv.cli.judging import judge, usual_python
 from npuenv.errors import BadInput
 from npuenv.front import doctor as front
 from npuenv.front.wish import FORMATS, FRAMEWORKS, HELP, Wish, form_of, require_sense
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from npuenv.errors import ExitCode
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.option("--for", "framework", type=click.Choice(FRAMEWORKS), help=HELP["for"])
 @click.option("--stack", metavar="NAME", help="Judge against the versions and settings of a published stack.")
 @click.option(
@@ -93,10 +94,12 @@ def command(ui: Ui, *, form: str | None, **options: Any) -> int:
 
         require_sense(wish)
         return int(run_fix(ui, wish))
-    return int(front.run_doctor(ui, wish, lambda host: judge(wish, ui, host)))
+    require_sense(wish)
+    python = usual_python(wish, ui)
+    return int(front.run_doctor(ui, wish, lambda host: judge(wish, ui, host, python=python)))
 
 
-def run_doctor(ui: Ui, *, framework: str | None) -> ExitCode:
-    """A look at this machine, reported as text; the exit code of the findings."""
-    wish = Wish(framework=framework, format="json" if ui.is_json else "text")
-    return front.run_doctor(ui, wish, lambda host: judge(wish, ui, host))
+def run_doctor(ui: Ui, *, framework: str | None, python: str) -> ExitCode:
+    """A look at this machine and an interpreter before an installation; the exit code of the findings."""
+    wish = Wish(framework=framework, format="json" if ui.is_json else "text", is_installing=True)
+    return front.run_doctor(ui, wish, lambda host: judge(wish, ui, host, python=python))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, common_options
+from npuenv.cli.help import Group
 from npuenv.errors import BadInput, ExitCode
 from npuenv.facts.manifest import DAMAGED
 from npuenv.messages import Message, say, visible
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _WIDE = 10_000  # columns: more than any table here takes
 
 
-@click.group("env")
+@click.group("env", cls=Group)
 def command() -> None:
     """See and tidy the environments that npuenv made."""
 

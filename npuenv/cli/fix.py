@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.checks import Status
-from npuenv.cli.judging import judge
+from npuenv.cli.judging import judge, usual_python
 from npuenv.errors import BadInput, ExitCode, StepFailed
 from npuenv.front.judging import Judged, live
 from npuenv.front.wish import require_python
@@ -44,10 +44,11 @@ def run_fix(ui: Ui, wish: Wish) -> ExitCode:
     from npuenv.host.recorded import load_capture
 
     require_python(wish)
+    python = usual_python(wish, ui)
 
     def look(host: Host) -> Judged:
         with Watch(ui) as watch:
-            return judge(wish, ui, live(watch.host(host)))
+            return judge(wish, ui, live(watch.host(host)), python=python)
 
     if wish.capture is not None:
         judged = judge(wish, ui, load_capture(wish.capture))

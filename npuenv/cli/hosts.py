@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
+DECIDED = frozenset({"arch", "hardware", "os", "driver", "cann"})  # what a host decides of a request
 WANTED = frozenset({"machine", "npu", "cann"})  # the groups of facts that decide a stack
 
 

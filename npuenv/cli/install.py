@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, absolute, common_options, request_options
+from npuenv.cli.help import Command
 from npuenv.cli.installing import How, run_install, show_plan
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-@click.command("install")
+@click.command("install", cls=Command)
 @request_options
 @click.option("--target", metavar="DIR", help="The environment's folder (default: in the user's data folder).")
 @click.option("--as", "kind", type=click.Choice(["venv", "conda"]), default="venv", help="What the environment is.")

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.consent import ask, list_plan, needs_consent, shown_part, tell_notes
-from npuenv.cli.machine import assumed, for_these_cards, for_this_machine, lock_of, resolve_or_stop, this_machine
+from npuenv.cli.machine import (
+    for_this_host,
+    for_this_machine,
+    lock_of,
+    resolve_or_stop,
+    tell_basis,
+    this_machine,
+)
 from npuenv.cli.prepared import Prepared, Wanted
 from npuenv.errors import BadInput, ExitCode, NothingFits
 from npuenv.messages import Message, say
@@ -82,6 +89,7 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
     if how.bundle is None:
         request = for_this_machine(request)
         stack = with_found_cann(machine.resolver.host, resolve_or_stop(ui, request))
+        tell_basis(ui, request, stack)
         # An environment's own lock also says where what it built came from.
         stack = as_locked(stack, lock) if lock else stack
         yield Wanted(stack, lock or lock_of(ui, stack, machine, fill=how.fill), machine, request)
@@ -96,7 +104,7 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
             said = {"path": how.bundle, "names": tuple(lacking), "first": lacking[0]}
             raise BadInput(Message("install.bundle-lacks", said), Message("install.bundle-lacks-hint", said))
         require_known(bundle, load_matrix())
-        own = for_these_cards(as_bundled(bundle))
+        own = for_this_host(as_bundled(bundle), frozenset({"hardware"}))
         stack = as_locked(resolve_or_stop(ui, own), bundle.lock)
         require_meant(request, bundle, stack, load_matrix())
         asked = replace(bundle.request, hardware=own.hardware)
@@ -151,13 +159,21 @@ def _base_python(wanted: Wanted, how: How) -> str:
 
 
 def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock | None = None) -> ExitCode:
-    """Prints the plan, as a list or as a script. Works for any platform, whatever this machine is.
+    """Prints what an installation lacks and then the plan, as a list or as a script; the exit code that it would have.
+
+    Works for any platform, whatever this machine is.
 
     Raises BadInput for an unknown step and, where the plan is for machines like this one, for a folder that an
     installation would refuse; NothingFits for a script of a lock that is not complete: what lacks would come unchecked.
     """
     with wanted_for(ui, request, how, lock) as wanted:
         prepared = _imagine(wanted, how)
+        lacks = () if as_script else tuple(_lacks(prepared, how))
+        code = ExitCode.NOTHING_FITS if lacks else ExitCode.FINE
+        for error in lacks:
+            ui.say(Message("cli.would-fail", {"why": error.message}), err=True)
+            if error.hint:
+                ui.say(Message("cli.hint", {"hint": error.hint}), err=True)
         if as_script:
             from npuenv import __version__
             from npuenv.lock.refuse import require_complete
@@ -180,15 +196,27 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
         elif ui.is_json:
             from npuenv.report.plan import as_json
 
-            ui.print_json({**as_json(shown_part(prepared), wanted.stack, prepared.target.root, ui.lang), "exit": 0})
+            document = as_json(shown_part(prepared), wanted.stack, prepared.target.root, ui.lang)
+            ui.print_json({**document, "exit": int(code), "lacks": [say(error.message, ui.lang) for error in lacks]})
         else:
             list_plan(ui, prepared)
-        for missing in wanted.lock.missing:
-            from npuenv.lock.refuse import why_missing
+    return code
 
-            why = why_missing(missing, wanted.machine.resolver)
-            ui.say(Message("cli.lock-gap", {"why": why}), err=True)
-    return ExitCode.FINE
+
+def _lacks(prepared: Prepared, how: How) -> Iterator[NothingFits]:
+    """What would end an installation from here before it begins, where no index has to be asked for it."""
+    from npuenv.lock.refuse import require_complete
+
+    wanted = prepared.wanted
+    try:
+        require_complete(wanted.lock, wanted.machine.resolver, wanted.request)
+    except NothingFits as error:
+        yield error
+    if wanted.stack.platform.arch == platform.machine() and prepared.target.kind == "venv":
+        try:
+            _base_python(wanted, how)
+        except NothingFits as error:
+            yield error
 
 
 def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
@@ -233,11 +261,13 @@ def _proofs(prepared: Prepared) -> dict[str, Callable[[], None]]:
 
 
 def asked_for(request: Request) -> dict[str, Any]:
-    """What a request says, without what it leaves open: as the manifest keeps it."""
+    """What a request says, without what it leaves open: as the manifest keeps it. A host can change what it says."""
     from npuenv.resolve.types import Request
 
-    empty = asdict(Request())
-    return {name: value for name, value in asdict(replace(request, origins={})).items() if value != empty[name]}
+    empty = Request()
+    of_host = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
+    said = asdict(replace(request, origins={}, **of_host))
+    return {name: value for name, value in said.items() if value != getattr(empty, name)}
 
 
 def _imagine(wanted: Wanted, how: How) -> Prepared:
@@ -312,7 +342,6 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
     )
     host, steps = wanted.machine.resolver.host, chosen(plan, how.only_step, how.from_step)
     notes = (
-        *assumed(wanted.stack),
         *damage_of(host, target),
         *_switched(wanted, target),
         *ground.notes,

@@ -18,13 +18,31 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Stack
 
 
-def judge(wish: Wish, ui: Ui, host: Host) -> Judged:
-    """Collects and checks. Raises BadInput for a stack that does not exist, Stop for one that fits no such machine."""
+def judge(wish: Wish, ui: Ui, host: Host, *, python: str | None = None) -> Judged:
+    """Collects and checks; `python`: as `look`.
+
+    Raises BadInput for a stack that does not exist, Stop for one that fits no such machine.
+    """
     stack = stack_named(wish)
     if stack is None:
-        return look(wish, host)
+        return look(wish, host, python=python)
     framework = wish.framework or (stack.framework if stack.framework in FRAMEWORKS else None)
-    return look(wish, host, framework=framework, stack_of=lambda facts: _stack_here(ui, stack, facts))
+    return look(wish, host, framework=framework, stack_of=lambda facts: _stack_here(ui, stack, facts), python=python)
+
+
+def usual_python(wish: Wish, ui: Ui) -> str | None:
+    """The interpreter of this machine to judge where none is named; None: the session's. One of ours is announced."""
+    from npuenv.host.local import LocalHost
+    from npuenv.store.active import active_environment
+
+    if wish.python is not None or wish.capture is not None or wish.report is not None:
+        return None
+    stack = stack_named(wish)
+    found = active_environment(LocalHost(), stack.framework if stack else wish.framework)
+    if found.origin != "newest":
+        return None
+    ui.say(found.says, err=True)
+    return found.python
 
 
 def stack_named(wish: Wish) -> Stack | None:

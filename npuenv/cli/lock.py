@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.machine import for_this_machine, lock_of, resolve_or_stop, this_machine
+from npuenv.cli.help import Command
+from npuenv.cli.machine import for_this_machine, lock_of, resolve_or_stop, tell_basis, this_machine
 from npuenv.errors import BadInput, CannotTell, ExitCode
 from npuenv.messages import Message
 
@@ -24,7 +25,7 @@ _MOST_WAYS_OUT = 3
 FORMS = ("toml", "requirements", "pylock")
 
 
-@click.command("lock")
+@click.command("lock", cls=Command)
 @request_options
 @click.argument("more", nargs=-1, metavar="")
 @click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes; with --all, all of them.")
@@ -79,7 +80,9 @@ def command(
         return _verify(ui, machine, tuple(filter(None, (request.stack, *more))))
     if is_all:
         return _lock_all(ui, machine, request, out or machine.own_locks, renew=renew, fill=fill)
-    stack = resolve_or_stop(ui, for_this_machine(request))
+    request = for_this_machine(request)
+    stack = resolve_or_stop(ui, request)
+    tell_basis(ui, request, stack)
     if renew:
         from npuenv.lock.make import make_lock
         from npuenv.lock.shelf import put_lock

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.cli.common import Stop, Ui
+from npuenv.cli.hosts import DECIDED
 from npuenv.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ def this_machine(ui: Ui) -> Machine:
 
 def resolve_or_stop(ui: Ui, request: Request) -> Stack:
     """The stack of a request. A conflict is said and ends the command with exit 4."""
+    from npuenv.lock.choose import choose
     from npuenv.matrix import load_matrix
     from npuenv.report.resolution import as_json, show
-    from npuenv.resolve import resolve
     from npuenv.resolve.types import Stack
 
-    result = resolve(request, load_matrix())
+    result = choose(request, load_matrix(), own_locks())
     if isinstance(result, Stack):
         return result
     if ui.is_json:
@@ -72,48 +73,80 @@ def resolve_or_stop(ui: Ui, request: Request) -> Stack:
     raise Stop(ExitCode.NOTHING_FITS)
 
 
-def for_this_machine(request: Request) -> Request:
-    """The request with what this machine decides: its architecture, the Python of CPU stacks and the cards of others.
+def for_this_machine(request: Request, fields: frozenset[str] = DECIDED) -> Request:
+    """The request with what this machine decides: its architecture, the Python of CPU stacks, and `for_this_host`.
 
     A CPU stack that allows the running interpreter's version gets it, because that one is known to be here. An NPU
-    stack keeps the Python of its published recipe, and is made for the cards that are here where none are named.
+    stack keeps the Python of its published recipe, and is made for this host where that has cards.
     """
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
     from npuenv.resolve.types import Stack
 
     request = replace(request, arch=request.arch or platform.machine())
-    running = replace(request, python=request.python or f"{sys.version_info.major}.{sys.version_info.minor}")
+    running = request
+    if request.python is None:
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        running = replace(request, python=python, origins={**request.origins, "python": sys.executable})
     stack = resolve(running, load_matrix())
     if isinstance(stack, Stack) and stack.platform.hardware is None:
         return running
-    return for_these_cards(request)
+    return for_this_host(request, fields)
 
 
-def for_these_cards(request: Request) -> Request:
-    """The request with the generation of this machine's cards, where it leaves open for which, and means this machine.
+def for_this_host(request: Request, fields: frozenset[str] = DECIDED) -> Request:
+    """The request with what this machine decides of it, where the machine has cards and nothing names another one.
 
-    Raises CannotTell for cards of several generations.
+    What is left open of `fields` is taken from it: the generation of the cards, the system, and, where no stack is
+    named, driver and CANN. `origins` says where each was read. Raises CannotTell for cards of several generations.
     """
+    from npuenv.cli.hosts import WANTED
+    from npuenv.facts.collect import collect
     from npuenv.facts.npu import driver
     from npuenv.host.local import LocalHost
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
-    from npuenv.resolve.from_host import generation
-    from npuenv.resolve.names import ARCHITECTURES
+    from npuenv.resolve.from_host import filled, generation
+    from npuenv.resolve.names import ARCHITECTURES, in_normal_form
     from npuenv.resolve.types import Stack
 
-    is_this = ARCHITECTURES.get((request.arch or "").casefold()) == platform.machine() and "arch" not in request.origins
-    if request.hardware is not None or not is_this:
+    own, host = platform.machine(), LocalHost()
+    if DECIDED & set(request.origins) or ARCHITECTURES.get((request.arch or own).casefold()) != own:
         return request
-    here = generation(request, driver.table_of(driver.smi(LocalHost())), load_matrix())
-    stack = resolve(request, load_matrix()) if here is not request else None
-    return here if isinstance(stack, Stack) and stack.platform.hardware is not None else request
+    smi = driver.table_of(driver.smi(host))
+    if smi.value is None or not smi.value.cards:
+        return request
+    matrix = load_matrix()
+    here = generation(replace(request, hardware=None), smi, matrix) if request.hardware is None else request
+    named = in_normal_form(request, matrix).hardware
+    if named is not None and named != generation(replace(request, hardware=None), smi, matrix).hardware:
+        return request
+    stack = resolve(here, matrix)
+    if isinstance(stack, Stack) and stack.platform.hardware is None:
+        return request
+    facts = collect(host, only=WANTED)
+    taken, _ = filled(here, facts, matrix, only=fields - {"cann", "driver"} if request.stack else fields)
+    return taken
+
+
+def tell_basis(ui: Ui, request: Request, stack: Stack) -> None:
+    """Says first what nobody typed: what was read from the host, and the cards that were neither named nor found."""
+    from npuenv.messages import Message
+
+    taken = tuple(f"{name} {getattr(request, name)}" for name in sorted(DECIDED & set(request.origins)))
+    if taken:
+        ui.say(Message("resolve.host-taken", {"what": taken}), err=True)
+    for note in assumed(stack):
+        ui.say(note, err=True)
+
+
+# What of a stack's notes nobody said: cards that were neither named nor found, and the other stack passed over.
+ASSUMED = ("resolve.note-assumed-hardware", "resolve.note-complete-lock", "resolve.note-newest")
 
 
 def assumed(stack: Stack) -> tuple[Message, ...]:
-    """What a stack was made for without anybody having said it: cards that were neither named nor found."""
-    return tuple(note for note in stack.notes if note.key == "resolve.note-assumed-hardware")
+    """What a stack was chosen by without anybody having said it."""
+    return tuple(note for note in stack.notes if note.key in ASSUMED)
 
 
 def lock_at_hand(ui: Ui, stack: Stack) -> Lock:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuenv.cli.common import Ui, common_options
+from npuenv.cli.help import Group
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from npuenv.report.matrix import Checked
 
 
-class _Verbs(click.Group):
+class _Verbs(Group):
     """Suggests the nearest verb for a misspelt one."""
 
     def resolve_command(

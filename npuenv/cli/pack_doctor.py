@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from npuenv.cli.common import Ui, common_options
+from npuenv.cli.help import Command
 from npuenv.messages import Message
 
 
-@click.command("pack-doctor")
+@click.command("pack-doctor", cls=Command)
 @click.option(
     "-o",
     "--output",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, common_options
+from npuenv.cli.help import Command
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
@@ -23,7 +24,7 @@ _FRAMEWORKS = ("verl", "roll")
 _MOST_WORD = 100_000  # bytes; Linux takes no word of a command above 128 KiB
 
 
-@click.command("preflight")
+@click.command("preflight", cls=Command)
 @click.argument("words", nargs=-1, required=True, metavar="FILE | -- COMMAND...")
 @click.option("--for", "framework", metavar="RELEASE", help="verl==0.7.1 or roll==0.3.0: what will run it.")
 @click.option("--stack", metavar="NAME", help="Take the release and the packages of a published stack.")

@@ -29,6 +29,8 @@ class Teller:
         self._status: Status | None = None
         self._next_s = _FIRST_S
         self._last = ""  # the last line of the step at work
+        self._skipped: list[Event] = []  # that were done already, since the last line
+        self._has_told = False
 
     def tell(self, event: Event) -> None:
         """Shows one event."""
@@ -44,11 +46,26 @@ class Teller:
             self._line(head, event.text)
         elif event.state is State.WAITING:
             self._wait(head, event.seconds)
-        elif event.state in (State.DONE, State.SKIPPED, State.FAILED, State.INTERRUPTED):
-            args = {"head": head, "seconds": f"{event.seconds:.1f}"}
-            if event.state is not State.SKIPPED or self._ui.is_verbose:
-                text = say(Message(f"cli.step-{event.state.value}", args), self._ui.lang)
-                self._console.print(text, markup=False, soft_wrap=True)
+        elif event.state is State.SKIPPED:
+            self._skipped.append(event)
+            if self._ui.is_verbose:
+                self._tell_skipped()
+        elif event.state in (State.DONE, State.FAILED, State.INTERRUPTED):
+            self._tell_skipped()
+            self._print(f"cli.step-{event.state.value}", head=head, seconds=f"{event.seconds:.1f}")
+
+    def _tell_skipped(self) -> None:
+        """The steps before this one that had nothing to do, in one line: the numbers have no gaps."""
+        if self._skipped:
+            first, last = self._skipped[0], self._skipped[-1]
+            numbers = str(first.number) if first is last else f"{first.number}-{last.number}"
+            steps = ", ".join(event.step.id for event in self._skipped)
+            self._print("cli.step-skipped", head=f"[{numbers}/{last.total}] {steps}")
+        self._skipped = []
+
+    def _print(self, key: str, **args: object) -> None:
+        self._has_told = True
+        self._console.print(say(Message(key, args), self._ui.lang), markup=False, soft_wrap=True)
 
     def wait(self, path: str, pids: tuple[int, ...]) -> None:
         """Says that another installation is waited for."""
@@ -89,5 +106,7 @@ class Teller:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._has_told and error is None:
+            self._tell_skipped()
         if self._status:
             self._status.stop()

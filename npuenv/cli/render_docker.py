@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Command, Ui, common_options, request_options
+from npuenv.cli.help import Command as HelpfulCommand
 from npuenv.cli.machine import lock_at_hand, own_locks, resolve_or_stop
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message, say
@@ -51,7 +52,7 @@ def container_options(command: Command) -> Command:
     return decorated  # type: ignore[no-any-return]
 
 
-@click.command("render-docker")
+@click.command("render-docker", cls=HelpfulCommand)
 @request_options
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The parent folder.")
 @click.option(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.machine import resolve_or_stop
+from npuenv.cli.help import Command
+from npuenv.cli.machine import for_this_host, resolve_or_stop, tell_basis
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message, say
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
 
 
-@click.command("render-launch")
+@click.command("render-launch", cls=Command)
 @request_options
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the files.")
@@ -75,7 +76,10 @@ def _render(
 
     recipe, release = said.pop("recipe") or FIRST_RECIPE[framework], said.pop("release")
     request, release = _with_release(request, framework, release)
+    # The files of a release that is named may be meant for wherever that runs.
+    request = request if release else for_this_host(request)
     stack = resolve_or_stop(ui, request)
+    tell_basis(ui, request, stack)
     release = release or _release_of_stack(stack.name)
     asked = Asked(framework, recipe, release, overrides=parse_overrides(settings), **said)
     made = launch(asked, stack, lang=ui.lang)

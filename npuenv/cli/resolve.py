@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
-from npuenv.cli.machine import resolve_or_stop
+from npuenv.cli.help import Command
+from npuenv.cli.hosts import DECIDED
+from npuenv.cli.machine import ASSUMED, for_this_host, own_locks, resolve_or_stop, tell_basis
+from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from npuenv.resolve.types import Request
+    from collections.abc import Iterator
+
+    from npuenv.resolve.types import Request, Stack
+
+_EVERY = "*"
 
 
-@click.command("resolve")
+@click.command("resolve", cls=Command)
 @request_options
+@click.option(
+    "--why",
+    is_flag=False,
+    flag_value=_EVERY,
+    metavar="[PACKAGE]",
+    help="Give the reasons: why each version, why not a newer one; of one package where it is named.",
+)
 @common_options
-def command(ui: Ui, *, request: Request) -> int:
-    """Say which versions fit together, with the reason for each and why it is not newer.
+def command(ui: Ui, *, request: Request, why: str | None) -> int:
+    """Say which versions fit together, on one screen; --why gives the reasons, -v everything.
 
     STACK is a published stack by name; or describe what is wanted with options. Where nothing fits, the smallest set
     of clashing demands is printed with its sources and with ways out that were checked (exit 4).
     """
-    from npuenv.report.resolution import as_json, show
+    from npuenv.report.resolution import as_json, show, show_reasons, show_table
 
+    request = for_this_host(request)
     stack = resolve_or_stop(ui, request)
+    if not ui.is_json:
+        tell_basis(ui, request, stack)
     if ui.is_json:
         ui.print_json({**as_json(stack, ui.lang), "exit": 0})
-    elif not ui.is_quiet:
+    elif why is not None:
+        from npuenv.versions import normalised
+
+        show_reasons(stack, ui.console(), ui.lang, package=None if why == _EVERY else normalised(why))
+    elif ui.is_verbose:
         show(stack, ui.console(), ui.lang)
+    elif not ui.is_quiet:
+        show_table(stack, ui.console(), ui.lang, following=tuple(_following(stack, request)), said=ASSUMED)
     return 0
+
+
+def _following(stack: Stack, request: Request) -> Iterator[Message]:
+    """How far the stack's lock is, and the commands that go on from here."""
+    from npuenv.lock.shelf import find_lock
+    from npuenv.resolve.ways_out import command as words_of
+
+    lock = find_lock(stack, own_locks())
+    if lock is None:
+        yield Message("stack.lock-none")
+    else:
+        lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
+        yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
+    # What a host told, it tells the next command too.
+    typed = replace(request, **dict.fromkeys(DECIDED & set(request.origins)))
+    named = words_of(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
+    yield Message("stack.next-install", {"command": shlex.join(("npuenv", "install", *named))})
+    yield Message("stack.next-why", {"command": shlex.join(("npuenv", "resolve", *named))})

@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 
     from npuenv.smoke import Record, Target
     from npuenv.smoke.backends import Asked, Found
+    from npuenv.store.active import Environment
 
 # Of a long log the end tells what happened; the diagnosis reads no more anyway.
 _LOG_BYTES = 4 << 20
 
 
 def run_backend(
-    ui: Ui, backend: str, *, target: Path, out: Path | None, model: str | None, settings: Mapping[str, str]
+    ui: Ui,
+    backend: str,
+    environment: Environment,
+    *,
+    out: Path | None,
+    model: str | None,
+    settings: Mapping[str, str],
 ) -> ExitCode:
     """Runs the framework's smallest GRPO, judges it and says the verdict; the exit code of the whole."""
     from npuenv import smoke
@@ -28,14 +35,16 @@ def run_backend(
     from npuenv.smoke import backends
 
     host, asked = LocalHost(), backends.asked(settings, model)
-    place = smoke.Target(absolute(target) / "bin" / "python", absolute(out or smoke.default_out()))
+    place = smoke.Target(Path(environment.python), absolute(out or smoke.default_out()))
+    if Path(environment.python).is_file():  # else there is nothing to say but that
+        ui.say(environment.says, err=True)
     found = backends.look(host, place.python, backend)
     with smoke.sole_use(place.out):
         script = backends.prepare(host, place, found, asked, lang=ui.lang)
-        return _run_and_judge(ui, place, found, asked, script)
+        return _run_and_judge(ui, environment.name, place, found, asked, script)
 
 
-def _run_and_judge(ui: Ui, place: Target, found: Found, asked: Asked, script: Path) -> ExitCode:
+def _run_and_judge(ui: Ui, environment: str, place: Target, found: Found, asked: Asked, script: Path) -> ExitCode:
     import tempfile
 
     from npuenv.report import smoke as report
@@ -57,10 +66,10 @@ def _run_and_judge(ui: Ui, place: Target, found: Found, asked: Asked, script: Pa
             running.interrupt()
             raise
         code = running.poll()
-    return _say(ui, place, records, code)
+    return _say(ui, environment, place, records, code)
 
 
-def _say(ui: Ui, place: Target, records: Sequence[Record], code: int | None) -> ExitCode:
+def _say(ui: Ui, environment: str, place: Target, records: Sequence[Record], code: int | None) -> ExitCode:
     from npuenv import smoke
     from npuenv.report import smoke as report
     from npuenv.smoke import backends
@@ -69,14 +78,19 @@ def _say(ui: Ui, place: Target, records: Sequence[Record], code: int | None) -> 
     cause = backends.cause(findings)
     result = {"pass": ExitCode.FINE, "fail": ExitCode.PROBLEMS, "unknown": ExitCode.UNKNOWN}[report.verdict(findings)]
     files = {"records": place.out / smoke.METRICS}
+    where = report.where_of(environment, records, has_cards=True)
     if ui.is_json:
         ui.print_json(
-            report.summary_json(records, findings, cause=cause, lang=ui.lang, files=files, exit_code=int(result))
+            report.summary_json(
+                records, findings, cause=cause, where=where, lang=ui.lang, files=files, exit_code=int(result)
+            )
         )
         return result
     console = ui.console()
     if not ui.is_quiet or result is not ExitCode.FINE:
-        report.print_summary(console, records, findings, cause=cause, lang=ui.lang, files=files, is_quiet=ui.is_quiet)
+        report.print_summary(
+            console, records, findings, cause=cause, where=where, lang=ui.lang, files=files, is_quiet=ui.is_quiet
+        )
     return result
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuenv.cli.common import Ui, absolute, common_options
+from npuenv.cli.help import Command
 from npuenv.errors import BadInput, ExitCode, StepFailed
 from npuenv.front.ui import Interrupted, report_error
 from npuenv.messages import Message, say
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.smoke import Target
+    from npuenv.store.active import Environment
 
 
-@click.command("smoke-train")
+@click.command("smoke-train", cls=Command)
 @click.option(
-    "--target", type=click.Path(path_type=Path), help="The environment to test (default: the current one of --stack)."
+    "--target",
+    type=click.Path(path_type=Path),
+    help="The environment to test (default: the activated one, else the newest one in force).",
 )
 @click.option(
     "--backend",
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--off-policy", type=click.IntRange(0, 1), help="1: the next batch is generated while this one is learnt."
 )
-@click.option("--stack", default="cpu", show_default=True, help="The installed stack to test.")
+@click.option("--stack", metavar="NAME", help="Test the installed environment of this stack.")
 @click.option(
     "-o",
     "--out",
@@ -53,12 +57,15 @@ def command(
     target: Path | None,
     backend: str,
     model: str | None,
-    stack: str,
+    stack: str | None,
     out: Path | None,
     settings: tuple[str, ...],
     **options: str | int | None,
 ) -> int:
-    """Train a tiny model with GRPO in the target environment and say whether training works there.
+    """Train a tiny model with GRPO in an environment and say whether training works there.
+
+    Without --target and --stack that is the activated environment, else the newest one in force that npuenv made, else
+    the Python of the session where it has torch. The first line and the verdict name it.
 
     The run makes its own small decoder and task, needs no download, and takes seconds on a CPU. Stage by stage it asks:
     do the stack's own packages work (Ray, vllm, where they are installed), is the device there and does it compute
@@ -87,14 +94,15 @@ def command(
     words; what it does not print is said not to be looked at. Settings are then steps=N (3), cards=N,
     silence_limit_s=N (900), pending_limit_s=N (60) and keys of the framework. Not installed: exit 2; no card: exit 3.
     """
-    place, given = target or default_target(stack), with_options(parse_settings(settings), options)
+    given = with_options(parse_settings(settings), options)
+    environment = chosen_environment(target, stack, framework=None if backend == "builtin" else backend)
     if backend != "builtin":
         from npuenv.cli.smoke_backend import run_backend
 
-        return int(run_backend(ui, backend, target=place, out=out, model=model, settings=given))
+        return int(run_backend(ui, backend, environment, out=out, model=model, settings=given))
     if model is not None:
         raise BadInput(Message("smoke.backend-model-alone"))
-    return int(run_smoke(ui, target=place, out=out, settings=given))
+    return int(run_smoke(ui, environment, out=out, settings=given))
 
 
 def parse_settings(words: tuple[str, ...]) -> dict[str, str]:
@@ -117,25 +125,43 @@ def with_options(settings: dict[str, str], options: Mapping[str, str | int | Non
     return settings
 
 
-def default_target(stack: str) -> Path:
-    """The current environment of a stack in the user's data folder."""
+def chosen_environment(target: Path | None, stack: str | None, *, framework: str | None) -> Environment:
+    """The environment that is named, else the one that the command is about.
+
+    Raises BadInput for two names, and where nothing is there to test.
+    """
+    from npuenv.host.local import LocalHost
+    from npuenv.store.active import active_environment, environment_at
     from npuenv.store.places import default_environment
 
-    return default_environment(stack)
+    if target and stack:
+        said = {"one": "--target", "other": "--stack"}
+        raise BadInput(Message("install.one-of", said), Message("install.one-of-hint", said))
+    host = LocalHost()
+    if target or stack:
+        # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
+        return environment_at(host, str(absolute(target) if target else default_environment(stack or "")))
+    found = active_environment(host, framework)
+    if found.origin == "session" and "torch" not in _torch_of(found.python):
+        raise BadInput(Message("smoke.no-environment", {"python": found.python}), Message("smoke.no-python-hint"))
+    return found
 
 
-def run_smoke(ui: Ui, *, target: Path, out: Path | None, settings: Mapping[str, str]) -> ExitCode:
+def run_smoke(ui: Ui, environment: Environment, *, out: Path | None, settings: Mapping[str, str]) -> ExitCode:
     """Runs the trainer, draws it, judges it and says the verdict; the exit code of the whole."""
     from npuenv import smoke
 
-    # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
-    python = absolute(target) / "bin" / "python"
+    python, cards = Path(environment.python), has_cards()
+    if Path(environment.python).is_file():  # else there is nothing to say but that
+        ui.say(environment.says, err=True)
+    if cards and (settings.get("device") == "cpu" or "torch_npu" not in _torch_of(environment.python)):
+        ui.say(Message("smoke.cards-untested"), err=True)
     if (head := smoke.head_elsewhere(settings)) is not None:
         return _work_for(ui, head, python, settings)
     place = smoke.Target(python, absolute(out or smoke.default_out()))
     with smoke.sole_use(place.out):
         try:
-            return _run_and_judge(ui, place, settings)
+            return _run_and_judge(ui, environment.name, place, settings, cards=cards)
         except KeyboardInterrupt:
             return _interrupted(ui)
 
@@ -169,7 +195,26 @@ def _work_for(ui: Ui, head: str, python: Path, settings: Mapping[str, str]) -> E
     return ExitCode.FINE
 
 
-def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCode:
+def has_cards() -> bool:
+    """Whether this machine has NPUs: their device nodes, or a card that npu-smi lists."""
+    from npuenv.facts.npu import driver
+    from npuenv.host.local import LocalHost
+
+    host = LocalHost()
+    nodes = driver.nodes(host).value
+    table = driver.table_of(driver.smi(host)).value
+    return bool((nodes and nodes.cards) or (table and table.cards))
+
+
+def _torch_of(python: str) -> list[str]:
+    """Which of torch and torch_npu a Python finds; empty where it does not run."""
+    from npuenv.host.local import LocalHost
+
+    program = "import importlib.util as u; print(*(n for n in ('torch', 'torch_npu') if u.find_spec(n)))"
+    return LocalHost().run((python, "-c", program), timeout_s=20.0).out.split()
+
+
+def _run_and_judge(ui: Ui, environment: str, place: Target, settings: Mapping[str, str], *, cards: bool) -> ExitCode:
     from npuenv import smoke
     from npuenv.report import smoke as report
 
@@ -177,7 +222,6 @@ def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCo
     is_drawn = not (ui.is_quiet or ui.is_json)
     records: list[Mapping[str, Any]] = []
     with smoke.start(place, settings) as running:
-        ui.say(Message("smoke.starting", {"python": str(place.python)}))
         stream = smoke.follow(running, place.out)
         try:
             records.extend(report.watch(console, stream, ui.lang) if is_drawn else stream)
@@ -193,13 +237,19 @@ def _run_and_judge(ui: Ui, place: Target, settings: Mapping[str, str]) -> ExitCo
     result = {"pass": ExitCode.FINE, "fail": ExitCode.PROBLEMS, "unknown": ExitCode.UNKNOWN}[report.verdict(findings)]
     cause = smoke.cause(findings)
     files = {"records": place.out / smoke.METRICS}
+    where = report.where_of(environment, records, has_cards=cards)
     if ui.is_json:
         files |= _plot(ui, records, place.out)
         code = int(result)
-        ui.print_json(report.summary_json(records, findings, cause=cause, lang=ui.lang, files=files, exit_code=code))
+        document = report.summary_json(
+            records, findings, cause=cause, where=where, lang=ui.lang, files=files, exit_code=code
+        )
+        ui.print_json(document)
         return result
     if not ui.is_quiet or result is not ExitCode.FINE:
-        report.print_summary(console, records, findings, cause=cause, lang=ui.lang, files=files, is_quiet=ui.is_quiet)
+        report.print_summary(
+            console, records, findings, cause=cause, where=where, lang=ui.lang, files=files, is_quiet=ui.is_quiet
+        )
     # After the verdict: importing what draws takes a while.
     for path in _plot(ui, records, place.out).values():
         ui.say(Message("smoke.plot", {"path": str(path)}))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from npuenv.cli.common import Ui, common_options, request_options
+from npuenv.cli.help import Command
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message
 
@@ -14,10 +17,10 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-@click.command("up")
+@click.command("up", cls=Command)
 @request_options
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; install what the plan says.")
-@common_options
+@functools.partial(common_options, has_document=False)
 def command(ui: Ui, *, request: Request, yes: bool) -> int:
     """Walk the whole road: doctor, install, smoke-train.
 
@@ -25,30 +28,28 @@ def command(ui: Ui, *, request: Request, yes: bool) -> int:
     """
     from npuenv.cli.doctor import run_doctor
     from npuenv.cli.installing import How, run_install
+    from npuenv.cli.machine import for_this_machine, resolve_or_stop
     from npuenv.cli.smoke_train import run_smoke
+    from npuenv.front.wish import FRAMEWORKS
+    from npuenv.host.local import LocalHost
+    from npuenv.store.active import environment_at
+    from npuenv.store.places import default_environment
 
-    if ui.is_json:
-        raise BadInput(Message("cli.up-json"), Message("cli.up-json-hint"))
     if not (request.stack or request.framework):
         raise BadInput(Message("cli.up-what"), Message("cli.up-what-hint"))
     _heading(ui, "doctor")
-    judged = run_doctor(ui, framework=_framework(ui, request))
+    stack = resolve_or_stop(ui, for_this_machine(request))
+    environment = default_environment(stack.name) / "bin" / "python"
+    # The Python that trains; before there is one, the running one, which is not judged for what is about to come.
+    python = str(environment) if environment.exists() else sys.executable
+    judged = run_doctor(ui, framework=stack.framework if stack.framework in FRAMEWORKS else None, python=python)
     if judged is not ExitCode.FINE:
         ui.say(Message("cli.up-doctor-stops"), err=True)
         return int(judged)
     _heading(ui, "install")
     target = run_install(ui, request, yes=yes, how=How(fill=yes))
     _heading(ui, "smoke-train")
-    return int(run_smoke(ui, target=target, out=None, settings={}))
-
-
-def _framework(ui: Ui, request: Request) -> str | None:
-    """What the doctor judges for: what was asked, or what the named stack serves."""
-    if request.framework or request.stack is None:
-        return request.framework
-    from npuenv.cli.machine import for_this_machine, resolve_or_stop
-
-    return str(resolve_or_stop(ui, for_this_machine(request)).framework)
+    return int(run_smoke(ui, environment_at(LocalHost(), str(target), "installed"), out=None, settings={}))
 
 
 def _heading(ui: Ui, name: str) -> None:

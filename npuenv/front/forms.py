@@ -79,7 +79,8 @@ def _manner(ui: Ui, wish: Wish, judged: Judged) -> Manner:
         restore=str if _is_for_a_file(wish) else judged.restore,
         again=wish.again,
         is_replay=wish.capture is not None,
-        nothing_of=_nothing_of(judged),
+        python=judged.facts.python.interpreter.value.executable if judged.facts.python.interpreter.value else "",
+        nothing_of="" if wish.is_installing else _nothing_of(judged),
         can_fix=wish.capture is None and not wish.is_fixing and wish.can_fix,
         deeper=deeper,
     )

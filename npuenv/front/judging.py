@@ -47,16 +47,21 @@ class Judged:
 
 
 def look(
-    wish: Wish, host: Host, *, framework: str | None = None, stack_of: Callable[[Facts], Stack] | None = None
+    wish: Wish,
+    host: Host,
+    *,
+    framework: str | None = None,
+    stack_of: Callable[[Facts], Stack] | None = None,
+    python: str | None = None,
 ) -> Judged:
     """Collects and checks. `framework`: the use to judge for, None: as wished. `stack_of`: the stack to judge against,
-    which may depend on the machine.
+    which may depend on the machine. `python`: the interpreter where none was asked for, None: the session's.
     """
     from npuenv.checks import check_all
     from npuenv.facts.collect import collect
 
     framework = framework or wish.framework
-    facts = collect(host, python=wish.python, level=wish.level, framework=framework, hashes=wish.hashes)
+    facts = collect(host, python=wish.python or python, level=wish.level, framework=framework, hashes=wish.hashes)
     stack = stack_of(facts) if stack_of else None
     findings = check_all(facts, framework=framework, level=wish.level, stack=stack)
     return Judged(facts, findings, framework, host)

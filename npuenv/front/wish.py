@@ -54,6 +54,7 @@ class Wish:
     out: str | None = None
     program: tuple[str, ...] = ("npuenv", "doctor")  # how it was called
     can_fix: bool = True  # False: this program has no --fix
+    is_installing: bool = False  # what is not there yet is put there next
 
     @property
     def again(self) -> str:

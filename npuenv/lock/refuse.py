@@ -35,11 +35,9 @@ def require_complete(lock: Lock, resolver: Resolver, request: Request | None = N
         }
         raise NothingFits(Message("lock.impossible", said), Message("lock.impossible-hint"))
     if lock.missing:
-        first = lock.missing[0]
+        why = tuple(why_missing(each, resolver) for each in lock.missing)
         raise NothingFits(
-            Message(
-                "lock.partial", {"stack": lock.stack, "platform": lock.platform, "why": why_missing(first, resolver)}
-            ),
+            Message("lock.partial", {"stack": lock.stack, "platform": lock.platform, "why": why}),
             Message("lock.fill-it", {"command": fill_command(lock, request)}),
         )
 

@@ -1,18 +1,20 @@
-"""A Stack or a Conflict for people and for programs: `show` writes to a rich console, `as_json` gives plain data.
+"""A Stack or a Conflict for people and for programs: `show_table`, `show_reasons` and `show` write to a rich console,
+`as_json` gives plain data.
 
-`show` prints lists rather than wide tables, so that nothing is cut at sixty columns; colour and emphasis are the
-console's business and vanish where it is not a terminal.
+Nothing is cut at sixty columns; colour and emphasis are the console's business and vanish where it is not a terminal.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from npuenv import versions
+from npuenv.errors import BadInput
 from npuenv.messages import Message, say
-from npuenv.resolve.types import Clash, Conflict, Override, Pin, Reason, Stack, WayOut
+from npuenv.resolve.types import Clash, Conflict, GitSource, Override, Pin, Reason, Stack, WayOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -21,12 +23,80 @@ CONFLICT_SCHEMA = "npuenv.conflict/1"
 
 
 def show(result: Stack | Conflict, console: Console, lang: str = "en") -> None:
-    """Prints a stack with its reasons, or a conflict with its ways out."""
+    """Prints everything about a stack, or a conflict with its ways out."""
     lines = _Lines(console, lang)
     if isinstance(result, Stack):
         _show_stack(result, lines)
     else:
         _show_conflict(result, lines)
+
+
+def show_table(
+    stack: Stack,
+    console: Console,
+    lang: str = "en",
+    *,
+    following: Sequence[Message] = (),
+    said: Collection[str] = (),
+) -> None:
+    """Prints a stack on one screen: what it is for, each version with its standing, what to do next.
+
+    `said`: keys of notes that were said already.
+    """
+    lines = _Lines(console, lang)
+    _show_head(stack, lines)
+    for note in stack.notes:
+        if note.key.startswith("resolve.note-") and note.key not in said:  # those of the recipe are among the reasons
+            lines.line(f"- {lines.say(note)}")
+    from rich.cells import cell_len, set_cell_size
+
+    rows = [*(_pin_row(pin, lines) for pin in stack.pins), *_source_rows(stack, lines)]
+    heads = tuple(lines.word(f"column-{name}") for name in ("package", "version", "standing", "origin"))
+    widths = [max(cell_len(row[at]) for row in (heads, *rows)) + 2 for at in range(3)]
+    lines.console.print()
+    for row, style in ((heads, "bold"), *((row, None) for row in rows)):
+        cells = (set_cell_size(text, width) for text, width in zip(row, widths))
+        lines.line(f"{''.join(cells)}{row[3]}".rstrip(), style=style)
+    lines.console.print()
+    for message in following:
+        lines.line(lines.say(message))
+
+
+def show_reasons(stack: Stack, console: Console, lang: str = "en", *, package: str | None = None) -> None:
+    """Prints why each version was chosen and which requirements are overruled; of one package alone where it is named.
+
+    Raises BadInput for a package that the stack does not speak of.
+    """
+    lines = _Lines(console, lang)
+    pins = [pin for pin in stack.pins if package in (None, pin.name)]
+    overrides = [each for each in stack.overrides if package in (None, each.package, _name_of(each.requirement))]
+    sources = [git for git in stack.git_sources if package in (None, git.name)]
+    if not (pins or overrides or sources):
+        known = tuple(dict.fromkeys((*(pin.name for pin in stack.pins), *(git.name for git in stack.git_sources))))
+        said = {"package": package, "stack": stack.name}
+        raise BadInput(Message("stack.why-nothing", said), Message("stack.why-nothing-hint", {"known": known}))
+    for pin in pins:
+        _show_pin(pin, lines)
+    if package is not None:
+        _show_sources(sources, lines)
+    _show_overrides(overrides, lines)
+    if package is None:
+        _show_notes(stack, lines)
+
+
+def _name_of(requirement: str) -> str:
+    return versions.requirement_name(requirement)
+
+
+def _pin_row(pin: Pin, lines: _Lines) -> tuple[str, str, str, str]:
+    return pin.name, pin.version, pin.strength, lines.word("git") if _is_built(pin) else pin.index or ""
+
+
+def _source_rows(stack: Stack, lines: _Lines) -> Iterator[tuple[str, str, str, str]]:
+    """What is built from a repository and is no pin: the framework itself, and what it needs."""
+    for git in stack.git_sources:
+        if stack.pin(git.name) is None:
+            yield git.name, git.ref[:16], lines.word("moves" if git.is_moving else "fixed"), lines.word("git")
 
 
 def as_json(result: Stack | Conflict, lang: str = "en") -> dict[str, Any]:
@@ -58,11 +128,15 @@ class _Lines:
         self.console.print(Padding(Text(text, style=style or "", overflow="fold"), (0, 0, 0, indent), expand=False))
 
 
-def _show_stack(stack: Stack, lines: _Lines) -> None:
+def _show_head(stack: Stack, lines: _Lines) -> None:
     lines.line(_title(stack, lines), style="bold")
     lines.line(lines.word(f"verified-{stack.verified_by}"))
     if stack.platform.hardware is not None:
         lines.line(lines.word("image", image=stack.image) if stack.image else lines.word("image-none"))
+
+
+def _show_stack(stack: Stack, lines: _Lines) -> None:
+    _show_head(stack, lines)
     lines.head(lines.word("head-pins"))
     for pin in stack.pins:
         _show_pin(pin, lines)
@@ -82,12 +156,19 @@ def _title(stack: Stack, lines: _Lines) -> str:
 
 
 def _show_pin(pin: Pin, lines: _Lines) -> None:
-    origin = lines.word("from-index", index=pin.index) if pin.index else ""
-    if not pin.is_python and pin.name not in ("cann", "python"):
-        origin = lines.word("built")
-    lines.line(" · ".join(filter(None, (f"{pin.name} {pin.version}", pin.strength, origin))), 2, "bold")
+    lines.line(" · ".join(filter(None, (f"{pin.name} {pin.version}", pin.strength, _origin(pin, lines)))), 2, "bold")
     _show_reason("because", pin.because, lines)
     _show_reason("why-not-newer", pin.why_not_newer, lines)
+
+
+def _is_built(pin: Pin) -> bool:
+    return not pin.is_python and pin.name not in ("cann", "python")
+
+
+def _origin(pin: Pin, lines: _Lines) -> str:
+    if _is_built(pin):
+        return lines.word("built")
+    return lines.word("from-index", index=pin.index) if pin.index else ""
 
 
 def _show_reason(label: str, reason: Reason, lines: _Lines) -> None:
@@ -116,11 +197,7 @@ def _show_overrides(overrides: Iterable[Override], lines: _Lines) -> None:
 
 
 def _show_rest(stack: Stack, lines: _Lines) -> None:
-    if stack.git_sources:
-        lines.head(lines.word("head-git"))
-    for git in stack.git_sources:
-        moving = f" ({lines.word('moving')})" if git.is_moving else ""
-        lines.line(f"{git.name}: {git.repo} @ {git.ref}{moving}", 2)
+    _show_sources(stack.git_sources, lines)
     if stack.requirements:
         lines.head(lines.word("head-requirements"))
         lines.line(", ".join(stack.requirements), 2)
@@ -131,13 +208,25 @@ def _show_rest(stack: Stack, lines: _Lines) -> None:
         lines.head(lines.word("head-env"))
     for name, value in stack.env.items():
         lines.line(f"{name}={value}", 2)
+    _show_notes(stack, lines)
+    lines.head(lines.word("head-sources"))
+    for source in stack.sources:
+        lines.line(source, 2, "dim")
+
+
+def _show_sources(sources: Sequence[GitSource], lines: _Lines) -> None:
+    if sources:
+        lines.head(lines.word("head-git"))
+    for git in sources:
+        moving = f" ({lines.word('moving')})" if git.is_moving else ""
+        lines.line(f"{git.name}: {git.repo} @ {git.ref}{moving}", 2)
+
+
+def _show_notes(stack: Stack, lines: _Lines) -> None:
     if stack.notes:
         lines.head(lines.word("head-notes"))
     for note in stack.notes:
         lines.line(f"- {lines.say(note)}", 2)
-    lines.head(lines.word("head-sources"))
-    for source in stack.sources:
-        lines.line(source, 2, "dim")
 
 
 def _show_conflict(conflict: Conflict, lines: _Lines) -> None:
@@ -146,8 +235,9 @@ def _show_conflict(conflict: Conflict, lines: _Lines) -> None:
     lines.line(lines.word("conflict-title"), style="bold")
     for number, clash in enumerate(conflict.clashes, 1):
         lines.line(f"{number}. {lines.say(clash.says)}", 2)
-        place = "" if clash.source == clash.says.args.get("option") else f" · {clash.source}"
-        source = lines.word("from-you") + place if clash.rule == "request" else f"{clash.rule} · {clash.source}"
+        source = clash.source if clash.rule == "request" else f"{clash.rule} · {clash.source}"
+        if clash.source == clash.says.args.get("option"):
+            source = lines.word("from-you")
         lines.line(f"{lines.word('source')}: {source}", 6, "dim")
     lines.head(lines.word("ways-out") if conflict.ways_out else lines.word("ways-out-none"))
     for number, way in enumerate(conflict.ways_out, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
@@ -136,9 +137,31 @@ def verdict(findings: Sequence[Finding]) -> str:
     return "fail" if Status.FAIL in states else "unknown" if Status.UNKNOWN in states or not states else "pass"
 
 
-def headline(findings: Sequence[Finding], cause: Finding | None) -> Message:
-    """The verdict in one sentence, which names the finding that explains the others, if there is one."""
-    return Message(f"smoke.{verdict(findings)}", {} if cause is None else {"cause": cause.says})
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What a verdict is about."""
+
+    environment: str
+    device: str | Message
+    has_other_cards: bool = False  # the machine has NPUs, and the run was on the CPU
+
+
+def where_of(environment: str, records: Sequence[Record], *, has_cards: bool) -> Where:
+    """The environment, and the device that the run's header names."""
+    header = next((record for record in records if record.get("kind") == "header"), {})
+    if "backend" in header:
+        return Where(environment, Message("smoke.on-cards", {"cards": (header.get("settings") or {}).get("cards")}))
+    device = header.get("device")
+    if not isinstance(device, str):
+        return Where(environment, Message("smoke.on-unknown"))
+    is_cpu = device.partition(":")[0] == "cpu"
+    return Where(environment, Message("smoke.on-cpu") if is_cpu else device, has_cards and is_cpu)
+
+
+def headline(findings: Sequence[Finding], cause: Finding | None, where: Where) -> Message:
+    """The verdict in one sentence: environment, device, and the finding that explains the others, if there is one."""
+    args = {"environment": where.environment, "device": where.device}
+    return Message(f"smoke.{verdict(findings)}", args if cause is None else {**args, "cause": cause.says})
 
 
 def print_summary(
@@ -147,6 +170,7 @@ def print_summary(
     findings: Sequence[Finding],
     *,
     cause: Finding | None,
+    where: Where,
     lang: str,
     files: Mapping[str, Path],
     is_quiet: bool = False,
@@ -157,14 +181,14 @@ def print_summary(
     """
     if is_quiet:
         _print_findings(console, [each for each in findings if each.status in (Status.FAIL, Status.UNKNOWN)], lang)
-        _print_verdict(console, findings, cause, lang)
+        _print_verdict(console, findings, cause, where, lang)
         return
     _print_run(console, records, lang)
     _print_findings(console, findings, lang)
     _print_advice(console, records, lang)
     for kind, path in files.items():
         console.print(say(Message(f"smoke.{kind}", {"path": str(path)}), lang), markup=False, soft_wrap=True)
-    result = _print_verdict(console, findings, cause, lang)
+    result = _print_verdict(console, findings, cause, where, lang)
     if result != "pass":
         console.print(say(Message(f"smoke.{result}-follows"), lang), markup=False)
 
@@ -206,11 +230,15 @@ def _print_findings(console: Console, findings: Sequence[Finding], lang: str) ->
         console.print(marked)
 
 
-def _print_verdict(console: Console, findings: Sequence[Finding], cause: Finding | None, lang: str) -> str:
-    """Says the verdict in one sentence; which it is."""
+def _print_verdict(
+    console: Console, findings: Sequence[Finding], cause: Finding | None, where: Where, lang: str
+) -> str:
+    """Says the verdict in one sentence, before it what it leaves open; which it is."""
+    if where.has_other_cards:
+        console.print(say(Message("smoke.cards-untested"), lang), style="yellow", markup=False, soft_wrap=True)
     result = verdict(findings)
     style = {"pass": "bold green", "fail": "bold red", "unknown": "bold magenta"}[result]
-    console.print(say(headline(findings, cause), lang), style=style, markup=False)
+    console.print(say(headline(findings, cause, where), lang), style=style, markup=False)
     return result
 
 
@@ -262,6 +290,7 @@ def summary_json(
     findings: Sequence[Finding],
     *,
     cause: Finding | None,
+    where: Where,
     lang: str,
     files: Mapping[str, Path],
     exit_code: int,
@@ -271,7 +300,9 @@ def summary_json(
         "schema": "npuenv.smoke/1",
         "exit": exit_code,
         "verdict": verdict(findings),
-        "says": say(headline(findings, cause), lang),
+        "says": say(headline(findings, cause, where), lang),
+        "environment": where.environment,
+        "cards_untested": where.has_other_cards,
         "cause": None if cause is None else cause.says.key.partition(".")[2],
         "findings": [finding_json(finding, lang) for finding in findings],
         "advice": [say(message, lang) for message in advice(records)],

@@ -71,6 +71,7 @@ class Manner:
     can_fix: bool = True  # False: a replay, or the single file
     is_replay: bool = False  # of a capture: what is mended needs a new one
     nothing_of: str = ""  # the use of which nothing is installed
+    python: str = ""  # the interpreter that was judged
     deeper: str = ""  # the command line that looks further; "": nothing further to look at
 
 
@@ -323,6 +324,7 @@ def _add_end(sheet: Plain | Drawn, findings: Sequence[Finding], manner: Manner) 
     if manner.nothing_of and not manner.is_quiet:
         command = ("up",) if manner.nothing_of == "cpu" else ("install", "--host", "this")
         args = {"name": manner.nothing_of, "command": shell_line(("npuenv", *command, "--for", manner.nothing_of))}
+        args["python"] = manner.restore(manner.python)
         sheet.line((say(Message("doctor.nothing-of", args), manner.lang), ""))
     following = _next(findings, manner)
     if following and not manner.is_quiet:

@@ -105,7 +105,7 @@ def _preference(recipe: Recipe, request: Request, order: list[versions.Version])
     if request.is_newest:
         age = tuple(-number for number in versions.cann(recipe.cann).key) if recipe.cann else ()
         return not recipe.hardware, apart > 0, age, _days_old(recipe)
-    return not recipe.hardware, apart, _is_candidate_release(recipe)
+    return not recipe.hardware, apart, is_candidate_release(recipe)
 
 
 def _days_old(recipe: Recipe) -> int:
@@ -113,7 +113,8 @@ def _days_old(recipe: Recipe) -> int:
     return -int(recipe.date.replace("-", ""))
 
 
-def _is_candidate_release(recipe: Recipe) -> bool:
+def is_candidate_release(recipe: Recipe) -> bool:
+    """Whether a recipe is of a vllm-ascend that was tried out before its release."""
     return recipe.framework == "vllm-ascend" and versions.python_version(recipe.release).is_prerelease
 
 

@@ -15,7 +15,7 @@ from npuenv.errors import CannotTell
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from npuenv.facts.base import Evidence, Fact
     from npuenv.facts.collect import Facts
@@ -24,15 +24,20 @@ if TYPE_CHECKING:
     from npuenv.resolve.types import Request
 
 
-def filled(request: Request, facts: Facts, matrix: Matrix) -> tuple[Request, tuple[Message, ...]]:
+def filled(
+    request: Request, facts: Facts, matrix: Matrix, *, only: Collection[str] | None = None
+) -> tuple[Request, tuple[Message, ...]]:
     """The request with what it leaves open taken from a host's facts, and what could not be taken.
 
+    `only`: the fields that may be taken; None: all of them.
     Each value keeps the line it was read from, so that a conflict can show it.
     Raises: CannotTell for a host whose cards are of several generations, when none was named.
     """
     is_for_cpu = (request.framework or "").startswith("cpu")
     notes: list[Message] = []
     for field, read in _READ.items():
+        if only is not None and field not in only:
+            continue
         if getattr(request, field) is not None or (is_for_cpu and field != "arch"):
             continue
         value, evidence = read(facts, matrix)

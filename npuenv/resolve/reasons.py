@@ -29,7 +29,7 @@ def because(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matr
     recipe = candidate.recipe
     if pin.name in request.pins:
         option = f"--pin {pin.name}=={request.pins[pin.name]}"
-        return Reason(Message("resolve.because-asked", {"option": option}), ("request",), (option,))
+        return because_asked(option)
     if pin.name == "torch" and "torch-npu" in candidate.versions:
         return _because_torch(candidate, matrix)
     if pin.name == "torch-npu":
@@ -45,6 +45,13 @@ def because(pin: RecipePin, candidate: Candidate, request: Request, matrix: Matr
     lookup = _BY_ROW.get(pin.name)
     row_ids = (getattr(matrix, lookup)(pin.version).id,) if lookup else ()
     return Reason(says, (*row_ids, recipe.id), (pin.source,))
+
+
+def because_asked(option: str, origin: str | None = None) -> Reason:
+    """Why a version is the one that was asked for: by the user, or by a machine that says so (`origin`)."""
+    if origin is None:
+        return Reason(Message("resolve.because-asked", {"option": option}), ("request",), (option,))
+    return Reason(Message("resolve.because-read", {"line": origin}), ("request",), (origin,))
 
 
 def _because_torch(candidate: Candidate, matrix: Matrix) -> Reason:

@@ -131,7 +131,8 @@ def unmet(candidate: Candidate, request: Request) -> Iterator[Clash]:
 
 def asked(option: str, field: str, origin: str = "") -> Clash:
     """The clash that stands for something the user asked for. `field` names it in the request, `origin` its place."""
-    return Clash("request", Message("resolve.asked", {"option": option, "field": field}), origin or option)
+    key = "resolve.read" if origin else "resolve.asked"
+    return Clash("request", Message(key, {"option": option, "field": field}), origin or option)
 
 
 def against_rows(candidate: Candidate, matrix: Matrix) -> Iterator[Clash]:

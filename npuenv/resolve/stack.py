@@ -10,7 +10,7 @@ from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
 from npuenv.messages import Message
 from npuenv.resolve.derived import partner_overrides
 from npuenv.resolve.pairing import pairing
-from npuenv.resolve.reasons import because, why_not_newer
+from npuenv.resolve.reasons import because, because_asked, why_not_newer
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _place_pin(name: str, version: str, candidate: Candidate, request: Request, 
     wish = getattr(request, name)
     published = recipe.cann if name == "cann" else recipe.python[0]
     if wish is not None:
-        option = f"--{name} {wish}"
-        reason = Reason(Message("resolve.because-asked", {"option": option}), ("request",), (option,))
+        reason = because_asked(f"--{name} {wish}", request.origins.get(name))
     else:
         reason = Reason(Message("resolve.because-recipe", {"stack": recipe.id}), (recipe.id,), (recipe.source,))
     strength = "image-practice" if version == published else "request"

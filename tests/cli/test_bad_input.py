@@ -162,7 +162,7 @@ def test_a_reader_that_goes_away_causes_no_noise(words: list[str]) -> None:
     """`npuenv resolve ... | head -1`: the pipe breaks while we write."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "npuenv", *words, "--arch", "aarch64"]
+    command = [sys.executable, "-m", "npuenv", *words, "--arch", "aarch64", "--hardware", "a2"]
     ran = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
     os.close(write)
     assert ran.stderr == ""

@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 
 from npuenv._toml import load_file
-from npuenv.cli.machine import assumed, for_this_machine
+from npuenv.cli import main
+from npuenv.cli.hosts import DECIDED
+from npuenv.cli.machine import assumed, for_this_host, for_this_machine
 from npuenv.errors import CannotTell
+from npuenv.host import local
+from npuenv.host.recorded import load_capture
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
+from tests.support.sentences import says
 
 pytestmark = pytest.mark.usefixtures("home")
 CASES = Path(__file__).parents[1] / "facts" / "cases" / "smi"
+HOSTS = Path(__file__).parents[1] / "support" / "hosts"
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
 ON_PATH = os.environ["PATH"]
 
@@ -75,3 +81,50 @@ def test_cards_of_two_generations_have_to_be_chosen_from(home: Path, monkeypatch
     cards(home / "bin", monkeypatch, said("info_910B2C_24.1.0").replace("910B2C", "310P3 ", 1))
     with pytest.raises(CannotTell, match=r"resolve\.host-mixed"):
         for_this_machine(Request(framework="verl"))
+
+
+def capture_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is what a capture says."""
+    host = load_capture(HOSTS / f"{name}.json")
+    monkeypatch.setattr(local, "LocalHost", lambda: host)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+
+
+def test_a_host_with_cards_decides_what_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture_of("a2_healthy", monkeypatch)
+    found = for_this_host(Request(framework="verl"))
+    assert (found.hardware, found.os, found.cann, found.arch) == ("a2", "ubuntu22.04", "8.5.0", "aarch64")
+    assert found.driver is not None and set(found.origins) == DECIDED
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(framework="verl", hardware="a3"), Request(framework="verl", arch="x86_64"), Request("cpu")]
+)
+def test_what_is_about_another_machine_or_no_card_is_left_alone(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture_of("a2_healthy", monkeypatch)
+    assert for_this_host(request_) is request_
+
+
+def test_a_machine_without_cards_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture_of("no_card", monkeypatch)
+    assert for_this_host(Request(framework="verl")) == Request(framework="verl")
+
+
+def test_a_named_stack_keeps_its_own_cann_and_what_was_said_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture_of("a2_healthy", monkeypatch)
+    named = for_this_host(Request(stack="verl-cann9.1.0"))
+    assert (named.hardware, named.cann, named.driver) == ("a2", None, None)
+    assert for_this_host(Request(framework="verl", cann="9.0.0")).cann == "9.0.0"
+
+
+@pytest.mark.parametrize("command", [["resolve"], ["render-launch", "-o", "out"]])
+def test_a_command_about_this_host_says_first_what_it_took_from_it(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    capture_of("a2_healthy", monkeypatch)
+    assert main([*command, "--for", "verl"]) == 0
+    first = capfd.readouterr().err.splitlines()[0]
+    assert says(first, "resolve.host-taken") and "hardware a2" in first and "cann 8.5.0" in first

@@ -290,7 +290,7 @@ def test_a_trainer_that_dies_fails_with_a_reason(
     (fake_environment / "bin" / "python").write_text(f"#!/bin/sh\n{script}\n")
     assert main(["smoke-train", "--target", str(fake_environment), "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
-    assert says(said, f"smoke.{key}", **args) and "FAIL: " in said and says(said, "smoke.fail-follows")
+    assert says(said, f"smoke.{key}", **args) and "FAIL, " in said and says(said, "smoke.fail-follows")
 
 
 def test_a_python_that_is_none_is_bad_input(fake_environment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -369,7 +369,8 @@ def test_a_script_is_refused_as_an_installation_is_where_the_lock_lacks_hashes(p
     refused = [product.run("install", "tiny", *place, word) for word in ("--yes", "--script")]
     assert [(code, out) for code, out, _ in refused] == [(4, "")] * 2
     assert refused[0][2] == refused[1][2] and "--fill" in refused[1][2]
-    assert product.run("install", "tiny", *place, "--dry-run")[0] == 0
+    code, out, err = product.run("install", "tiny", *place, "--dry-run")
+    assert (code, "venv" in out, says(err, "lock.partial", stack="tiny"), "--fill" in err) == (4, True, True, True)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from npuenv.checks import Finding, Status
 from npuenv.messages import Message, say
-from npuenv.report.smoke import headline, print_summary, summary_json, verdict, watch
+from npuenv.report.smoke import Where, headline, print_summary, summary_json, verdict, watch, where_of
 from npuenv.smoke import cause
 from tests.support.sentences import sentence
 
@@ -26,6 +26,8 @@ def finding(status: Status, key: str = "lr-zero") -> Finding:
 OK, SKIP = finding(Status.OK, "mask"), finding(Status.SKIP, "one-rank")
 FAIL, UNKNOWN = finding(Status.FAIL), finding(Status.UNKNOWN, "no-steps")
 LR_ZERO = sentence("smoke.lr-zero")
+WHERE = Where("tiny", "npu:0")
+IN = {"environment": "tiny", "device": "npu:0"}
 
 
 def drawn(records: list[dict[str, Any]], *, terminal: bool = False, lang: str = "en") -> str:
@@ -38,17 +40,17 @@ def drawn(records: list[dict[str, Any]], *, terminal: bool = False, lang: str = 
 @pytest.mark.parametrize(
     ("findings", "result", "says"),
     [
-        ((OK, SKIP), "pass", sentence("smoke.pass")),
-        ((OK, FAIL, UNKNOWN), "fail", sentence("smoke.fail", cause=LR_ZERO)),
-        ((OK, UNKNOWN), "unknown", sentence("smoke.unknown", cause=sentence("smoke.no-steps"))),
+        ((OK, SKIP), "pass", sentence("smoke.pass", **IN)),
+        ((OK, FAIL, UNKNOWN), "fail", sentence("smoke.fail", **IN, cause=LR_ZERO)),
+        ((OK, UNKNOWN), "unknown", sentence("smoke.unknown", **IN, cause=sentence("smoke.no-steps"))),
     ],
 )
 def test_the_first_sentence_of_the_verdict_names_the_cause(
     findings: tuple[Finding, ...], result: str, says: str
 ) -> None:
     assert verdict(findings) == result
-    assert say(headline(findings, cause(findings))) == says
-    document = summary_json([], findings, cause=cause(findings), lang="en", files={}, exit_code=1)
+    assert say(headline(findings, cause(findings), WHERE)) == says
+    document = summary_json([], findings, cause=cause(findings), where=WHERE, lang="en", files={}, exit_code=1)
     assert (document["verdict"], document["says"]) == (result, says)
     assert document["cause"] == {"pass": None, "fail": "lr-zero", "unknown": "no-steps"}[result]
 
@@ -59,10 +61,10 @@ def test_nothing_found_is_not_a_pass() -> None:
 
 def test_the_summary_ends_with_the_cause_in_the_language_asked_for() -> None:
     file = io.StringIO()
-    print_summary(Console(file=file, width=200), [], (OK, FAIL), cause=FAIL, lang="zh", files={})
+    print_summary(Console(file=file, width=200), [], (OK, FAIL), cause=FAIL, where=WHERE, lang="zh", files={})
     lines = [line.strip() for line in file.getvalue().strip().splitlines()]
     assert lines[-2:] == [
-        sentence("smoke.fail", "zh", cause=sentence("smoke.lr-zero", "zh")),
+        sentence("smoke.fail", "zh", **IN, cause=sentence("smoke.lr-zero", "zh")),
         sentence("smoke.fail-follows", "zh"),
     ]
 
@@ -75,6 +77,7 @@ def test_quietly_only_what_failed_or_is_unknown_is_printed_and_the_verdict(tmp_p
         records,
         (OK, SKIP, UNKNOWN, FAIL),
         cause=FAIL,
+        where=WHERE,
         lang="en",
         files={"records": tmp_path},
         is_quiet=True,
@@ -82,7 +85,7 @@ def test_quietly_only_what_failed_or_is_unknown_is_printed_and_the_verdict(tmp_p
     assert [line.strip() for line in file.getvalue().splitlines()] == [
         f"✘ {LR_ZERO}",
         f"? {sentence('smoke.no-steps')}",
-        sentence("smoke.fail", cause=LR_ZERO),
+        sentence("smoke.fail", **IN, cause=LR_ZERO),
     ]
 
 
@@ -124,15 +127,19 @@ def test_a_step_is_drawn_from_verls_names() -> None:
 
 def test_the_document_holds_the_stages(tmp_path: Path) -> None:
     stage = {"kind": "stage", "name": "matmul", "seconds": 0.01, "passed": True}
-    document = summary_json([stage], (OK,), cause=None, lang="en", files={"records": tmp_path}, exit_code=0)
+    document = summary_json(
+        [stage], (OK,), cause=None, where=WHERE, lang="en", files={"records": tmp_path}, exit_code=0
+    )
     assert json.loads(json.dumps(document))["run"]["stage"] == [stage]
 
 
 def test_what_is_as_in_verl_though_nobody_gave_it_stands_in_the_summary() -> None:
     file, header = io.StringIO(), {"kind": "header", "settings": {}, "assumed": {"lr": "1e-6", "kl_coef": "0"}}
-    print_summary(Console(file=file, width=200), [header], (OK,), cause=None, lang="en", files={})
+    print_summary(Console(file=file, width=200), [header], (OK,), cause=None, where=WHERE, lang="en", files={})
     assert f"{sentence('smoke.row-assumed')}  lr=1e-6, kl_coef=0" in file.getvalue()
-    print_summary(Console(file=file, width=200), [{**header, "assumed": {}}], (OK,), cause=None, lang="en", files={})
+    print_summary(
+        Console(file=file, width=200), [{**header, "assumed": {}}], (OK,), cause=None, where=WHERE, lang="en", files={}
+    )
     assert file.getvalue().count(sentence("smoke.row-assumed")) == 1
 
 
@@ -144,5 +151,29 @@ def test_the_stages_before_training_stand_in_the_summary_with_their_seconds() ->
         {"kind": "stage", "name": "packages", "seconds": 0.0001},
         {"kind": "stage", "name": "generation", "seconds": 2.0},
     ]
-    print_summary(Console(file=file, width=200), records, (OK,), cause=None, lang="en", files={})
+    print_summary(Console(file=file, width=200), records, (OK,), cause=None, where=WHERE, lang="en", files={})
     assert "import 1.10, matmul 0.03 (s)" in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("header", "has_cards", "device", "is_said"),
+    [
+        ({"device": "cpu"}, True, sentence("smoke.on-cpu"), True),
+        ({"device": "cpu"}, False, sentence("smoke.on-cpu"), False),
+        ({"device": "npu:0"}, True, "npu:0", False),
+        ({"backend": "verl", "settings": {"cards": 2}}, True, sentence("smoke.on-cards", cards=2), False),
+        ({}, True, sentence("smoke.on-unknown"), False),
+    ],
+)
+def test_the_verdict_names_environment_and_device_and_before_it_cards_that_were_left_out(
+    header: dict[str, Any], has_cards: bool, device: str, is_said: bool
+) -> None:
+    records = [{"kind": "header", **header}]
+    where = where_of("verl-x", records, has_cards=has_cards)
+    file = io.StringIO()
+    print_summary(Console(file=file, width=400), records, (OK,), cause=None, where=where, lang="en", files={})
+    lines = [line.strip() for line in file.getvalue().strip().splitlines()]
+    assert lines[-1] == sentence("smoke.pass", environment="verl-x", device=device)
+    assert (lines[-2] == sentence("smoke.cards-untested")) is is_said
+    document = summary_json(records, (OK,), cause=None, where=where, lang="en", files={}, exit_code=0)
+    assert (document["environment"], document["cards_untested"]) == ("verl-x", is_said)

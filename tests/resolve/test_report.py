@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from npuenv.matrix import load_matrix
-from npuenv.report.resolution import as_json, show
+from npuenv.messages import Message
+from npuenv.report.resolution import as_json, show, show_table
 from npuenv.resolve import published, published_requests, resolve
 from npuenv.resolve.derived import all_recipes
 from npuenv.resolve.types import Conflict, Request, Stack
@@ -96,3 +97,19 @@ def test_json_of_a_conflict_has_commands_as_lists() -> None:
     assert document["schema"] == "npuenv.conflict/1"
     assert [clash["rule"] for clash in document["clashes"]] == ["request", "request", "cpu"]
     assert document["ways_out"][0]["command"] == ["npuenv", "resolve", "cpu", "--python", "3.11"]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_every_stack_stands_on_one_screen_with_all_that_is_chosen(lang: str) -> None:
+    commands = [Message("stack.lock-none"), *(Message("stack.next-why", {"command": "x" * 160}) for _ in range(2))]
+    for name in FEW:
+        stack = stack_of(name)
+        console = Console(file=io.StringIO(), width=80)
+        show_table(stack, console, lang, following=commands)
+        assert isinstance(console.file, io.StringIO)
+        lines = [line.split() for line in console.file.getvalue().splitlines()]
+        assert len(lines) <= 40, name
+        for pin in stack.pins:
+            assert [pin.name, pin.version, pin.strength] in [line[:3] for line in lines]
+        for git in stack.git_sources:
+            assert git.name in [line[0] for line in lines if line]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.messages import say
-from npuenv.report.smoke import headline, verdict
+from npuenv.report.smoke import Where, headline, verdict
 from npuenv.smoke import cause, judge
 from tests.support.sentences import part, says, sentence
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack, not with npuenv")
 ROOT = Path(__file__).parents[2]
+WHERE = Where("tiny", "cpu")
 
 # What the run is started with, the sentence of the verdict, and what of its arguments is known beforehand.
 FAULTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -81,7 +82,9 @@ def test_a_planted_fault_is_named_by_the_first_sentence(
     assert verdict(found) == "fail"
     assert says(say(named.says), f"smoke.{key}", **args)
     for lang in ("en", "zh"):
-        assert say(headline(found, named), lang) == sentence("smoke.fail", lang, cause=say(named.says, lang))
+        assert say(headline(found, named, WHERE), lang) == sentence(
+            "smoke.fail", lang, environment="tiny", device="cpu", cause=say(named.says, lang)
+        )
     assert named.fix is not None and say(named.fix.says) and say(named.fix.says, "zh")
 
 
@@ -150,7 +153,7 @@ def test_a_disk_that_is_full_is_named_and_leaves_room_for_the_records(tmp_path: 
         found = judged(disk)
         named = cause(found)
         assert named is not None and named.says.key == "smoke.full-disk"
-        assert os.strerror(errno.ENOSPC) in say(headline(found, cause(found)))
+        assert os.strerror(errno.ENOSPC) in say(headline(found, cause(found), WHERE))
         assert not (disk / "checkpoint" / "state.unfinished").exists()
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

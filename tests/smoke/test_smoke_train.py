@@ -50,7 +50,7 @@ def test_a_run_that_is_broken_fails_and_says_why_in_the_language_asked_for(
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"], document["cause"]) == ("fail", "arithmetic-wrong")
     assert says(document["says"], "smoke.arithmetic-wrong", "zh", device="cpu")
-    assert document["says"].startswith(sentence("smoke.fail", "zh", cause=""))
+    assert document["says"].startswith(sentence("smoke.fail", "zh", environment="cpu", device="CPU", cause=""))
     assert {stage["name"] for stage in document["run"]["stage"]} >= {"packages", "import", "device", "matmul"}
 
 
