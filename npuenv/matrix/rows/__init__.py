@@ -47,7 +47,7 @@ _SUBJECTS = {
     "models": ("ModelShape",),
     "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend"),
     "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
-    "roll_launch": ("RollRecipe", "RollRelease"),
+    "roll_launch": ("RollDeparture", "RollRecipe", "RollRelease"),
     "upstream": ("Upstream",),
 }
 
