@@ -112,8 +112,10 @@ def for_these_cards(request: Request) -> Request:
 
 
 def assumed(stack: Stack) -> tuple[Message, ...]:
-    """What a stack was made for without anybody having said it: cards that were neither named nor found."""
-    return tuple(note for note in stack.notes if note.key == "resolve.note-assumed-hardware")
+    """What to know before a stack is installed: cards that nobody named or found, models that it cannot load."""
+    return tuple(
+        note for note in stack.notes if note.key in ("resolve.note-assumed-hardware", "resolve.note-model-type")
+    )
 
 
 def lock_at_hand(ui: Ui, stack: Stack) -> Lock:

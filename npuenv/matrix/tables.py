@@ -164,6 +164,10 @@ class Matrix:
         return self._table("models", rows.ModelShape)
 
     @functools.cached_property
+    def model_types(self) -> tuple[rows.ModelType, ...]:
+        return self._table("model_types", rows.ModelType)
+
+    @functools.cached_property
     def recipes(self) -> tuple[rows.Recipe, ...]:
         """The published stacks, in the order of preference for one framework and CANN."""
         return tuple(itertools.chain.from_iterable(self.recipes_of(name) for name in FRAMEWORK_FILES))

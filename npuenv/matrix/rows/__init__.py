@@ -44,7 +44,7 @@ _SUBJECTS = {
         "SystemName",
         "Variable",
     ),
-    "models": ("ModelShape",),
+    "models": ("ModelShape", "ModelType"),
     "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend"),
     "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
     "roll_launch": ("RollDeparture", "RollRecipe", "RollRelease"),
