@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from npuenv.messages import Message
     from npuenv.resolve.types import Request, Stack
 
+# Notes of a stack that an installation says first.
+_BEFORE_INSTALLING = ("resolve.note-assumed-hardware", "resolve.note-model-type", "resolve.note-moved")
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -112,10 +115,8 @@ def for_these_cards(request: Request) -> Request:
 
 
 def assumed(stack: Stack) -> tuple[Message, ...]:
-    """What to know before a stack is installed: cards that nobody named or found, models that it cannot load."""
-    return tuple(
-        note for note in stack.notes if note.key in ("resolve.note-assumed-hardware", "resolve.note-model-type")
-    )
+    """What to know before a stack is installed: cards that nobody named or found, models it cannot load, other pins."""
+    return tuple(note for note in stack.notes if note.key in _BEFORE_INSTALLING)
 
 
 def lock_at_hand(ui: Ui, stack: Stack) -> Lock:
