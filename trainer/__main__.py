@@ -1,7 +1,8 @@
 """`python -m trainer [train | sft] --out DIR [KEY=VALUE ...]`: one run, its records in DIR/metrics.jsonl.
 
-`train`, which may be left out, learns from rewards; `sft` imitates transcripts; `compare A B` holds two runs against
-each other. `--help` lists the settings.
+`train`, which may be left out, learns from rewards; `sft` imitates transcripts; both leave the model in DIR/model.
+`export CHECKPOINT OUT` makes such a model of a checkpoint; `compare A B` holds two runs against each other. `--help`
+lists the settings.
 
 Exit codes of a run: 0 it completed, whatever it learned; 2 a setting or DIR cannot be used; 1 the run broke; 130 it
 was interrupted. A run prints nothing to stdout; an error is one line on stderr.
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from trainer.saving.checkpoint import State
 
 COMPLETED, BROKE, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
-_TRAIN, _SFT, _COMPARE = "train", "sft", "compare"
+_TRAIN, _SFT, _COMPARE, _EXPORT = "train", "sft", "compare", "export"
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -89,6 +90,10 @@ def main(
         from trainer.metrics import compare
 
         return compare.main(words[1:])
+    if words[:1] == [_EXPORT]:
+        from trainer.saving import export
+
+        return export.main(words[1:])
     if interrupt is None:
         interrupt = Interrupt()
         interrupt.install()
@@ -119,7 +124,8 @@ def _order(words: Sequence[str]) -> Order:
     command, rest = (words[0], words[1:]) if words[:1] in ([_TRAIN], [_SFT]) else (_TRAIN, words)
     parser = _Arguments(
         prog="python -m trainer",
-        usage="python -m trainer [train | sft] --out DIR [KEY=VALUE ...]\n       python -m trainer compare A B",
+        usage="python -m trainer [train | sft] --out DIR [KEY=VALUE ...]\n       python -m trainer compare A B"
+        "\n       python -m trainer export CHECKPOINT OUT",
         epilog=_settings_help() if {"-h", "--help"} & set(rest) else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -303,6 +309,7 @@ def _train(run: Running, device: torch.device, world: World) -> None:
         from trainer.faults import arithmetic
         from trainer.loop import train
         from trainer.metrics import meter
+        from trainer.saving.publish import publish_run
         from trainer.stages import probes
         from trainer.supervised import warm_start
     point, records, progress = run.order.point, run.records, run.progress
@@ -337,6 +344,8 @@ def _train(run: Running, device: torch.device, world: World) -> None:
             interrupt=run.interrupt,
             num_validated=num_validated,
         )
+        model: Any = parts.learner.model
+        publish_run(model, run.order.out, config, records, progress, world=world)
 
 
 def _tune(run: Running, device: torch.device, world: World) -> None:

@@ -57,6 +57,15 @@ class Config:
         cards = self.placement
         return bool(cards.infer_cards) and _numbers(cards.infer_cards) != _numbers(cards.train_cards)
 
+    @classmethod
+    def of_saved(cls, settings: Mapping[str, Any]) -> Config:
+        """The configuration that `lasting` gave; of one that another version saved, what is known of it here."""
+        values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+        for name, value in settings.items():
+            if name in _HOME:
+                values[_HOME[name]][name] = value
+        return cls(**{section: kind(**values[section]) for section, kind in _SECTIONS.items()})
+
     @property
     def reference_at(self) -> str | None:
         """Where the reference policy is: `learner`, `generators`; None: the divergence counts nothing, and none is."""

@@ -25,7 +25,7 @@ from trainer.algorithms.packing import select
 from trainer.algorithms.schedule import learning_rate
 from trainer.distributed import World
 from trainer.models import lora
-from trainer.shards import is_sharded, local, put, whole
+from trainer.shards import gathered, is_sharded, local, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 
 # Numbers of a step that are maxima over its tokens; the others add up over its parts.
 _MAXIMA = ("ratio_max", "logprob_diff_max", *MAXIMA)
-
-
-def _gathered(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """All rows of a sharded weight, rounded before they travel; any other weight as it is."""
-    return whole(weight.detach().to(dtype)) if is_sharded(weight) else weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +152,8 @@ class Learner:
         """`weights` one after the other: of a sharded model no more than one is gathered at a time. A collective."""
         dtype = getattr(torch, self._config.run.dtype)
         if self._config.model.lora_rank:
-            return lora.each_merged(self.model, partial(_gathered, dtype=dtype))
-        return ((name, _gathered(each, dtype)) for name, each in self.model.named_parameters())
+            return lora.each_merged(self.model, partial(gathered, dtype=dtype))
+        return ((name, gathered(each, dtype)) for name, each in self.model.named_parameters())
 
     def reference_weights(self) -> Iterator[tuple[str, Tensor]] | None:
         """The reference's, one after the other, under transformers' names and in the run's dtype; None: it has none.
@@ -179,7 +174,7 @@ class Learner:
 
     def _plain(self, model: Model) -> Iterator[tuple[str, Tensor]]:
         dtype = getattr(torch, self._config.run.dtype)
-        return ((name, _gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
+        return ((name, gathered(each, dtype)) for name, each in model.named_parameters() if ".lora_" not in name)
 
     def lr(self) -> float:
         """The learning rate of the next optimizer step."""

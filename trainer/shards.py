@@ -37,6 +37,11 @@ def whole(tensor: Tensor) -> Tensor:
     return there.full_tensor()  # type: ignore[no-any-return]
 
 
+def gathered(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """All rows of a sharded weight, rounded before they travel: a collective; any other weight as it is."""
+    return whole(weight.detach().to(dtype)) if is_sharded(weight) else weight
+
+
 def home(tensor: Tensor) -> torch.device | str:
     """Where the ranks exchange rows of it."""
     where: Any = tensor

@@ -140,13 +140,19 @@ def tell_basis(ui: Ui, request: Request, stack: Stack) -> None:
         ui.say(note, err=True)
 
 
-# What of a stack's notes nobody said: cards that were neither named nor found, and the other stack passed over.
-ASSUMED = ("resolve.note-assumed-hardware", "resolve.note-complete-lock", "resolve.note-newest")
+# The notes of a stack that are said first: what nobody typed or found on the host, and what it cannot do.
+SAID_FIRST = (
+    "resolve.note-assumed-hardware",
+    "resolve.note-complete-lock",
+    "resolve.note-newest",
+    "resolve.note-model-type",
+    "resolve.note-moved",
+)
 
 
 def assumed(stack: Stack) -> tuple[Message, ...]:
-    """What a stack was chosen by without anybody having said it."""
-    return tuple(note for note in stack.notes if note.key in ASSUMED)
+    """What to know before a stack is installed: what it was chosen by, and what it cannot do."""
+    return tuple(note for note in stack.notes if note.key in SAID_FIRST)
 
 
 def lock_at_hand(ui: Ui, stack: Stack) -> Lock:

@@ -173,7 +173,7 @@ def _hardware(name: str | None) -> str | None:
     from npuenv.matrix import load_matrix
 
     matrix = load_matrix()
-    row = matrix.hardware_row(name.lower()) or matrix.hardware_of_chip(name)
+    row = matrix.hardware_asked_for(name)
     if row is None:
         accepted = tuple(each.id for each in matrix.hardware)
         raise BadInput(Message("preflight.no-such-hardware", {"name": name, "accepted": accepted}))

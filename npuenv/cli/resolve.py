@@ -11,7 +11,7 @@ import click
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
 from npuenv.cli.hosts import DECIDED
-from npuenv.cli.machine import ASSUMED, for_this_host, own_locks, resolve_or_stop, tell_basis
+from npuenv.cli.machine import SAID_FIRST, for_this_host, own_locks, resolve_or_stop, tell_basis
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
     elif ui.is_verbose:
         show(stack, ui.console(), ui.lang)
     elif not ui.is_quiet:
-        show_table(stack, ui.console(), ui.lang, following=tuple(_following(stack, request)), said=ASSUMED)
+        show_table(stack, ui.console(), ui.lang, following=tuple(_following(stack, request)), said=SAID_FIRST)
     return 0
 
 

@@ -164,6 +164,10 @@ class Matrix:
         return self._table("models", rows.ModelShape)
 
     @functools.cached_property
+    def model_types(self) -> tuple[rows.ModelType, ...]:
+        return self._table("model_types", rows.ModelType)
+
+    @functools.cached_property
     def recipes(self) -> tuple[rows.Recipe, ...]:
         """The published stacks, in the order of preference for one framework and CANN."""
         return tuple(itertools.chain.from_iterable(self.recipes_of(name) for name in FRAMEWORK_FILES))
@@ -232,6 +236,18 @@ class Matrix:
         """How an event code of a card is handled; None where no row names it. Of two rows the graver one counts."""
         return next((row for row in reversed(self.npu_faults) if code.upper() in row.codes), None)
 
+    def hardware_asked_for(self, name: str) -> rows.Hardware | None:
+        """The generation that a user means: its id, what guides call it, or a chip's name; None where no row says it.
+
+        Spaces, hyphens and underscores are one; "910B" is what guides call A2, whatever `npu-smi` prints as 910B.
+        """
+        wanted = _spoken(name)
+        for row in self.hardware:
+            if wanted in {_spoken(each) for each in (row.id, *row.called)}:
+                return row
+        chip = name.strip()
+        return self.hardware_of_chip(chip) or self.hardware_of_chip(f"Ascend{chip}")
+
     def hardware_of_chip(self, name: str) -> rows.Hardware | None:
         """The generation of a chip by its name or SoC as `npu-smi` or CANN prints it; None where no row names it."""
         wanted = name.strip().casefold()
@@ -239,6 +255,10 @@ class Matrix:
             if wanted in {each.casefold() for each in (*row.names, *row.socs)}:
                 return row
         return None
+
+
+def _spoken(name: str) -> str:
+    return " ".join(name.casefold().replace("-", " ").replace("_", " ").split())
 
 
 def _rows_with(line: str, path: Path, kind: type[R]) -> Iterator[R]:

@@ -10,6 +10,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npuenv.messages import Message
 from npuenv.resolve.candidate import by_preference, is_asked_for
 from npuenv.resolve.derived import all_recipes, recipe_named
 from npuenv.resolve.names import checked, stack_names
@@ -41,7 +42,9 @@ def resolve(request: Request, matrix: Matrix) -> Stack | Conflict:
     asked, others = by_preference(wanted, matrix)
     candidate = fitting(asked, wanted, matrix)
     if candidate is not None:
-        return build(candidate, wanted, matrix)
+        stack = build(candidate, wanted, matrix)
+        moved = _moved_by_pins(candidate, asked, wanted, matrix) if wanted.pins else None
+        return stack if moved is None else replace(stack, notes=(moved, *stack.notes))
     return _why_not(wanted, asked, others, matrix)
 
 
@@ -49,6 +52,19 @@ def _of_named(wanted: Request, matrix: Matrix) -> Candidate | None:
     """The fitting candidate of the stack that a request names: the other stacks need not be put together then."""
     recipe = recipe_named(wanted.stack, matrix) if wanted.stack else None
     return fitting((recipe,), wanted, matrix) if recipe and is_asked_for(recipe, wanted) else None
+
+
+def _moved_by_pins(candidate: Candidate, asked: list[Recipe], wanted: Request, matrix: Matrix) -> Message | None:
+    """Says that another stack would have been taken without the user's pins, and what speaks against it with them."""
+    usual = fitting(asked, replace(wanted, pins={}), matrix)
+    if usual is None or usual.recipe.id == candidate.recipe.id:
+        return None
+    _, clashes = next(judged([usual.recipe], wanted, matrix))
+    if not clashes:
+        return None
+    pins = tuple(f"{name}=={version}" for name, version in wanted.pins.items())
+    args = {"stack": candidate.recipe.id, "usual": usual.recipe.id, "pins": pins, "why": clashes[0].says}
+    return Message("resolve.note-moved", args)
 
 
 def _why_not(wanted: Request, asked: list[Recipe], others: list[Recipe], matrix: Matrix) -> Conflict:

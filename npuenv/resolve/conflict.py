@@ -7,9 +7,11 @@ such set is the one worth reading, and dropping any one of its rules leaves a ca
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.messages import Message
+from npuenv.resolve.candidate import is_asked_for
 from npuenv.resolve.keys import OF_ALL_STACKS, broader, clash_key
 from npuenv.resolve.search import avoiding
 from npuenv.resolve.types import Clash, Conflict, Request
@@ -75,6 +77,8 @@ def _rank(clash: Clash) -> int:
 def _as_one(clashes: Sequence[Clash], request: Request, recipes: Sequence[Recipe]) -> Clash:
     """The clashes of one key as a single one: that of the stack asked for, or of the stacks that object alike."""
     first = next((clash for clash in clashes if clash.rule == request.stack), clashes[0])
+    if first.says.args.get("field") == "as_of":
+        return _with_the_first_after(first, request, recipes)
     if first.says.key not in OF_ALL_STACKS or first.rule == request.stack:
         return first
     framework = str(first.says.args["framework"])
@@ -87,6 +91,17 @@ def _as_one(clashes: Sequence[Clash], request: Request, recipes: Sequence[Recipe
     says = Message(first.says.key.replace(".stack-", ".stacks-" if is_all else ".some-"), args)
     sources = tuple(dict.fromkeys(clash.source for clash in clashes))
     return Clash(f"frameworks.{framework}", says, "; ".join(_shortened(sources, _MOST_SOURCES)))
+
+
+def _with_the_first_after(clash: Clash, request: Request, recipes: Sequence[Recipe]) -> Clash:
+    """What stands against a day: all that was asked for is younger, and which of it came first."""
+    younger = [each for each in recipes if is_asked_for(each, replace(request, as_of=None))]
+    younger = [each for each in younger if each.date > (request.as_of or "")]
+    if not younger:
+        return clash
+    first = min(younger, key=lambda each: each.date)
+    says = Message("resolve.asked-day", {**clash.says.args, "stack": first.id, "date": first.date})
+    return replace(clash, says=says)
 
 
 def _shortened(texts: tuple[str, ...], most: int) -> tuple[str, ...]:

@@ -43,13 +43,17 @@ def clash_key(clash: Clash) -> str:
         return "|".join((kind, str(args["framework"]), *about))
     # One expression: the search asks for these keys some hundred thousand times.
     needs, field, package = args.get("needs", ""), args.get("field", ""), args.get("package", "")
-    return f"{clash.rule}|{key}|{clash.source}|{needs}|{field}|{package}"
+    return f"{clash.rule}|{kind}|{clash.source}|{needs}|{field}|{package}"
 
 
 @functools.cache
 def _kind(key: str) -> str:
-    """The key of an objection, that of a single stack where it speaks of some or all of them."""
-    return key.replace(".stacks-", ".stack-").replace(".some-", ".stack-")
+    """The key of an objection, that of a single stack or of the bare wish where the sentence says more."""
+    return (
+        "resolve.asked"
+        if key == "resolve.asked-day"
+        else key.replace(".stacks-", ".stack-").replace(".some-", ".stack-")
+    )
 
 
 def broader(clash: Clash, candidate: Candidate, request: Request) -> Clash | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from npuenv import versions
 from npuenv.errors import BadInput
+from npuenv.matrix.keys import known_releases
 from npuenv.messages import Message
 from npuenv.resolve.candidate import packages
 from npuenv.resolve.derived import all_recipes, recipe_named
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.types import Request
 
+# Of these the releases are recorded apart from the stacks.
+_WITH_KEYS = ("verl",)
 FRAMEWORKS = ("verl", "roll", "vllm-ascend", "torch-npu", "cpu")
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "aarch64", "amd64": "x86_64", "arm64": "aarch64"}
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
@@ -87,7 +90,11 @@ def _with_release(request: Request, matrix: Matrix) -> Request:
     wanted = request.release.removeprefix("v")
     found = next((each for each in known if each in (request.release, wanted) or _is_equal(each, wanted)), None)
     if found is None:
-        raise _unknown(request.release, tuple(known), "release")
+        error = _unknown(request.release, tuple(known), "release")
+        if name in _WITH_KEYS and any(_is_equal(each, wanted) for each in known_releases(name)):
+            args = {"framework": name, "release": wanted}
+            raise BadInput(Message("resolve.release-without-stack", args), error.hint)
+        raise error
     return replace(request, release=found)
 
 
@@ -161,7 +168,7 @@ def _hardware(name: str | None, matrix: Matrix) -> str | None:
     """A generation by its own name or by a chip's: `910B3` is a2. Raises: BadInput."""
     if name is None:
         return None
-    row = matrix.hardware_row(name.strip().casefold()) or matrix.hardware_of_chip(name)
+    row = matrix.hardware_asked_for(name)
     accepted = tuple(each.id for each in matrix.hardware if each.accepted)
     if row is None:
         raise _unknown(name, accepted, "hardware")

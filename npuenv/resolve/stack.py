@@ -9,6 +9,7 @@ from npuenv import versions
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
 from npuenv.messages import Message
 from npuenv.resolve.derived import partner_overrides
+from npuenv.resolve.model_types import missing_type
 from npuenv.resolve.pairing import pairing
 from npuenv.resolve.reasons import because, because_asked, why_not_newer
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
@@ -234,6 +235,9 @@ def verified_by(candidate: Candidate, request: Request, matrix: Matrix) -> str:
 
 def _notes(candidate: Candidate, request: Request, matrix: Matrix, image: str | None) -> Iterator[Message]:
     recipe = candidate.recipe
+    missing = missing_type(recipe.id, candidate.versions.get("transformers"), recipe.framework, matrix)
+    if missing is not None:
+        yield missing
     yield from (Message(key) for key in recipe.notes)
     for each in recipe.dispute:
         args: dict[str, object] = {"about": each.about, "one": each.one, "one_source": each.one_source}

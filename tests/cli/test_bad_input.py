@@ -30,7 +30,7 @@ CASES = [
     (["resolve", "--for", "vrl"], 2, ["vrl"]),
     (["resolve", "verl"], 2, ["--for verl"]),
     (["resolve", "cpu", "--hardware", "a7"], 2, ["a7"]),
-    (["resolve", "--hardware", "910b"], 2, ["a2"]),
+    (["resolve", "--hardware", "910A"], 2, ["a2"]),
     (["resolve", "--for", "verl==0.7.3"], 2, ["'0.7.3'", "0.7.1"]),
     (["resolve", "cpu", "--pin", "torch[opt]==2.8.0"], 2, ["torch[opt]==2.8.0"]),
     (["resolve", "cpu", "--pin", "torch=2.8"], 2, ["torch=2.8", "PACKAGE==VERSION"]),

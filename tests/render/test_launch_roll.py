@@ -7,11 +7,13 @@ import io
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from npuenv import _toml
 from npuenv.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.placement.types import Cards, Model, Placement
@@ -23,9 +25,6 @@ from npuenv.render.launch.roll_tree import mapping_text
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from tests.support.sentences import says
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MATRIX = load_matrix()
 RECIPES = [row.id for row in MATRIX.roll_recipes]
@@ -143,10 +142,69 @@ def test_a_value_that_is_not_the_guides_says_so_in_the_file(name: str) -> None:
         assert not says(" ".join(files[f"{name}.yaml"].replace("#", " ").split()), "launch_roll.why-replaced")
 
 
+def flat(tree: dict[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value; what refers to a key of the same file has that key's value."""
+    found = {}
+    for key in keys(tree):
+        value: Any = tree
+        for part in key.split("."):
+            value = value[part]
+        found[key] = value
+
+    def meant(value: Any) -> Any:
+        while isinstance(value, str) and value.startswith("${") and value[2:-1] in found:
+            value = found[value[2:-1]]
+        return value
+
+    return {key: meant(value) for key, value in found.items()}
+
+
+def published(name: str) -> dict[str, Any]:
+    """A sample's values, as `flat` gives those of a file."""
+    samples = _toml.loads(Path(__file__).with_name("roll_samples.toml").read_text(encoding="utf-8"))
+    row = recipes.recipe_of(name, MATRIX.roll_recipes)
+    tree: dict[str, Any] = {}
+    for key, text in samples[row.like or name].items():
+        *above, last = key.split(".")
+        place = tree
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = YAML(typ="safe").load(f"a: {text}")["a"]
+    return flat(tree)
+
+
+# What the rendering decides for every recipe, each with a comment or a note of its own; variables are the stack's.
+_BY_PLAN = ("defaults", "num_gpus_per_node", "device_mapping", "system_envs", "max_model_len")
+
+
+@pytest.mark.parametrize("allows", [True, False])
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_rate_falls_as_in_the_guide(name: str) -> None:
-    """Sample 1 says cosine; samples 2 and 3 train as it does."""
-    assert content(render(name, "0.3.0"))["actor_train"]["training_args"]["lr_scheduler_type"] == "cosine"
+def test_every_value_is_the_samples_or_a_departure_that_the_file_names(name: str, allows: bool) -> None:
+    files = render(name, "5d1e3c3d", allows_local_code=allows)
+    text = " ".join(files[f"{name}.yaml"].replace("#", " ").split())
+    ours, theirs = flat(content(files)), published(name)
+    differing = {key for key in ours.keys() | theirs.keys() if ours.get(key, key) != theirs.get(key, key)}
+    differing = {key for key in differing if not any(part in _BY_PLAN for part in key.split("."))}
+    row = recipes.recipe_of(name, MATRIX.roll_recipes)
+    chain = [row, *([recipes.recipe_of(row.like, MATRIX.roll_recipes)] if row.like else [])]
+    if not allows and any(each.local_code for each in chain):
+        assert says(text, "launch_roll.note-local-code")
+        differing -= {key for each in chain for key in each.local_code}
+    departures = {each.key: each for part in chain for each in part.departure}
+    assert differing <= departures.keys()
+    for each in departures.values():
+        how = "left-out" if each.key not in ours else "changed" if each.sample else "added"
+        args = {"left-out": {"key": each.key}, "changed": {"sample": each.sample}, "added": {}}[how]
+        assert says(text, f"launch_roll.departed-{how}", **args), each
+        assert says(text, each.why), each
+        assert YAML(typ="safe").load(f"a: {each.sample or '~'}")["a"] == theirs.get(each.key), each
+    assert says(text, "launch_roll.note-count")
+
+
+def test_a_departure_is_the_users_own_matter_once_the_user_has_set_its_key() -> None:
+    key = "actor_train.data_args.file_name"
+    files = render(TWO_NODES, "5d1e3c3d", f"{key}=[mine.jsonl]")
+    assert not says(" ".join(files[f"{TWO_NODES}.yaml"].replace("#", " ").split()), "launch_roll.departed-changed")
 
 
 def test_what_roll_drops_is_not_taken_for_a_key() -> None:

@@ -48,7 +48,7 @@ def test_five_steps_end_with_every_record_and_nothing_printed(plain_run: PlainRu
     records = plain_run.records
     # What is worth advice depends on how busy the machine is.
     kinds = [record["kind"] for record in records if record["kind"] != "advice"]
-    assert kinds == ["header", *["stage"] * 8, "eval", *["step"] * 5, "eval", *["stage"] * 8, "end"]
+    assert kinds == ["header", *["stage"] * 8, "eval", *["step"] * 5, "eval", *["stage"] * 8, "published", "end"]
     header, end = records[0], records[-1]
     assert (header["schema"], header["device"], header["seed"]) == (SCHEMA, "cpu", 3)
     assert header["settings"]["steps"] == 5
@@ -63,7 +63,7 @@ def test_five_steps_end_with_every_record_and_nothing_printed(plain_run: PlainRu
     }  # fmt: skip
     assert sum(end["seconds"].values()) <= end["wall_s"]
     assert 50 < end["peak_rss_mib"] < 1024
-    assert "checkpoint/manifest.json" in plain_run.files
+    assert {"checkpoint/manifest.json", "model/config.json", "model/model.safetensors"} <= set(plain_run.files)
     assert plain_run.work == []
 
 

@@ -8,19 +8,20 @@ padding before them, as `generate` wants it; a prompt is computed once for its g
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.config import BadSetting
 from trainer.engines.draws import pick, uniform
+from trainer.models.pretrained import causal_model
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
@@ -134,20 +135,5 @@ def start(config: Config, task: Task, device: torch.device, *, seed: int) -> Gen
         raise BadSetting(
             "engine=transformers needs path=FOLDER: the built-in decoder has an engine of its own, builtin"
         )
-    model = load(config.model.path, getattr(torch, config.run.dtype)).to(device)
+    model = causal_model(Path(config.model.path), getattr(torch, config.run.dtype)).to(device)
     return Generator(model, end=task.tokenizer.end, pad=task.tokenizer.pad, seed=seed)
-
-
-def load(path: str | Path, dtype: torch.dtype) -> nn.Module:
-    """The causal model of a local folder. Nothing is downloaded, and no code of the folder is run."""
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise BadSetting(f"engine=transformers needs the package transformers: {error}") from error
-    try:
-        made: Any = AutoModelForCausalLM
-        model: nn.Module = made.from_pretrained(str(path), local_files_only=True, torch_dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise BadSetting(f"path={path} holds no causal model that transformers can read: {said}") from error
-    return model

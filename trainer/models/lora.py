@@ -101,16 +101,23 @@ def each_merged(
             yield name, made
 
 
-def save(model: nn.Module, folder: Path, *, base: str) -> None:
-    """The adapter alone, as peft reads it; `base` names the model that it adapts. Raises OSError."""
+def factors(model: nn.Module, gather: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> dict[str, Tensor]:
+    """The adapter's matrices under peft's names; `gather` gives a whole one for a sharded one."""
+    return {
+        f"{_PREFIX}{name}.{part}.weight": gather(getattr(layer, part).weight)
+        for name, layer in adapted(model)
+        for part in ("lora_A", "lora_B")
+    }
+
+
+def save(model: nn.Module, folder: Path, tensors: Mapping[str, Tensor], *, base: str) -> None:
+    """The adapter alone, as peft reads it: the model's `factors`. `base` names the model that it adapts.
+
+    Raises OSError.
+    """
     layers = dict(adapted(model))
     first = next(iter(layers.values()))
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).weight
-        for name, layer in layers.items()
-        for part in ("lora_A", "lora_B")
-    }
     files.write_weights(folder / "adapter_model.safetensors", tensors)
     settings = {
         "peft_type": "LORA",
@@ -130,11 +137,7 @@ def save(model: nn.Module, folder: Path, *, base: str) -> None:
 @torch.no_grad()
 def load(model: nn.Module, folder: Path) -> None:
     """Takes over a saved adapter's values. Raises BadSetting where its layers or sizes are not those of the model."""
-    wanted: Mapping[str, Tensor] = {
-        f"{_PREFIX}{name}.{part}.weight": getattr(layer, part).weight
-        for name, layer in adapted(model)
-        for part in ("lora_A", "lora_B")
-    }
+    wanted = factors(model)
     found = dict(files.read_tensors(folder / "adapter_model.safetensors"))
     differing = sorted(wanted.keys() ^ found.keys())
     differing += sorted(name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,12 +128,31 @@ def _plain_head(inner: Any) -> nn.Linear:
 
 def load(folder: Path, *, dtype: torch.dtype, gradient_checkpointing: bool) -> Pretrained:
     """The folder's model, on the CPU. Raises BadSetting where transformers is missing or cannot load it."""
+    return Pretrained(causal_model(folder, dtype), gradient_checkpointing=gradient_checkpointing)
+
+
+def causal_model(folder: Path, dtype: torch.dtype) -> Any:
+    """transformers' model of a local folder, on the CPU. Nothing is downloaded, and no code of the folder is run.
+
+    Raises BadSetting where transformers is missing or cannot load it.
+    """
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise BadSetting(f"path={folder} needs the package transformers, which cannot be imported: {error}") from error
+    options = {dtype_argument(transformers.__version__): dtype, "local_files_only": True}
     try:
-        inner = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        return transformers.AutoModelForCausalLM.from_pretrained(str(folder), **options)
     except (OSError, ValueError, KeyError) as error:
-        raise BadSetting(f"path={folder} cannot be loaded by transformers: {error}") from error
-    return Pretrained(inner, gradient_checkpointing=gradient_checkpointing)
+        said = " ".join(str(error).split())[:200]
+        raise BadSetting(f"path={folder} holds no causal model that transformers can read: {said}") from error
+
+
+def dtype_argument(version: str) -> str:
+    """What `from_pretrained` calls the dtype in a release of transformers.
+
+    Before 4.56 a `dtype` reaches the model's own constructor, which does not know it; since then `torch_dtype` is
+    deprecated. Example: "4.55.4" -> "torch_dtype", "5.3.0" -> "dtype"
+    """
+    release = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return "dtype" if release >= (4, 56) else "torch_dtype"

@@ -59,20 +59,23 @@ class Stored:
 
     folder: Path
 
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of each tensor, under the names of `flatten`; what is no tensor has none, and is never unpickled."""
+        known = _reader(self.folder).read_metadata().state_dict_metadata
+        return {name: tuple(each.size) for name, each in known.items() if getattr(each, "size", None) is not None}
+
     def into(self, own: Mapping[str, Tensor]) -> None:
         """Copies the values into tensors under the names of `flatten`, whatever they are sharded over; a collective.
 
         A wide copy that a whole bfloat16 model keeps of a weight is read from the weight, which is wide on the disk.
         Raises CorruptCheckpoint for a name that was not saved, or one of another shape.
         """
-        reader = _reader(self.folder)
-        known = reader.read_metadata().state_dict_metadata
+        known = self.sizes()
         first: dict[str, Tensor] = {}
         second: dict[str, Tensor] = {}
         for name, tensor in own.items():
             source = name if name in known else name.replace("/master/", "/policy/")
-            sizes = getattr(known.get(source), "size", None)  # what is no tensor has none, and is never unpickled
-            if sizes is None or tuple(sizes) != tuple(tensor.shape):
+            if known.get(source) != tuple(tensor.shape):
                 raise CorruptCheckpoint(f"{self.folder.name} holds no {name} of shape {list(tensor.shape)}")
             (first if source == name else second)[source] = tensor.detach()
         for wanted in (first, second):

@@ -19,9 +19,9 @@ from trainer.config import BadSetting
 from trainer.interrupt import Left
 from trainer.metrics.progress import peak_rss_mib
 from trainer.saving.checkpoint import save
+from trainer.saving.publish import publish_run
 from trainer.saving.resume import FOLDER
 from trainer.supervised.imitation import Imitator
-from trainer.supervised.publish import publish
 from trainer.tasks import tokenizers, transcripts
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ def run(
             if name is not None and not is_last:
                 raise Left(name, step)
         _validate(tuning, "after", config.run.steps, records, progress)
-        _publish(tuning, out, records, progress)
+        model: Any = imitator.model
+        publish_run(model, out, config, records, progress, world=tuning.world)
 
 
 def _step(tuning: Tuning, step: int, progress: Progress) -> dict[str, Any]:
@@ -170,13 +171,3 @@ def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:
         if tuning.world.is_first:
             save(tuning.state(step), out / FOLDER)
         tuning.world.wait()
-
-
-def _publish(tuning: Tuning, out: Path, records: Records, progress: Progress) -> None:
-    if not tuning.world.is_first:
-        return
-    settings = tuning.config.model
-    with progress.part("save_checkpoint"):
-        model: Any = tuning.imitator.model
-        written = publish(model, out, source=settings.path, has_adapter=settings.lora_rank > 0)
-    records.write("published", folders=[str(each) for each in written])

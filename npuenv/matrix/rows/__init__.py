@@ -44,10 +44,10 @@ _SUBJECTS = {
         "SystemName",
         "Variable",
     ),
-    "models": ("ModelShape",),
+    "models": ("ModelShape", "ModelType"),
     "packages": ("Built", "Companion", "ReleaseImage", "TorchNpu", "TritonAscend", "VllmAscend"),
     "recipes": ("Dispute", "Recipe", "RecipeGit", "RecipeOverride", "RecipePin", "RecipeRange", "RecipeStep"),
-    "roll_launch": ("RollRecipe", "RollRelease"),
+    "roll_launch": ("RollDeparture", "RollRecipe", "RollRelease"),
     "upstream": ("Upstream",),
 }
 

@@ -1,4 +1,4 @@
-"""Rows about the shapes of published models."""
+"""Rows about published models: their shapes, and what can load them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ class ModelShape(Row):
     rope_dim: int = 0  # latent attention: the part of a head with positions, kept beside the latent
     value_dim: int = 0  # latent attention: of a head
     vision: float = 0.0  # parameters of the vision tower
+
+
+@dataclass(frozen=True, slots=True)
+class ModelType(Row):
+    """A family of models and the first release of transformers that can load it."""
+
+    family: str  # as its publisher writes it
+    pattern: str  # found in names of its models, and of stacks for them
+    since: str  # of transformers

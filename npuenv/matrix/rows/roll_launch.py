@@ -34,6 +34,15 @@ def _is_commit(wanted: str, known: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class RollDeparture:
+    """A published value that is not written, or one that is and was not published."""
+
+    key: str  # dotted; in no `values` of the recipe: it is left out
+    sample: str  # the sample's YAML text; "": the sample does not have the key
+    why: str  # key of a sentence
+
+
+@dataclass(frozen=True, slots=True)
 class RollRecipe(Row):
     """A published sample as dotted keys with their YAML texts, in the order in which they are written.
 
@@ -55,4 +64,5 @@ class RollRecipe(Row):
     values: Mapping[str, str] = field(default_factory=dict)
     fsdp2: Mapping[str, str] = field(default_factory=dict)  # only for releases that train with FSDP2
     deepspeed: Mapping[str, str] = field(default_factory=dict)  # only for releases that train with DeepSpeed
+    departure: tuple[RollDeparture, ...] = ()  # each is named where it is rendered
     local_code: Mapping[str, str] = field(default_factory=dict)  # only where model-written code may run on the nodes

@@ -15,6 +15,7 @@ from npuenv.render.launch.job import Places, chosen_placement, parse_cards, safe
 from npuenv.render.launch.releases import judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
 from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train, recipe_of
+from npuenv.resolve.model_types import missing_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +100,10 @@ def launch(asked: Asked, stack: Stack, *, lang: str = "en") -> Launch:
         raise unknown(asked.recipe, known, "recipe")
     judged = judged_as(asked.framework, asked.release)
     made = _roll(asked, stack, lang) if asked.framework == "roll" else _verl(asked, stack)
-    notes = (judged, _unusual(asked, made))
+    pin = stack.pin("transformers")
+    name = made.job.model.id.rstrip("/").rpartition("/")[2]
+    missing = missing_type(name, pin.version if pin is not None else None, stack.framework, matrix)
+    notes = (missing, judged, _unusual(asked, made))
     return replace(made, notes=(*(note for note in notes if note is not None), *made.notes))
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ruamel.yaml.comments import CommentedMap
 
+    from npuenv.matrix.rows import RollDeparture
     from npuenv.placement.types import Job, Placement
     from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
@@ -79,7 +80,8 @@ def _notes(job: Job, placement: Placement, recipe: Filled) -> Iterator[Message]:
     yield Message("launch_roll.note-source", {"source": recipe.row.source})
     yield Message("launch_roll.note-start")
     yield Message("launch_roll.note-count")
-    if recipe.row.local_code and not recipe.allows_local_code:
+    yield from (departed(each, recipe) for each in recipe.departures if each.key not in recipe.values)
+    if recipe.lacks_local_code:
         yield Message("launch_roll.note-local-code")
 
 
@@ -109,8 +111,17 @@ def _comments(
         share = {"share": f"{1 - job.gpu_memory_utilization:.0%}"}
         yield "reference.device_mapping", Message("launch_roll.why-shared", share)
     yield from ((key, replaced_value(recipe, key)) for key in recipe.replaced)
+    yield from ((each.key, departed(each, recipe)) for each in recipe.departures if each.key in recipe.values)
     if recipe.allows_local_code and "rewards.code_sandbox.use_local" in recipe.values:
         yield "rewards.code_sandbox", Message("launch_roll.why-local-code")
+
+
+def departed(departure: RollDeparture, recipe: Filled) -> Message:
+    """In what a value is not the sample's, and why."""
+    is_written = departure.key in recipe.values
+    how = "left-out" if not is_written else "changed" if departure.sample else "added"
+    args = {"key": departure.key, "sample": departure.sample, "why": Message(departure.why)}
+    return Message(f"launch_roll.departed-{how}", args)
 
 
 def replaced_value(recipe: Filled, key: str) -> Message:

@@ -18,7 +18,7 @@ from npuenv.render.launch.roll_keys import alike, is_read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from npuenv.matrix.rows import RollRecipe, RollRelease
+    from npuenv.matrix.rows import RollDeparture, RollRecipe, RollRelease
     from npuenv.placement.types import Model
 
 TRAIN = "actor_train.training_args.per_device_train_batch_size"
@@ -47,7 +47,9 @@ class Filled:
     published_update: int  # sequences of one update in the published plan
     explicit: frozenset[str] = frozenset()  # the keys that the user set
     allows_local_code: bool = False
+    lacks_local_code: bool = False  # the sample has a reward that runs the model's code, left out here
     replaced: Mapping[str, str] = field(default_factory=dict)  # dotted key -> the guide's value that does not fit here
+    departures: tuple[RollDeparture, ...] = ()  # from the sample, but for keys that the user set
 
     @property
     def version(self) -> str:
@@ -103,7 +105,8 @@ def filled(
     """
     known = tuple(recipes)
     row = recipe_of(name, known)
-    values = _inherited(row, {each.id: each for each in known}, release, allows_local_code)
+    by_id = {each.id: each for each in known}
+    values = _inherited(row, by_id, release, allows_local_code)
     update = int(values[TRAIN]) * int(values[ACCUMULATION]) * published_train(row)
     explicit: set[str] = set()
     for word, value in overrides.items():
@@ -114,7 +117,19 @@ def filled(
         values[key] = value
         explicit.add(key)
     replaced = {key: text for key, text in _replaced(row, known, release).items() if key not in explicit}
-    return Filled(row, release, release_name, values, update, frozenset(explicit), allows_local_code, replaced)
+    chain = _chain(row, by_id)
+    return Filled(
+        row,
+        release,
+        release_name,
+        values,
+        update,
+        frozenset(explicit),
+        allows_local_code=allows_local_code,
+        lacks_local_code=not allows_local_code and any(each.local_code for each in chain),
+        replaced=replaced,
+        departures=tuple(each for part in chain for each in part.departure if each.key not in explicit),
+    )
 
 
 def defaults_of(row: RollRecipe, rows: Iterable[RollRecipe], release: RollRelease) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +14,9 @@ from trainer.models.decoder import Decoder, Shape
 from trainer.tasks.base import Characters
 from trainer.types import Stop
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 transformers = pytest.importorskip("transformers", reason="the engine under test runs a model of transformers")
 
-from trainer.engines.transformers import Generator, load, start  # noqa: E402
+from trainer.engines.transformers import Generator, start  # noqa: E402
 
 pytestmark = pytest.mark.full
 
@@ -144,15 +141,6 @@ def test_received_weights_are_copied_and_a_missing_one_is_named() -> None:
         made.receive({"model.norm.weight": before})
 
 
-def test_a_model_is_read_from_its_folder(tmp_path: Path) -> None:
-    model = qwen2()
-    model.save_pretrained(tmp_path / "model")
-    loaded = dict(load(tmp_path / "model", torch.float32).named_parameters())
-    assert all(torch.equal(loaded[name], each) for name, each in model.named_parameters())
-
-
-def test_a_folder_that_cannot_be_used_is_a_bad_setting(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match="causal model"):
-        load(tmp_path, torch.float32)
+def test_an_engine_without_a_folder_is_a_bad_setting() -> None:
     with pytest.raises(BadSetting, match="path=FOLDER"):
         start(parse([], devices=("cpu",)), None, torch.device("cpu"), seed=0)  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def test_a_target_that_names_no_layer_is_refused() -> None:
 
 def test_a_saved_adapter_comes_back_and_another_shape_is_refused(tmp_path: Path) -> None:
     made = moved(adapted())
-    lora.save(made, tmp_path, base="somewhere")
+    lora.save(made, tmp_path, lora.factors(made), base="somewhere")
     other = adapted(seed=9)
     lora.load(other, tmp_path)
     ours, theirs = lora.merged(made), lora.merged(other)
@@ -95,7 +95,7 @@ def test_peft_reads_a_saved_adapter(tmp_path: Path) -> None:
     made = decoder(QWEN3, torch.float32)
     lora.attach(made, rank=3, alpha=6.0, targets=ALL, seed=0)
     moved(made)
-    lora.save(made, tmp_path / "adapter", base=str(tmp_path / "base"))
+    lora.save(made, tmp_path / "adapter", lora.factors(made), base=str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
     ours = lora.merged(made)
