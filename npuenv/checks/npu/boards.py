@@ -120,7 +120,8 @@ def _in_pod(context: Context) -> Verdict:
     pods = context.facts.npu.spods.value
     if pods is None:
         return skip("npu.not-told")
-    places = {(pod.pod, pod.size, pod.server) for pod in pods}
+    told = [pod for pod in pods if None not in (pod.pod, pod.size, pod.server)]
+    places = {(pod.pod, pod.size, pod.server) for pod in told}
     evidence = context.facts.npu.spods.evidence
     if len(places) > 1:
         return fail("npu.cards-pod-differ", *evidence, fix=fix("npu.card-pod"), servers=_servers(pods))
@@ -128,6 +129,8 @@ def _in_pod(context: Context) -> Verdict:
     twice = tuple(sorted({number for number in numbers if numbers.count(number) > 1}))
     if twice:
         return fail("npu.cards-pod-twice", *evidence, fix=fix("npu.card-pod"), numbers=twice)
+    if len(told) < len(pods):
+        return unsure("npu.cards-pod-unknown", *evidence)
     first = pods[0]
     return ok("npu.cards-pod-ok", *evidence[:1], pod=first.pod, server=first.server, size=first.size)
 

@@ -80,7 +80,7 @@ class Questions:
 
     def topology(self, host: Host) -> Fact[Topology]:
         """How the cards reach each other; absent with one card."""
-        if len(self._cards) < 2:  # there is no other card to reach
+        if len(self._cards) < 2 and self._table.is_complete:  # there is no other card to reach
             return absent(Evidence("npu-smi info -t topo", "one card"))
         return self._once(host, ("-t", "topo"), queries.parse_topology)
 
@@ -88,8 +88,11 @@ class Questions:
         """Queries about listed cards that ended without an answer. To be asked last."""
         found = {words: item for words, item in self._silent.items() if item.kind in ("timeout", "invalid-card")}
         lines = tuple(Evidence(words, item.line) for words, item in found.items())
+        unread = [Evidence(words, item.line) for words, item in self._silent.items() if item.kind == "unreadable"]
         if self._num_ended < self._num_asked:
             return unknown(Evidence("npu-smi info -t", "not in the capture"))
+        if unread and not found:
+            return unknown(*unread)
         if not self._num_asked or (all(item.kind == "absent" for item in self._silent.values()) and self._silent):
             return absent(Evidence("npu-smi info -t", "nothing was asked"))
         return known(tuple(found.values()), *(lines or (Evidence("npu-smi info -t", "every card answers"),)))
@@ -109,6 +112,7 @@ class Questions:
         found: list[T] = []
         evidence: list[Evidence] = []
         refused: list[Refusal] = []
+        unread: list[str] = []
         num_read = 0
         for card in cards:
             words = ("-t", query, "-i", str(card.npu), *(("-c", str(card.chip)) if by_chip else ()))
@@ -117,11 +121,15 @@ class Questions:
             num_read += items is not None
             if text is None:
                 refused.append(self._silent[_command(words)])
+            elif items is None or (not items and not is_none_an_answer):
+                unread.append(_command(words))
             for item in items or ():
                 value = _placed(item, card)
                 found.append(value)
                 evidence.append(Evidence(_command(words), say(value)))
-        if found or (num_read and is_none_an_answer):
+        if found:  # what others of its kind can tell
+            self._silent.update((command, Refusal("unreadable", "cannot be read")) for command in unread)
+        if found or (num_read and is_none_an_answer and not unread):
             return known(tuple(found), *(evidence or (Evidence(f"npu-smi info -t {query}", "none"),)))
         lines = tuple(Evidence(f"npu-smi info -t {query}", item.line) for item in refused[:4])
         if {item.kind for item in refused} <= {"unsupported", "absent"} and (refused or not num_read):
@@ -212,7 +220,8 @@ def _of_board(item: Board) -> str:
 
 
 def _of_spod(item: Spod) -> str:
-    return f"SDID {item.sdid}, super pod {item.pod} of {item.size}, server {item.server}"
+    sdid, pod, size, server = ("?" if each is None else each for each in (item.sdid, item.pod, item.size, item.server))
+    return f"SDID {sdid}, super pod {pod} of {size}, server {server}"
 
 
 def _of_fault(item: FaultEvent) -> str:
