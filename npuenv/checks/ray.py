@@ -168,8 +168,14 @@ def _demands(context: Context) -> Verdict:
 
 
 def _fits_now(demand: Demand, status: Status) -> bool:
-    """Whether what nobody uses would do: then it waits for a node that is dead, or cannot start a worker."""
-    free = {item.name: item.total - item.used for item in status.resources}
+    """Whether what nobody uses would do: then it waits for a node that is dead, or cannot start a worker.
+
+    Of several nodes nobody knows what is free on each, unless all of it is.
+    """
+    rows = {item.name: item for item in status.resources}
+    if status.nodes != 1 and any(rows[name].used for name in demand.names if name in rows):
+        return False
+    free = {name: item.total - item.used for name, item in rows.items()}
     return all(demand.of(name) <= free.get(name, 0.0) + 1e-6 for name in demand.names)
 
 

@@ -103,6 +103,8 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("ray.demands", cluster(CPU=32.0, NPU=16.0, demands=demand(2, "STRICT_SPREAD", NPU=8.0)), FAIL, "2 nodes"),
     ("ray.demands", cluster(2, used=9.0, NPU=16.0, demands=demand(2, "STRICT_SPREAD", NPU=8.0)), OK, "1 waiting"),
     ("ray.demands", cluster(2, used=9.0, NPU=16.0, demands=demand(9, "STRICT_PACK", NPU=1.0)), FAIL, "NPU"),
+    ("ray.demands", cluster(2, used=8.0, NPU=16.0, demands=demand(8, "STRICT_PACK", NPU=1.0)), OK, "1 waiting"),
+    ("ray.demands", cluster(2, NPU=16.0, demands=demand(8, "STRICT_PACK", NPU=1.0)), WARN, "enough is free"),
     ("ray.demands", cluster(2, used=9.0, NPU=16.0, demands=demand(3, "SPREAD", NPU=5.0)), FAIL, "NPU"),
     ("ray.demands", cluster(2, used=9.0, NPU=12.0, demands=demand(9, "STRICT_PACK", NPU=1.0)), OK, "1 waiting"),
     ("ray.demands", torn(cluster(CPU=8.0, demands=demand(NPU=1.0))), UNKNOWN, "what waits"),

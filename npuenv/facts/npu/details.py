@@ -90,7 +90,7 @@ class Questions:
 
     def topology(self, host: Host) -> Fact[Topology]:
         """How the cards reach each other; absent with one card."""
-        if len(self._cards) < 2:  # there is no other card to reach
+        if len(self._cards) < 2 and self._table.is_complete:  # there is no other card to reach
             return absent(Evidence("npu-smi info -t topo", "one card"))
         return self._once(host, ("-t", "topo"), queries.parse_topology)
 
@@ -240,7 +240,8 @@ def _of_board(item: Board) -> str:
 
 
 def _of_spod(item: Spod) -> str:
-    return f"SDID {item.sdid}, super pod {item.pod} of {item.size}, server {item.server}"
+    sdid, pod, size, server = ("?" if each is None else each for each in (item.sdid, item.pod, item.size, item.server))
+    return f"SDID {sdid}, super pod {pod} of {size}, server {server}"
 
 
 def _of_fault(item: FaultEvent) -> str:

@@ -55,6 +55,7 @@ _SPOD = ("SDID", "Super Pod Size", "Super Pod ID", "Server Index", "Chassis ID",
 _PROCESS = re.compile(r"Process id\s*:\s*(\d+)\s+Process name\s*:(.*)Process memory\(MB\)\s*:\s*(\d+)$")
 _EVENT = re.compile(r"event id=(0x[0-9A-Fa-f]{8}), severity=(\d+)(?:, (.*))?$")
 _WORD = re.compile(r"[0-9A-Za-z]+")
+_WORDS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]+)*")
 _PCI_ID = re.compile(r"0x[0-9A-Fa-f]{4}")
 _AFFINITY = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 _COLUMNS = re.compile(r"\s{2,}|\t+")
@@ -224,7 +225,7 @@ def parse_board(text: str) -> tuple[Board, ...]:
                     head, integer(block.get("Chip ID")), said.get("Product Name"), said.get("Chip Type"),
                     chip_name(said.get("Chip Name")), formed(said.get("NPU Name"), _WORD),
                     formed(said.get("Software Version"), VERSION), formed(said.get("Firmware Version"), VERSION),
-                    said.get("Compatibility"), formed(said.get("PCIe Bus Info"), BUS_ID),
+                    formed(said.get("Compatibility"), _WORDS), formed(said.get("PCIe Bus Info"), BUS_ID),
                     formed(said.get("PCI Device ID"), _PCI_ID),
                 )
             )  # fmt: skip
