@@ -6,6 +6,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from npuenv.messages.visible import escaped
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,6 +52,4 @@ def _value(value: str) -> str:
 
 def _quoted(word: str) -> str:
     """The word in quotes where it needs them. A line end would begin another command in the reader's eyes."""
-    if any(ord(character) < 32 or ord(character) == 127 for character in word):
-        word = "".join(f"\\x{ord(each):02x}" if ord(each) < 32 or ord(each) == 127 else each for each in word)
-    return shlex.quote(word)
+    return shlex.quote("".join(each if each.isprintable() else escaped(each) for each in word))

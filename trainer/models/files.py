@@ -42,10 +42,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`. Raises BadSetting where there is none that can be read."""
     path = folder / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise BadSetting(f"path={folder} is no model folder: {path} cannot be read ({error})") from error
-    return config
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape | None:
@@ -109,10 +108,11 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     Raises BadSetting where a file is missing or broken.
     """
     index = folder / f"{_WEIGHTS}.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        names = [_WEIGHTS]
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {"": _WEIGHTS}
+        names = sorted(set(map(str, found.values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadSetting(f"{index} is no index of weights: {error}") from error
     for name in names:
         yield from read_tensors(folder / name)
 
@@ -133,7 +133,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
                     raise BadSetting(f"{path} is cut off: {name} should end at {end} of its data")
                 file.seek(8 + length + begin)
                 yield name, _tensor(file.read(end - begin), entry, f"{path}: {name}")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, BadSetting):
             raise
         raise BadSetting(f"{path} cannot be read as safetensors: {error}") from error

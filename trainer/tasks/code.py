@@ -104,7 +104,7 @@ def read_tests(ground_truth: str) -> Tests:
     """The tests of a row. Raises BadSetting for what is none of the three kinds, or holds no test."""
     try:
         given = json.loads(ground_truth)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = ground_truth.splitlines()
     if isinstance(given, list) and given and all(isinstance(line, str) for line in given):
         pairs = [_asserted(line) for line in given if line.strip()]
@@ -132,7 +132,7 @@ def _named(inputs: Sequence[Any], outputs: Sequence[Any], name: str) -> Tests:
             [json.loads(line) for line in each.splitlines()] if isinstance(each, str) else each for each in inputs
         ]
         wanted = [json.loads(each) if isinstance(each, str) else each for each in outputs]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSetting(f"the tests of {name!r} hold text that is no JSON: {error}") from error
     return Tests(tuple(map(repr, arguments)), tuple(wanted), name)
 

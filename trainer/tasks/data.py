@@ -139,7 +139,7 @@ def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadSetting(f"{path}: line {number} is no JSON: {error}") from error
             if not isinstance(row, dict):
                 raise BadSetting(f"{path}: line {number} is no JSON object")

@@ -98,6 +98,17 @@ def test_a_folder_in_several_files_is_read_whole(tmp_path: Path) -> None:
     assert all(torch.equal(dict(other.named_parameters())[name], weight) for name, weight in made.named_parameters())
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 100_000, "[1]", "{}", '{"weight_map": 3}', ""])
+def test_a_configuration_or_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    for name in ("config.json", "model.safetensors.index.json"):
+        (tmp_path / name).write_text(text)
+    if not text.startswith("{"):
+        with pytest.raises(BadSetting, match="model folder"):
+            files.read_config(tmp_path)
+    with pytest.raises(BadSetting, match="index"):
+        list(files.read_weights(tmp_path))
+
+
 def test_missing_and_unknown_weights_are_named(tmp_path: Path) -> None:
     made = decoder(QWEN2, torch.float32)
     weights = {name: weight.detach() for name, weight in made.named_parameters()}

@@ -61,6 +61,7 @@ def test_the_tests_of_each_kind_are_read() -> None:
         ('{"inputs": ["1"], "outputs": []}', "no tests"),
         ('{"inputs": [1], "outputs": ["2"]}', "text, not 1"),
         ('{"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}', "no JSON"),
+        ('{"inputs": ["' + "[" * 100_000 + '"], "outputs": ["1"], "fn_name": "f"}', "no JSON"),
         ('{"inputs": [[1]], "outputs": [1], "fn_name": "f(1);g"}', r"f\(1\);g' .*name"),
         ("assert f(1) == g(1)", "is no `assert CALL == LITERAL`"),
         ("assert f(1) < 3", "is no `assert CALL == LITERAL`"),

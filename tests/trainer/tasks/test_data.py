@@ -86,6 +86,8 @@ def test_the_row_that_is_wrong_is_named(tmp_path: Path) -> None:
         ("none.jsonl", None, r"none\.jsonl .*no file"),
         ("odd.csv", "a,b\n", r"is neither \.parquet nor \.jsonl"),
         ("half.jsonl", '{"a": 1}\n{"a"', "line 2 is no JSON"),
+        ("deep.jsonl", "[" * 100_000, "line 1 is no JSON"),
+        ("digits.jsonl", '{"a": ' + "1" * 100_000 + "}", "line 1 is no JSON"),
         ("list.jsonl", "[1]\n", "line 1 is no JSON object"),
     ],
 )
