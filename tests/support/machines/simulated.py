@@ -130,7 +130,8 @@ class SimulatedHost:
             target = self._told["links"].get(path)
             return (0, f"{target}\n", "") if target else (1, "", "")
         real, why = self._resolve(path)
-        return (1, "", "") if why else (0, f"{real}\n", "")
+        is_gone = "-e" in words and self._fields(path) is None
+        return (1, "", "") if why or is_gone else (0, f"{real}\n", "")
 
     def _stat(self, words: Sequence[str]) -> tuple[int, str, str]:
         """`stat -c FORMAT PATH...` with the fields that are asked for in practice."""
