@@ -138,7 +138,7 @@ def test_where_there_is_no_python3_one_that_says_its_version_is_asked() -> None:
 
 def test_the_file_that_python_does_not_get_past_is_the_last_that_was_begun() -> None:
     host = ScriptedHost()
-    gave_up = unknown(Evidence("python3 (inventory)", "exit 5"))
+    gave_up: Fact[Any] = unknown(Evidence("python3 (inventory)", "exit 5"))
     out = "\nNPUENV-HOOK /site/a.pth\nprinted by it\n\nNPUENV-HOOK /site/b.pth\n"
     host.commands["python3 -S start"] = Ran((), 5, out, "")
     found = python_facts.broken(host, "python3", gave_up)

@@ -26,6 +26,7 @@ _TRITONS = {"triton", "triton-ascend"}
 _UNTOUCHED = {"torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend", "numpy", "pyarrow", "tensordict"}
 _FILE = re.compile(r"[\w+-]+\.so\b|No module named")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
+_TOOLS = {"pip", "setuptools", "wheel"}  # nobody edits them either, and nothing can be mended with a broken one
 _SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 
 
@@ -115,7 +116,7 @@ def _as_recorded(hashes: Hashes) -> Verdict:
 
 def _that_count(context: Context, items: Iterable[Owned]) -> list[Owned]:
     """Those of altered files that somebody has to look at; python.triton says which of two tritons lies there."""
-    counted = _UNTOUCHED | put_in(context)
+    counted = _UNTOUCHED | _TOOLS | put_in(context)
     told = _TRITONS if _has_both_tritons(context) else set()
     return [item for item in items if (item.native or item.owner in counted) and item.owner not in told]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
 from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
-from npuenv.checks.python.installed import python_of, version_of
+from npuenv.checks.python.installed import accepts, python_of, version_of
 from npuenv.facts.base import Evidence
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ def _twice(context: Context, python: Python) -> dict[str, str]:
         at_one_place = len(set(each.folders)) < len(each.folders)
         if len(set(versions)) > 1 and (at_one_place or name not in _TOOLS):
             found[name] = ", ".join(f"{version} ({folder})" for version, folder in zip(each.versions, each.folders))
+    for name, version in (packages.of_conda if packages is not None else {}).items():
+        if accepts(f"=={version}", python.distributions.get(name, "")) is False:  # 1.0 is 1.0.0
+            found[name] = f"{python.distributions[name]}, {version} (conda-meta)"
     return found
 
 

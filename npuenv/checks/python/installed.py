@@ -84,10 +84,13 @@ def accepts(spec: str, version: str) -> bool | None:
 
 
 def pip(context: Context, verb: str, *words: str) -> tuple[str, ...]:
-    """A command line for this environment: its own pip, or uv where it has none (as every environment that uv made)."""
+    """A command line for this environment: its own pip, or uv where that is damaged or left out."""
     python = python_of(context)
     executable = python.executable if python else "python3"
-    if python is not None and "pip" not in python.distributions:
+    files = context.facts.python.files.value
+    changed = (*files.missing, *files.emptied, *files.altered) if files is not None else ()
+    is_broken = any(item.owner == "pip" for item in changed)
+    if python is not None and (is_broken or "pip" not in python.distributions):
         return ("uv", "pip", verb, "--python", executable, *words)
     return (executable, "-m", "pip", verb, *(("-y",) if verb == "uninstall" else ()), *words)
 

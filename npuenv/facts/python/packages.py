@@ -6,7 +6,7 @@ answer that an older npuenv recorded holds neither: they count as not asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from npuenv.facts.asker import NOT_ASKED
@@ -88,6 +88,7 @@ class Packages:
     extensions: Mapping[str, tuple[str, ...]]  # module -> its shared libraries
     # The pyvenv.cfg that a virtual environment has lost, and the Python that it was made from; (): it has lost none.
     no_settings: tuple[str, ...] = ()
+    of_conda: Mapping[str, str] = field(default_factory=dict)  # distribution -> another version, which conda says it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,7 @@ def _packages(found: Mapping[str, Any]) -> Packages:
         built={str(name): _texts(values) for name, values in found["built"].items()},
         extensions={str(name): _words(paths) for name, paths in found["extensions"].items()},
         no_settings=_words(found.get("no_settings", ())),
+        of_conda=_texts(found.get("of_conda", {})),
     )
 
 

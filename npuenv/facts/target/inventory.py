@@ -331,6 +331,7 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
     return {
         "path": path,
         "no_settings": no_settings(),
+        "of_conda": of_conda(inventory),
         "unreadable": [{"place": each.place, "why": each.error} for each in folders if each.error] + not_there(),
         "user_site": user if user and any(same(user, entry) for entry in path) else "",
         "in_user_site": sorted(name for name, each in first.items() if user and same(each.folder, user)),
@@ -350,6 +351,17 @@ def packages(path: list[str], folders: list[Folder], inventory: Inventory, modul
         "extensions": {name: found for name in NATIVE for found in [modules.extensions(name)] if found},
         "trouble": inventory.troubles(),  # last: reading the rest can add to it
     }
+
+
+def of_conda(inventory: Inventory) -> dict[str, str]:
+    """Versions that conda wrote down, by distribution, where another one is there: pip installed over it."""
+    found = {}
+    for entry in listed(os.path.join(sys.prefix, "conda-meta")):
+        name, _, rest = entry.rpartition("-")[0].rpartition("-") if entry.endswith(".json") else ("", "", "")
+        here = inventory.first.get(normal(name))
+        if here is not None and here.version != rest and here.folder.startswith(sys.prefix + "/"):
+            found[normal(name)] = rest
+    return found
 
 
 def no_settings() -> list[str]:

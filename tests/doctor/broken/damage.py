@@ -33,6 +33,13 @@ def torch_libraries_deleted(bench: Bench) -> None:
         path.unlink()
 
 
+def pip_cut_short(bench: Bench) -> None:
+    """pip itself is damaged: what would mend it is uv."""
+    bench.install(plain("pip", "25.1"))
+    path = bench.site / "pip/__init__.py"
+    bench.put("pip/__init__.py", path.read_bytes()[:-3])
+
+
 def library_emptied(bench: Bench) -> None:
     """A full disk leaves a library of no bytes."""
     bench.put(_CPU, b"")

@@ -233,6 +233,13 @@ def conda_with_packages_of_the_user(bench: Bench) -> None:
     _into_user_site(bench)
 
 
+def conda_that_says_another_version(bench: Bench) -> None:
+    """pip put another numpy over the one of conda, which still counts on its own."""
+    (bench.prefix / "conda-meta").mkdir()
+    for name in ("numpy-2.2.6-py311h64a7726_0", "torch-2.8.0+cpu-0", "history"):
+        (bench.prefix / "conda-meta" / f"{name}.json").write_text("{}")
+
+
 def system_with_packages_of_the_user(bench: Bench) -> None:
     """The system's Python with another torch in the user's own folder."""
     _into_user_site(bench)
