@@ -58,10 +58,15 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
 
 
 def _following(stack: Stack, request: Request) -> Iterator[Message]:
-    """How far the stack's lock is, and the commands that go on from here."""
+    """Why no newer release, how far the stack's lock is, and the commands that go on from here."""
     from npuenv.lock.shelf import find_lock
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve.newer import newer_release
     from npuenv.resolve.ways_out import command as words_of
 
+    newer = newer_release(stack, request, load_matrix())
+    if newer is not None:
+        yield newer
     lock = find_lock(stack, own_locks())
     if lock is None:
         yield Message("stack.lock-none")
