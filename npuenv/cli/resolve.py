@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -74,7 +74,8 @@ def _following(stack: Stack, request: Request) -> Iterator[Message]:
         lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
         yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
     # What a host told, it tells the next command too.
-    typed = replace(request, **dict.fromkeys(DECIDED & set(request.origins)))
+    of_host: dict[str, Any] = dict.fromkeys(DECIDED & set(request.origins))
+    typed = replace(request, **of_host)
     named = words_of(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
     yield Message("stack.next-install", {"command": shlex.join(("npuenv", "install", *named))})
     yield Message("stack.next-why", {"command": shlex.join(("npuenv", "resolve", *named))})
