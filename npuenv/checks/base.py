@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npuenv.plan.types import Want
     from npuenv.resolve.types import Stack
 
-NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend"})
+NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend", "torch-npu"})
 FRAMEWORKS = NPU_FRAMEWORKS | {"cpu"}
 # First part of a check's id -> the catalogue `check_NAME` that holds its title.
 CATALOGUES = {

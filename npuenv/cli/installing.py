@@ -265,7 +265,7 @@ def asked_for(request: Request) -> dict[str, Any]:
     from npuenv.resolve.types import Request
 
     empty = Request()
-    of_host = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
+    of_host: dict[str, Any] = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
     said = asdict(replace(request, origins={}, **of_host))
     return {name: value for name, value in said.items() if value != getattr(empty, name)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.errors import StepFailed
+from npuenv.front.wish import FRAMEWORKS
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def objections(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
     from npuenv.checks import Status, check_all
     from npuenv.facts.collect import collect
 
-    framework = stack.framework if stack.framework in ("verl", "roll", "vllm-ascend", "cpu") else None
+    framework = stack.framework if stack.framework in FRAMEWORKS else None
     facts = collect(host, python=python, level=1, framework=framework, only=_GROUPS)
     found = check_all(facts, framework=framework, level=1, stack=stack)
     return tuple(

@@ -89,7 +89,7 @@ def _render(
     if ui.is_json:
         ui.print_json(_document(made, asked, stack.name, written, ui.lang, int(code)))
     else:
-        _tell(ui, made, out, is_refused=is_refused, written=written)
+        _tell(ui, made, asked, stack.name, out, is_refused=is_refused, written=written)
     return int(code)
 
 
@@ -226,7 +226,9 @@ def _document(
     }
 
 
-def _tell(ui: Ui, made: Launch, out: Path, *, is_refused: bool, written: tuple[str, ...]) -> None:
+def _tell(
+    ui: Ui, made: Launch, asked: Asked, stack: str, out: Path, *, is_refused: bool, written: tuple[str, ...]
+) -> None:
     from npuenv.render.launch.job import written_cards
 
     placed = made.placement
@@ -235,6 +237,8 @@ def _tell(ui: Ui, made: Launch, out: Path, *, is_refused: bool, written: tuple[s
         "infer": written_cards(placed.infer) or "-",
         "reference": written_cards(placed.reference) or "-",
     }
+    took = {"framework": asked.framework, "recipe": asked.recipe, "release": asked.release, "stack": stack}
+    ui.say(Message("launch_roll.took", took))
     ui.say(Message("launch_roll.placed", cards))
     for note in made.notes:
         ui.say(note)

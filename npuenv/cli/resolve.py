@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -58,10 +58,15 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
 
 
 def _following(stack: Stack, request: Request) -> Iterator[Message]:
-    """How far the stack's lock is, and the commands that go on from here."""
+    """Why no newer release, how far the stack's lock is, and the commands that go on from here."""
     from npuenv.lock.shelf import find_lock
+    from npuenv.matrix import load_matrix
+    from npuenv.resolve.newer import newer_release
     from npuenv.resolve.ways_out import command as words_of
 
+    newer = newer_release(stack, request, load_matrix())
+    if newer is not None:
+        yield newer
     lock = find_lock(stack, own_locks())
     if lock is None:
         yield Message("stack.lock-none")
@@ -69,7 +74,8 @@ def _following(stack: Stack, request: Request) -> Iterator[Message]:
         lacks = tuple(dict.fromkeys(missing.name for missing in lock.missing))
         yield Message(f"stack.lock-{lock.status}", {"packages": len(lock.packages), "lacks": lacks})
     # What a host told, it tells the next command too.
-    typed = replace(request, **dict.fromkeys(DECIDED & set(request.origins)))
+    of_host: dict[str, Any] = dict.fromkeys(DECIDED & set(request.origins))
+    typed = replace(request, **of_host)
     named = words_of(replace(typed, stack=stack.name, framework=None, release=None, is_newest=False))[2:]
     yield Message("stack.next-install", {"command": shlex.join(("npuenv", "install", *named))})
     yield Message("stack.next-why", {"command": shlex.join(("npuenv", "resolve", *named))})

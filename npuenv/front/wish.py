@@ -12,9 +12,9 @@ from pathlib import Path
 from npuenv.errors import BadInput
 from npuenv.messages import Message
 
-FRAMEWORKS = ("verl", "roll", "vllm-ascend", "cpu")
+FRAMEWORKS = ("verl", "roll", "vllm-ascend", "torch-npu", "cpu")
 FORMATS = ("text", "json", "html", "junit", "sarif")
-_SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".xml": "junit", ".sarif": "sarif"}
+_SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".xml": "junit", ".sarif": "sarif", ".junit": "junit"}
 _OF_TEXT = ("", ".txt", ".log", ".md", ".out")
 # What the options are for, in the words of `--help`.
 HELP = {

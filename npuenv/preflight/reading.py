@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 Framework = Literal["verl", "roll"]
 Defaults = Callable[[str, str], Mapping[str, Any]]
 
+# `# npuenv 0.1.0: verl 0.7.1, recipe ...`, `# npuenv launch NAME for ROLL 0.3.0, stack ...`, and the same in Chinese.
+_RENDERED = re.compile(r"^# npuenv .*?\b(verl|ROLL) ([^,，、]+)[,，、]", re.MULTILINE)
+_HEAD = 600  # characters in which that stands
 _RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
 _DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
 _CONTINUED = "GNU Bash manual, Escape Character: a backslash and a newline right behind it continue a line"
@@ -83,9 +86,18 @@ def read_file(path: Path, asked: Asked, arguments: Sequence[str] = ()) -> Readin
 
 def read_text(text: str, path: Path, asked: Asked, arguments: Sequence[str] = (), nth: int = 0) -> Reading:
     """The same for a text that stands, or is to stand, in a file of that name. `nth`: which launch of a script."""
+    asked = _with_written_release(text, asked)
     if _is_script(text, path):
         return _read_script(text, path, asked, tuple(arguments), nth)
     return _read_yaml(text, path, asked)
+
+
+def _with_written_release(text: str, asked: Asked) -> Asked:
+    """With the release that npuenv wrote into the head of a file it rendered, where nothing else names one."""
+    found = _RENDERED.search(text[:_HEAD])
+    if found is None or asked.release or asked.machine.packages or asked.framework not in (None, found[1].lower()):
+        return asked
+    return replace(asked, release=found[2].strip())
 
 
 def all_of(reading: Reading, asked: Asked) -> tuple[Reading, ...]:

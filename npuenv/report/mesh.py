@@ -72,7 +72,8 @@ def brief(document: Mapping[str, Any]) -> tuple[Message, Message]:
     mode = Message(f"mesh.mode-{document['mode']}")
     counts = Message("mesh.counts", {"mode": mode, "rounds": document["rounds"], **document["summary"]})
     is_lossy = document["exit"] == 0 and document["summary"]["lossy"]
-    word = "none" if not document["devices"] else f"{document['exit']}{'-lossy' if is_lossy else ''}"
+    none = "none" if any(each["card"] is not None for each in document["missing"]) else "no-node"
+    word = none if not document["devices"] else f"{document['exit']}{'-lossy' if is_lossy else ''}"
     return counts, Message(f"mesh.verdict-{word}")
 
 

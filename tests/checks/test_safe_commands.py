@@ -57,7 +57,7 @@ def of(facts: Facts, framework: str | None = None) -> Context:
     return Context(facts, load_matrix(), framework)
 
 
-@pytest.mark.parametrize("name", ["verl", "roll", "vllm-ascend", "cpu", None])
+@pytest.mark.parametrize("name", ["verl", "roll", "vllm-ascend", "torch-npu", "cpu", None])
 def test_commands_that_name_a_set_say_for_what_and_have_their_options(name: str | None) -> None:
     for command in (install_here(of(HEALTHY, name)), resolve_here(of(HEALTHY, name))):
         assert options_that_lack(list(command)) == []

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 import pytest
 
 from npuenv.cli import main
+from npuenv.front.wish import FORMATS, form_of
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence
 from tests.support.waiting import PATIENCE_S, until
@@ -455,3 +456,8 @@ def test_a_capture_is_refused_where_there_is_no_such_folder(tmp_path: Path, caps
     assert main(["doctor", "--level", "0", "--save", str(tmp_path / "none" / "x.json")]) == 2
     path = tmp_path / "none" / "x.json"
     assert says(capsys.readouterr().err, "cli.cannot-save", path=path) and not path.parent.exists()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_that_is_named_after_a_form_gets_it(form: str) -> None:
+    assert form_of(f"report.{form}") == form

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -370,3 +371,12 @@ def test_a_misspelt_key_is_answered_with_keys_like_it(render: Any) -> None:
 def test_an_engine_that_is_none_is_refused(render: Any) -> None:
     code, document = render("--for", "verl", "actor_rollout_ref.actor.strategy=banana")
     assert (code, "banana" in document["error"]["message"]) == (2, True)
+
+
+def test_recipe_and_release_that_nobody_named_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render-launch", "--for", "verl", "--hardware", "a2", "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    head = (tmp_path / "out" / "run.sh").read_text().splitlines()[1]
+    took = re.search(r"verl (\S+), recipe (\S+),.* stack (\S+)$", head)
+    assert took is not None
+    assert says(said, "launch_roll.took", framework="verl", release=took[1], recipe=took[2], stack=took[3])

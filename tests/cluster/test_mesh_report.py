@@ -17,7 +17,7 @@ from npuenv.cluster.mesh.document import Finished, document
 from npuenv.cluster.mesh.planning import full, sampled
 from npuenv.cluster.mesh.types import Outcome, Results
 from npuenv.messages import LANGUAGES, Message
-from npuenv.report.mesh import lines, render_html
+from npuenv.report.mesh import brief, lines, render_html
 from tests.cluster.test_mesh_culprits import FAULTS
 from tests.cluster.test_mesh_planning import all_pings, cluster
 from tests.support.sentences import says, sentence
@@ -219,3 +219,10 @@ def test_of_many_culprits_the_page_shows_some_and_folds_the_others() -> None:
     before, _, folded = page.partition('<details class="finding fail"><summary>and ')
     assert before.count('<section class="finding fail">') == 10
     assert folded.partition("</details>")[0].count('<section class="finding fail">') == 5
+
+
+@pytest.mark.parametrize(("cards", "word"), [([None, None], "no-node"), ([None, 3], "none")])
+def test_without_any_node_it_is_not_the_cards_that_lack_addresses(cards: list[int | None], word: str) -> None:
+    missing = [{"card": card} for card in cards]
+    document = {"mode": "full", "rounds": 0, "summary": {"lossy": 0}, "exit": 3, "devices": [], "missing": missing}
+    assert brief(document)[1].key == f"mesh.verdict-{word}"

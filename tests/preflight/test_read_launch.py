@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npuenv.errors import BadInput
-from npuenv.preflight.reading import Asked, Reading, read_file, read_words
+from npuenv.preflight.reading import Asked, Reading, read_file, read_text, read_words
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 DEFAULTS = {"actor_rollout_ref.rollout.n": 1, "data.prompt": 512, "data.both": "${data.prompt}"}
 VERL = ("python3", "-m", "verl.trainer.main_ppo")
@@ -395,3 +395,18 @@ def test_a_folder_and_a_missing_file_are_bad_input(tmp_path: Path) -> None:
 def test_a_byte_order_mark_does_not_hurt(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfpretrain: x\n")
     assert values(read_file(tmp_path / "a.yaml", ASKED)) == {"pretrain": "x"}
+
+
+@pytest.mark.parametrize(
+    ("head", "release"),
+    [
+        ("# npuenv 0.1.0: verl 0.7.1, recipe quick-start, model M, stack S", "0.7.1"),
+        ("# npuenv 0.1.0：verl 0.7.1，配方 quick-start，模型 M，软件栈 S", "0.7.1"),
+        ("# made by hand for verl 0.7.1, recipe mine", None),
+    ],
+)
+def test_a_file_that_npuenv_rendered_says_for_which_release(head: str, release: str | None) -> None:
+    text = f"#!/bin/sh\n{head}\npython3 -m verl.trainer.main_ppo trainer.nnodes=1\n"
+    assert read_text(text, Path("run.sh"), ASKED).launch.release == release
+    named = read_text(text, Path("run.sh"), Asked(no_defaults, "verl", "0.8.0"))
+    assert named.launch.release == "0.8.0"
