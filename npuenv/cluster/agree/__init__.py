@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import Finding, Status
 from npuenv.cluster.agree import clashes
 from npuenv.cluster.agree.cards import numbers
+from npuenv.cluster.agree.head import ray_head
 from npuenv.cluster.agree.meeting import UNMET
 from npuenv.cluster.agree.sentences import AREA, finding, judge, message
 from npuenv.cluster.agree.session import variables
@@ -35,6 +36,7 @@ _OF_CARDS = (clashes.health, *_LAST)
 # A finding that follows from another one -> those that it follows from.
 _BECAUSE = {
     "card-devices": ("cards",),
+    "visible-cards": ("cards", "card-devices"),
     "soc": ("chip",),
     "card-memory": ("chip",),
     "driver-in-use": ("driver",),
@@ -55,13 +57,18 @@ _BECAUSE = {
 
 
 def agreement(
-    nodes: Mapping[str, Facts], *, met: Mapping[str, Met] | None = None, cardless: Collection[str] = ()
+    nodes: Mapping[str, Facts],
+    *,
+    met: Mapping[str, Met] | None = None,
+    cardless: Collection[str] = (),
+    head: str = "",
 ) -> list[Finding]:
     """One finding for each thing that is to agree, in the order of the table. [] for fewer than two nodes.
 
     `nodes` holds the facts of the nodes that answered, by their names in the inventory; `met` what they said when they
     were asked at one time (`npuenv.cluster.probing`): without it clocks and names are skipped. `cardless` are those
-    that are to have no cards: what is about cards is not compared with them.
+    that are to have no cards: what is about cards is not compared with them. `head` is the node on which Ray's head is
+    to run; "": not known.
     """
     if len(nodes) < 2:
         return []
@@ -70,6 +77,7 @@ def agreement(
     found = [_look(check, carded if check in _OF_CARDS else nodes, meeting) for check in _FIRST]
     found += [_vote(aspect, carded if aspect.is_for_cards else nodes) for aspect in aspects()]
     found += [_look(check, carded, meeting) for check in _LAST]
+    found += [_look(ray_head, {head: nodes[head]}, meeting)] if head in nodes else []
     return _without_consequences(found)
 
 
