@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import State
@@ -71,7 +71,7 @@ def _tool(context: Context) -> Verdict:
         silent = _silent(context)
         if silent:
             cure, says = fix("network.tool-no-answer"), {"cards": tuple(silent), "line": hccn.refused.value.line}
-            return warn("network.tool-card-silent", *hccn.refused.evidence, fix=cure, **says)
+            return unsure("network.tool-card-silent", *hccn.refused.evidence, fix=cure, **says)
         kind = hccn.refused.value.kind.value
         cure = fix(f"network.tool-{kind}", needs_root=kind == "permission")
         return unsure(f"network.tool-{kind}", *hccn.refused.evidence, fix=cure, line=hccn.refused.value.line)
@@ -304,7 +304,15 @@ def _ports(context: Context) -> Verdict:
 
 CHECKS = (
     *card_addresses.CHECKS,
-    Check("network.hccn-tool", (), "vllm-ascend installation, verification", _tool, is_about_cards=True, level=LEVEL),
+    Check(
+        "network.hccn-tool",
+        (),
+        "vllm-ascend installation, verification",
+        _tool,
+        is_about_cards=True,
+        level=LEVEL,
+        required_for=NPU_FRAMEWORKS,
+    ),
     Check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, is_about_cards=True, level=LEVEL),
     *flaps.CHECKS,
     Check("network.card-health", (), _VERIFY, _health, is_about_cards=True, level=LEVEL),

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Finding, Status
+from npuenv.checks.base import title as title_of_check
 from npuenv.cluster.agree import clashes
 from npuenv.cluster.agree.cards import numbers
 from npuenv.cluster.agree.head import ray_head
@@ -78,7 +79,7 @@ def agreement(
     found += [_vote(aspect, carded if aspect.is_for_cards else nodes) for aspect in aspects()]
     found += [_look(check, carded, meeting) for check in _LAST]
     found += [_look(ray_head, {head: nodes[head]}, meeting)] if head in nodes else []
-    return _without_consequences(found)
+    return _without_consequences([_without_blind(item, nodes) for item in found])
 
 
 def encounters(nodes: Mapping[str, Facts], met: Mapping[str, Met]) -> list[Finding]:
@@ -149,6 +150,24 @@ def _releases_differ(split: Split, count: int, may_lack: frozenset[str]) -> bool
 def _has_ray(facts: Facts) -> bool:
     python = facts.python.interpreter.value
     return python is not None and "ray" in python.distributions
+
+
+def _without_blind(item: Finding, nodes: Mapping[str, Facts]) -> Finding:
+    """What is unknown only because a tool does not work on a node steps back: the node's own finding says that."""
+    owners = [_owner(line, nodes) for line in item.evidence] if item.status is Status.UNKNOWN else []
+    if not owners or None in owners:
+        return item
+    causes = tuple(title_of_check(owner) for owner in dict.fromkeys(owners) if owner)
+    return finding(item.check.partition(".")[2], Status.SKIP, message("because", cause=causes), source=item.source)
+
+
+def _owner(line: Evidence, nodes: Mapping[str, Facts]) -> str | None:
+    """The check of a node that says why this line holds no answer; None where none does."""
+    node, _, command = line.command.partition(": ")
+    facts = nodes.get(node)
+    if facts is not None and command.startswith("npu-smi") and facts.npu.smi_trouble.is_known:
+        return "driver.npu-smi"
+    return "network.hccn-tool" if facts is not None and "hccn_tool" in command and facts.hccn.refused.is_known else None
 
 
 def _without_consequences(found: Sequence[Finding]) -> list[Finding]:
