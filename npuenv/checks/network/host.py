@@ -35,7 +35,7 @@ def _hostname(context: Context) -> Verdict:
         return unsure("network.hostname-unread", *found.evidence)
     name = found.value
     addresses = name.resolved if name.resolved is not None else name.in_hosts
-    cure = fix("network.hostname", needs_root=True, name=name.name)
+    cure = fix("network.hostname", needs_root=True)
     if addresses and all(is_loopback(address) for address in addresses):
         return warn("network.hostname-loopback", *found.evidence, fix=cure, name=name.name, address=addresses[0])
     if name.resolved == ():
