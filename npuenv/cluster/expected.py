@@ -26,14 +26,7 @@ def cards(node: Node, facts: Facts, source: str) -> Finding | None:
     environment = facts.environment.value or {}
     seen = visible(environment, found)
     if found and seen != found:
-        value = environment[VARIABLE]
-        args = {"found": found, "seen": seen or 0, "expected": node.cards, "source": source, "value": value}
-        is_right = seen == node.cards
-        status = Status.OK if is_right else Status.UNKNOWN if seen is None else Status.FAIL
-        word = "as-expected" if is_right else "unread" if seen is None else "other"
-        line = Evidence("environment", f"{VARIABLE}={value}")
-        says = Message(f"cluster.cards-visible-{word}", args)
-        return Finding("cluster.cards", status, says, (line, *table.evidence[:1]), _SOURCE, None)
+        return _of_session(node, source, found, seen, Evidence("environment", f"{VARIABLE}={environment[VARIABLE]}"))
     args = {"found": found, "expected": node.cards, "source": source}
     if table.state is State.UNKNOWN and not found:
         status, says = Status.UNKNOWN, "cards-unknown"
@@ -42,3 +35,14 @@ def cards(node: Node, facts: Facts, source: str) -> Finding | None:
     else:
         status, says = Status.FAIL if found < node.cards else Status.WARN, "cards-other"
     return Finding("cluster.cards", status, Message(f"cluster.{says}", args), table.evidence[:1], _SOURCE, None)
+
+
+def _of_session(node: Node, source: str, found: int, seen: int | None, line: Evidence) -> Finding:
+    """Where the session hides cards of the node: `seen` of `found`; None: nobody can tell."""
+    if seen is None:
+        status, word = Status.UNKNOWN, "unread"
+    else:
+        status, word = (Status.OK, "as-expected") if seen == node.cards else (Status.FAIL, "other")
+    value = line.line.partition("=")[2]
+    args = {"found": found, "seen": seen, "expected": node.cards, "source": source, "value": value}
+    return Finding("cluster.cards", status, Message(f"cluster.cards-visible-{word}", args), (line,), _SOURCE, None)
