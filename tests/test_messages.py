@@ -77,6 +77,14 @@ def test_chinese_has_one_word_for_one_thing(word: str) -> None:
     assert [key for key, text in texts.items() if re.search(OTHER_WORDS[word], text.replace("head -n", ""))] == []
 
 
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_advice_of_checks_names_no_user_and_no_host(lang: str) -> None:
+    """What a check sees of them are stand-ins: written into a file, they would be wrong."""
+    advice = {key: text for key, text in catalogue(lang).items() if key.startswith("check_") and ".fix-" in key}
+    assert [key for key, text in advice.items() if placeholders(text) & {"user", "host", "hostname"}] == []
+    assert placeholders(advice["check_network.fix-hostname"]) == set()
+
+
 def test_every_message_named_in_code_exists() -> None:
     entries = catalogue("en")
     missing = {key: place for key, place in named_in_code().items() if key not in entries}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _EVIDENCE_AT_MOST = 6
 # Facts that are unknown whenever the first one is, and the check that reports it: the others say only "because of it".
 REPORTED_BY = {"python.interpreter": "python.found", "cann.toolkit": "cann.found"}
+_OF_CARDS = ("cards", "devices", "driver", "network")
 
 
 def check_all(
@@ -49,14 +50,26 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def exit_code(findings: Iterable[Finding], *, framework: str | None = None) -> ExitCode:
-    """1 when anything fails; else 3 when a check that the framework requires could not tell; else 0."""
-    required = {check.id for check in CHECKS if framework in check.required_for}
+    """1 when anything fails; else 3 when a check that the framework requires could not tell; else 0.
+
+    Without a framework, what any of them requires of the cards and their tools counts: where there are none it is
+    skipped.
+    """
+    required = {
+        check.id
+        for check in CHECKS
+        if framework in check.required_for or (framework is None and check.required_for and _area(check) in _OF_CARDS)
+    }
     statuses = [(finding.status, finding.check) for finding in findings]
     if any(status is Status.FAIL for status, _ in statuses):
         return ExitCode.PROBLEMS
     if any(status is Status.UNKNOWN and check in required for status, check in statuses):
         return ExitCode.UNKNOWN
     return ExitCode.FINE
+
+
+def _area(check: Check) -> str:
+    return check.id.partition(".")[0]
 
 
 def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]) -> Verdict:

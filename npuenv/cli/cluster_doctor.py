@@ -216,7 +216,8 @@ class _Judge:
         if len(facts) < 2 and met is None:
             return Verdict(nodes, why_no_agreement=Message("cluster.one-node"), source=self._source)
         cardless = {node.name for node in inventory.nodes if node.cards == 0}
-        found = agreement(facts, met=met, cardless=cardless) or encounters(facts, met or {})
+        head = inventory.nodes[0].name  # as `npuenv cluster up` takes it
+        found = agreement(facts, met=met, cardless=cardless, head=head) or encounters(facts, met or {})
         return Verdict(nodes, (*found, *more), source=self._source, asked=asked)
 
     def _judge(self, node: Node, host: Host, seconds: float) -> Judged:

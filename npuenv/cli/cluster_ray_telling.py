@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npuenv.cli.common import Ui
     from npuenv.cluster.probing.asking import Heard, Way
     from npuenv.cluster.ray_seen import Seen
-    from npuenv.cluster.ray_state import Cluster
+    from npuenv.cluster.ray_state import Cluster, Started
     from npuenv.cluster.types import Node
     from npuenv.report.ray_cluster import Picture, Row
 
@@ -60,7 +60,9 @@ def tell_status(
     alive = ray.ask_alive(cluster, case.way)
     for name, heard in alive.items():
         row = replace(found.get(name, Row("up")), address=by_name[name].address)
-        if runs(heard, is_head=name == cluster.head):
+        if _stopped(heard):
+            found[name] = replace(row, what="not-up", line=_says_stopped(heard))
+        elif runs(heard, is_head=name == cluster.head):
             found[name] = replace(row, what="up")
         elif row.what == "not-up":  # it was told what came of its start
             found[name] = row
@@ -70,10 +72,13 @@ def tell_status(
     gone = [name for name, row in found.items() if row.what == "not-up"]
     if seen is None and _serves(alive.get(cluster.head)):
         seen = ray_seen.read(ray.ask_ray(cluster, STATUS_S, case.way), STATUS_S)
+    lost = [name for name in found if found[name].what == "up" and _is_lost(by_name.get(name), seen)]
+    found.update({name: replace(found[name], what="not-up", line=Message("cluster.ray-lost-here")) for name in lost})
     explained = ray_seen.explained(seen, cluster, gone) if seen else []
     waiting = ray_seen.waiting(seen, cluster) if seen else []
     code = ExitCode.PROBLEMS if gone or explained else ExitCode.FINE
-    then = Message(f"cluster.ray-next-{_next_word(cluster, found)}", case.commands) if gone else None
+    word = "stopped" if any(map(_stopped, alive.values())) else "lost" if lost else _next_word(cluster, found)
+    then = Message(f"cluster.ray-next-{word}", case.commands) if gone or lost else None
     title = Message("cluster.ray-title", {"address": cluster.address})
     rows = {name: found[name] for name in sorted(found, key=lambda name: (name != cluster.head, natural(name)))}
     others = ray_seen.strangers(seen, cluster) if seen else ()
@@ -131,7 +136,25 @@ def runs(heard: Heard, *, is_head: bool = False) -> bool:
 
 def _serves(heard: Heard | None) -> bool:
     """Whether the head has somebody to ask, so that nobody waits for a Ray that is gone."""
-    return heard is not None and heard.told is not None and "gcs_server" in heard.told["running"]
+    is_there = heard is not None and heard.told is not None and "gcs_server" in heard.told["running"]
+    return is_there and heard is not None and "gcs_server" not in (name for _, name in _stopped(heard))
+
+
+def _stopped(heard: Heard) -> list[tuple[int, str]]:
+    """The servers of Ray there that a signal holds, by number and name."""
+    return [(int(pid), str(name)) for pid, name in (heard.told or {}).get("stopped", ())]
+
+
+def _says_stopped(heard: Heard) -> Message:
+    rows = _stopped(heard)
+    pids = " ".join(str(pid) for pid, _ in rows)
+    return Message("cluster.ray-stopped", {"names": tuple(name for _, name in rows), "pids": pids})
+
+
+def _is_lost(each: Started | None, seen: Seen | None) -> bool:
+    """Whether Ray has given up a node: it does not take it back."""
+    row = seen.at(each.address) if seen and each else None
+    return row is not None and not row.is_alive
 
 
 def tell(ui: Ui, picture: Picture, code: ExitCode) -> None:

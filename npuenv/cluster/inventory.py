@@ -17,12 +17,13 @@ or that configuration names a jump host.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import difflib
 import itertools
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.types import NO_JUMP, Inventory, Node
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MOST_NODES = 4096
+_MOST_BYTES = 4 << 20
+_MOST_LETTERS = 253  # of a name in DNS; no other value is longer either
+_SHOWN = 80  # letters of a line that is refused
+_SSH_PORT = 22
 _KEYS = ("user", "port", "jump", "cards", "address", "python")
 _ALIASES = {
     **{"slots": "cards", "npus": "cards", "proxyjump": "jump", "hostname": "address", "host": "address"},
@@ -49,11 +54,16 @@ _SHAPES = {
     "python": re.compile(r"[A-Za-z0-9_/~][^\x00-\x1f]*"),
 }
 _BOUNDS = {"port": (1, 65535), "cards": (0, 1024)}
+# Words with which a table names its columns; the last ones may also be what a single node is called.
+_COLUMNS = {*_KEYS, *_ALIASES, "name", "ip", "hostname", "host_name", "ip_address", "node", "nodes", "hosts"}
+_NAMES_TOO = {"host", "node", "nodes", "hosts", "user", "python"}
 # A name in brackets with nothing beside it can be no range of names either.
 _HEADING = re.compile(r"\[(?:(?=[^\]]*[A-Za-z])[^\]:]+|\d+)(?P<kind>:[A-Za-z]\w*)?\]")
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 _RUN = re.compile(r"(\d+)(?:[-:](\d+))?")
 _PORT = re.compile(rf"({_HOST}|.*\]):(\d+)")
+_SIX = re.compile(r"\[([0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%\w+)?)\]")  # [fd00::1], as in a URL
+_FOUR = re.compile(r"\d+(?:\.\d+){3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +76,40 @@ class _Line:
 
     def error(self, name: str, /, **args: object) -> BadInput:
         """What is wrong with the line."""
-        where = {"source": self.source, "line": self.number, "text": self.text}
-        why = Message(f"cluster.line-{name}", args)
+        where = {"source": self.source, "line": self.number, "text": _short(self.text)}
+        why = Message(f"cluster.line-{name}", {key: _short(value) for key, value in args.items()})
         return BadInput(Message("cluster.bad-line", {**where, "why": why}), Message("cluster.bad-line-hint"))
 
 
 def read(place: str) -> Inventory:
     """The inventory of a file, or of stdin for `-`. Raises BadInput naming the file and, where known, the line."""
-    if place == "-":
-        return parse(sys.stdin.read(), "-")
+    why: object
     try:
-        text = Path(place).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        args = {"path": place, "why": why}
-        raise BadInput(Message("cluster.no-inventory", args), Message("cluster.no-inventory-hint", args)) from error
-    return parse(text, place)
+        with contextlib.nullcontext(sys.stdin.buffer) if place == "-" else open(place, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) <= _MOST_BYTES:
+            return parse(_decoded(data), place)
+        why = Message("cluster.inventory-large", {"most": f"{_MOST_BYTES >> 20} MiB"})
+    except OSError as error:
+        why = error.strerror or str(error)
+    except UnicodeDecodeError:
+        why = Message("cluster.inventory-no-text")
+    args = {"path": place, "why": why}
+    raise BadInput(Message("cluster.no-inventory", args), Message("cluster.no-inventory-hint", args))
+
+
+def _decoded(data: bytes) -> str:
+    """The text, in UTF-8 or with a mark in UTF-16, as editors of Windows write it."""
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if is_wide else "utf-8-sig")
+
+
+def _short(value: object) -> object:
+    """A value as an error shows it: no longer than a line, and nothing in it that a terminal obeys."""
+    if not isinstance(value, str):
+        return value
+    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in shown)
 
 
 def parse(text: str, source: str) -> Inventory:
@@ -121,6 +149,8 @@ def _lines(text: str, source: str) -> Iterator[_Line]:
     """What is left without comments, empty lines and headings."""
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _Line(source, number, re.sub(r"(^|\s)#.*", "", raw).strip())
+        if any(ord(letter) < ord(" ") and letter != "\t" for letter in line.text):
+            raise line.error("control")
         heading = _HEADING.fullmatch(line.text)
         if heading and heading["kind"]:
             raise line.error("heading", heading=heading["kind"])
@@ -146,7 +176,22 @@ def _words(line: _Line) -> tuple[list[str], dict[str, str]]:
             patterns += _split(word)
     if not patterns:
         raise line.error("no-name")
+    _require_names(line, patterns)
     return patterns, {key: _checked(line, key, value) for key, value in settings.items()}
+
+
+def _require_names(line: _Line, patterns: Sequence[str]) -> None:
+    """Refuses lines of other files that could be taken for names: /etc/hosts, tables with or without a heading."""
+    lower = [pattern.lower() for pattern in patterns]
+    if set(lower) <= _COLUMNS and (len(lower) > 1 or lower[0] not in _NAMES_TOO):
+        raise line.error("columns")
+    number = next((pattern for pattern in patterns if pattern.isdecimal()), None)
+    if number is not None:
+        raise line.error("number-name", name=number)
+    addresses = [pattern for pattern in patterns if _FOUR.fullmatch(pattern)]
+    others = [pattern for pattern in patterns if pattern not in addresses]
+    if len(addresses) == 1 and others:
+        raise line.error("hosts-file", name=others[0], address=addresses[0])
 
 
 def _known_key(line: _Line, key: str) -> str:
@@ -164,6 +209,8 @@ def _checked(line: _Line, key: str, value: str) -> str:
         least, most = _BOUNDS[key]
         if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
             raise line.error("number", key=key, value=value, least=least, most=most)
+    elif len(value) > _MOST_LETTERS and key != "address":
+        raise line.error("long", most=_MOST_LETTERS)
     elif key != "address" and not _SHAPES[key].fullmatch(value):
         raise line.error("value", key=key, value=value)
     return NO_JUMP if key == "jump" and value.lower() == NO_JUMP else value
@@ -176,7 +223,7 @@ def _expanded(
     own: list[tuple[str, dict[str, str]]] = []
     for pattern in patterns:
         user, _, rest = pattern.rpartition("@")
-        port = _PORT.fullmatch(rest)
+        port = _port_of(line, rest)
         more = {"user": _checked(line, "user", user)} if user else {}
         more |= {"port": _checked(line, "port", port[2])} if port else {}
         own += [(name, {**settings, **more}) for name in _names(line, port[1] if port else rest)]
@@ -188,9 +235,18 @@ def _expanded(
     yield from own
 
 
+def _port_of(line: _Line, word: str) -> re.Match[str] | None:
+    """`node1:2222` in its parts. MPI's lists have the number of cards in the place of the port."""
+    found = _PORT.fullmatch(word)
+    if found and len(found[2]) < 3 and int(found[2]) != _SSH_PORT:
+        raise line.error("port-or-cards", name=found[1], number=found[2])
+    return found
+
+
 def _names(line: _Line, pattern: str) -> Iterator[str]:
     """The names of a pattern, in order; several ranges are combined, the last one running fastest."""
-    parts = _RANGE.split(pattern)
+    six = _SIX.fullmatch(pattern)
+    parts = [six[1]] if six else _RANGE.split(pattern)
     choices = [_range(line, part) if at % 2 else [part] for at, part in enumerate(parts)]
     size = 1
     for choice in choices:
@@ -199,6 +255,8 @@ def _names(line: _Line, pattern: str) -> Iterator[str]:
         raise line.error("too-many", most=MOST_NODES)
     for words in itertools.product(*choices):
         name = "".join(words)
+        if len(name) > _MOST_LETTERS:
+            raise line.error("long", most=_MOST_LETTERS)
         if not _SHAPES["name"].fullmatch(name):
             raise line.error("name", name=name)
         yield name

@@ -34,8 +34,10 @@ _TROUBLES = (
     (Trouble.CLIENT, r"Can't open user config file|command-line: line \d+|^usage: ssh|percent_expand"),
     (Trouble.CLIENT, r"Cannot execute command-line and remote command"),  # RemoteCommand in the configuration
     (Trouble.NOT_FOUND, r"Could not resolve hostname|Name or service not known|nodename nor servname"),
-    (Trouble.HOST_KEY, r"[Hh]ost key for .* has changed|host key is known for"),  # these name the host
-    (Trouble.HOST_KEY, r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    (Trouble.CHANGED_KEY, r"[Hh]ost key for .* has changed"),  # these name the host
+    (Trouble.HOST_KEY, r"host key is known for"),
+    (Trouble.CHANGED_KEY, r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
+    (Trouble.HOST_KEY, r"Host key verification failed"),
     (Trouble.HOST_KEY, r"Host key .* is revoked|no matching host key type"),
     (Trouble.DENIED, r"Permission denied \(|Too many authentication failures|No supported authentication methods"),
     (Trouble.DENIED, r"Authentication failed|Received disconnect from .*: \d+: (?:.* not allowed|Auth)"),

@@ -35,7 +35,8 @@ class Trouble(enum.Enum):
     UNREACHABLE = "unreachable"  # no way there, or nobody at the address
     REFUSED = "refused"  # somebody is there, but not listening at this port
     DENIED = "denied"  # neither the user nor the keys are let in
-    HOST_KEY = "host-key"  # its key is another one than it was, or not known
+    HOST_KEY = "host-key"  # its key is not known here, or not one that ssh takes
+    CHANGED_KEY = "host-key-changed"  # its key is another one than it was
     NO_KEYS = "no-keys"  # no key can be known: ssh's configuration keeps none
     FORBIDDEN = "forbidden"  # the jump host passes no connection on
     NOT_FOUND = "not-found"  # the name has no address

@@ -27,6 +27,7 @@ NOT_ASKED = frozenset(
         Trouble.DENIED,
         Trouble.FORBIDDEN,
         Trouble.HOST_KEY,
+        Trouble.CHANGED_KEY,
         Trouble.NO_KEYS,
         Trouble.NO_PYTHON,
         Trouble.TOO_OLD,

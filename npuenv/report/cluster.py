@@ -6,6 +6,7 @@ What several nodes have in the same words is told once, with their names folded.
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
@@ -18,7 +19,7 @@ from npuenv.cluster.verdict import NOT_ASKED, PROBLEMS, alike, told_together
 from npuenv.errors import ExitCode
 from npuenv.messages import Message, say
 from npuenv.messages.visible import clean
-from npuenv.report.doctor import counts, finding_json, in_order
+from npuenv.report.doctor import counts, finding_json, grouped, in_order
 from npuenv.report.terminal import Branch, Drawn, Manner, Plain, arrow_of, cure_of, label_of
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def render(verdict: Verdict, page: Page, manner: Manner) -> str:
     for status, says, lines in _nodes(verdict, manner):
         branches = (Branch(((clean(line), "cyan"),)) for line in lines)
         sheet.finding(label_of(status, page, manner.lang), [(clean(says), "")], branches, is_whole=True)
-    for shared, more in gathered(problems(verdict, manner.is_quiet)):
+    for shared, more in gathered(problems(verdict, manner.is_quiet, is_whole=manner.is_verbose)):
         _tell(sheet, shared, page, manner)
         for each in more if manner.is_verbose else ():
             _tell(sheet, each, page, manner)
@@ -94,12 +95,21 @@ def render(verdict: Verdict, page: Page, manner: Manner) -> str:
     return sheet.text
 
 
-def problems(verdict: Verdict, is_quiet: bool = False) -> list[Shared]:
-    """What is wrong on nodes, worst first; what many nodes have before what few have."""
+def problems(verdict: Verdict, is_quiet: bool = False, *, is_whole: bool = False) -> list[Shared]:
+    """What is wrong on nodes, worst first; what many nodes have before what few have.
+
+    What could only not be judged because of another problem of its node is left out, unless all is wanted.
+    """
     statuses = (Status.FAIL, Status.UNKNOWN) if is_quiet else PROBLEMS
-    shared = sorted(told_together(verdict.nodes, statuses), key=lambda each: -len(each.names))
+    nodes = verdict.nodes if is_whole else [_causes_of(judged) for judged in verdict.nodes]
+    shared = sorted(told_together(nodes, statuses), key=lambda each: -len(each.names))
     rank = {id(finding): at for at, finding in enumerate(in_order(each.finding for each in shared))}
     return sorted(shared, key=lambda each: rank[id(each.finding)])
+
+
+def _causes_of(judged: Judged) -> Judged:
+    kept = tuple(group.first for group in grouped(judged.findings) if group.because is None)
+    return replace(judged, findings=kept)
 
 
 def gathered(told: Sequence[Shared]) -> list[tuple[Shared, tuple[Shared, ...]]]:

@@ -100,11 +100,16 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 def grouped(findings: Iterable[Finding], *, is_merging: bool = True) -> list[Group]:
     """The findings in order, those put together that could not be judged for the same reason with the same evidence.
 
-    `because` names an earlier problem with that evidence. Without `is_merging` each finding is a group of its own.
+    `because` names another problem with that evidence. Without `is_merging` each finding is a group of its own.
     """
     groups: list[Group] = []
+    ordered = in_order(findings)
+    # What says more of it than that it is unknown is the cause, also where it stands further down.
+    named = [each for each in ordered if each.status in (Status.FAIL, Status.UNKNOWN) and not _is_mere_unknown(each)]
     causes: dict[object, str] = {}
-    for finding in in_order(findings):
+    for each in named:
+        causes.update({item: each.check for item in each.evidence if item not in causes})
+    for finding in ordered:
         can_join = is_merging and _is_mere_unknown(finding)
         place = (
             next((at for at, group in enumerate(groups) if _is_like(finding, group.first)), None) if can_join else None

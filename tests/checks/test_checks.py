@@ -397,6 +397,7 @@ def test_a_question_beyond_the_level_is_skipped_with_the_level() -> None:
 def test_exit_code_puts_problems_before_unknowns_and_unknowns_count_only_where_required() -> None:
     blind = check_all(lost("toolkit")(HEALTHY), level=2)
     assert exit_code(blind) is ExitCode.FINE
+    assert exit_code(check_all(lost("npu.nodes")(HEALTHY), level=2)) is ExitCode.UNKNOWN, "of cards"
     assert exit_code(blind, framework="verl") is ExitCode.UNKNOWN
     assert exit_code(blind, framework="cpu") is ExitCode.FINE
     worse = check_all(both(lost("toolkit"), put(glibc="2.17"))(HEALTHY), level=2)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.checks import Finding, Status
+from npuenv.checks import Finding, Status, check_all
+from npuenv.cluster.agree import agreement
 from npuenv.cluster.types import Node, Trouble
 from npuenv.cluster.verdict import Judged, Shared, Verdict
+from npuenv.errors import ExitCode
 from npuenv.facts.base import Evidence
 from npuenv.messages import LANGUAGES, Message
 from npuenv.report import cluster, cluster_forms
 from npuenv.report.terminal import Manner, Page
+from tests.cluster.uniform import planted
 from tests.support.sentences import says
 
 
@@ -64,3 +67,25 @@ def test_the_page_folds_away_what_many_have_and_begins_with_the_worst(lang: str)
     assert folded.count("<dt><code>node") == 17 and "node[04-20]" in folded
     more = page.partition('<details><summary class="dim">')[2].partition("</details>")[0]
     assert [f"no s{number:02}" in more for number in (2, 3, 8)] == [False, True, True]
+
+
+@pytest.mark.parametrize("use", ["roll", None])
+@pytest.mark.parametrize(
+    ("program", "answer", "check", "code"),
+    [
+        ("npu-smi*", {"timed_out": True, "out": ""}, "driver.npu-smi", ExitCode.PROBLEMS),
+        ("npu-smi*", {"code": 255, "out": ""}, "driver.npu-smi", ExitCode.UNKNOWN),
+        ("npu-smi*", {"code": -11, "out": "Segmentation fault"}, "driver.npu-smi", ExitCode.UNKNOWN),
+        ("hccn_tool -i 3 *", {"timed_out": True, "out": ""}, "network.hccn-tool", ExitCode.UNKNOWN),
+        ("hccn_tool -i *", {"timed_out": True, "out": ""}, "network.hccn-tool", ExitCode.UNKNOWN),
+    ],
+)
+def test_a_tool_that_is_dead_on_a_node_is_one_line_and_no_node_without_a_problem(
+    program: str, answer: dict[str, object], check: str, code: ExitCode, use: str | None
+) -> None:
+    nodes = planted("a2-b3-host-roll", 2, {2: [{"command": program, **answer}]})
+    judged = [Judged(Node(n, n), check_all(facts, framework=use, level=2), use) for n, facts in nodes.items()]
+    found = Verdict(tuple(judged), tuple(agreement(nodes)), source="hosts")
+    assert [(each.finding.check, each.names) for each in cluster.problems(found)] == [(check, ("node02",))]
+    assert [each.check for each in found.agreement if each.status is Status.UNKNOWN] == []
+    assert (found.code, cluster.summary(found).args["fine"]) == (code, 1)

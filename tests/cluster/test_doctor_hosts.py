@@ -46,7 +46,7 @@ SILENT = {
     "not-found": ("not-found", 1),
     "denied": ("denied", 3),
     "unknown-key": ("host-key", 3),
-    "changed-key": ("host-key", 3),
+    "changed-key": ("host-key-changed", 3),
     "banner": ("timed-out", 1),
     "closed": ("broken", 1),
     "config": ("client", 3),
@@ -118,12 +118,12 @@ def test_the_text_folds_what_is_alike_and_names_what_is_not(
     refused = sentence("cluster.trouble-refused", address="node02")
     assert f"FAIL    {silent('node02', 1, refused)}" in lines
     assert any("ssh: connect to host node02 port 22: Connection refused" in line for line in lines)
-    assert f"unknown {silent('node04', 1, sentence('cluster.trouble-host-key'))}" in lines
+    assert f"unknown {silent('node04', 1, sentence('cluster.trouble-host-key-changed'))}" in lines
     assert says(said.out, "cluster.summary", fine=2, nodes=4, silent=2)
-    assert says(lines[-1], "cluster.next-host-key", name="node04")
+    assert says(lines[-1], "cluster.next-host-key-changed", name="node04")
     assert "[4/4]" in said.err
     assert main(["doctor", "--hosts", str(nodes.inventory), "--for", "roll", "--lang", "zh"]) == 1
-    assert sentence("cluster.trouble-host-key", "zh") in capsys.readouterr().out
+    assert sentence("cluster.trouble-host-key-changed", "zh") in capsys.readouterr().out
 
 
 def silent(names: str, count: int, says: str) -> str:
@@ -132,7 +132,7 @@ def silent(names: str, count: int, says: str) -> str:
 
 def test_nodes_that_are_silent_alike_are_told_with_all_their_addresses() -> None:
     judged = [
-        Judged(Node(f"node{n}", f"10.0.0.{n}", port=2222), trouble=Trouble.HOST_KEY, line="?") for n in range(1, 4)
+        Judged(Node(f"node{n}", f"10.0.0.{n}", port=2222), trouble=Trouble.CHANGED_KEY, line="?") for n in range(1, 4)
     ]
     unknown = [replace(each, trouble=Trouble.NOT_FOUND) for each in judged]
     nowhere = sentence("cluster.trouble-not-found", address="10.0.0.[1-3]")
@@ -300,7 +300,8 @@ def test_the_inventory_and_an_own_configuration_reach_ssh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = Nodes(tmp_path, monkeypatch, 1, {})
-    monkeypatch.setattr("sys.stdin", io.StringIO("node01 user=me port=2222 address=10.1.1.1 jump=bastion\n"))
+    line = b"node01 user=me port=2222 address=10.1.1.1 jump=bastion\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
     own = tmp_path / "config"
     own.write_text("")
     assert main(["doctor", "--hosts", "-", "--ssh-config", str(own), "--for", "roll", "--quiet"]) == 0

@@ -59,7 +59,7 @@ def client(folder: Path, text: str) -> tuple[str, ...]:
         ("not-found", Trouble.NOT_FOUND),
         ("denied", Trouble.DENIED),
         ("unknown-key", Trouble.HOST_KEY),
-        ("changed-key", Trouble.HOST_KEY),
+        ("changed-key", Trouble.CHANGED_KEY),
         ("banner", Trouble.TIMED_OUT),
         ("closed", Trouble.BROKEN),
         ("config", Trouble.CLIENT),

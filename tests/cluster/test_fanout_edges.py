@@ -161,7 +161,7 @@ PROXY_DIED = "Connection closed by UNKNOWN port 65535\n"
         ("No ED25519 host key is known for [bastion]:2222 and you ...\n", Trouble.HOST_KEY, "bastion"),
         (
             "@ REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key for bastion has changed\n",
-            Trouble.HOST_KEY,
+            Trouble.CHANGED_KEY,
             "bastion",
         ),
         (
@@ -199,8 +199,9 @@ def test_what_is_proposed_to_type_leads_where_we_go() -> None:
     assert f"`ssh -F FILE {way}`" in following(Trouble.NO_KEYS)
     assert "ping" not in following(Trouble.UNREACHABLE) and f"`ssh {way}`" in following(Trouble.UNREACHABLE)
     changed = "Host key for alias.lan has changed and you have requested strict checking."
-    assert "ssh-keygen -R alias.lan`" in following(Trouble.HOST_KEY, changed)
-    assert "ssh-keygen -R '[10.0.0.1]:2222'`" in following(Trouble.HOST_KEY)
+    assert "ssh-keygen -R alias.lan`" in following(Trouble.CHANGED_KEY, changed)
+    assert "ssh-keygen -R '[10.0.0.1]:2222'`" in following(Trouble.CHANGED_KEY)
+    assert "ssh-keygen -R" not in following(Trouble.HOST_KEY), "there is no old key to take away"
     assert "`ssh -o ProxyJump=first -p 23 ops@bastion true`" in following(Trouble.DENIED, at="bastion")
     assert says(following(Trouble.FORBIDDEN, at="bastion"), "cluster.next-forbidden", host="bastion")
 

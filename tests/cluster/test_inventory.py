@@ -149,7 +149,7 @@ def test_a_file_that_is_not_there_is_bad_input_with_the_way_out(tmp_path: Path) 
 
 
 def test_stdin_is_read_for_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("node[1-3]\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"node[1-3]\n")))
     assert [node.name for node in read("-").nodes] == ["node1", "node2", "node3"]
 
 
@@ -162,3 +162,74 @@ def test_thousands_of_nodes_are_read_in_a_moment() -> None:
     began = time.perf_counter()
     assert len(names("* user=root\nn[0001-4096] cards=8 address=10.[1-16].0.[0-255]")) == MOST_NODES
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_an_inventory_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
+    place = tmp_path / "hosts"
+    place.write_bytes("node[1-2]\r\n# 备注\r\n".encode(encoding))
+    assert [node.name for node in read(str(place)).nodes] == ["node1", "node2"]
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ("node1\n".encode("utf-16-le"), "cluster.line-control"),  # without the mark that tells it
+        (b"\xff\xff\xff", "cluster.inventory-no-text"),
+        ("节点\n".encode("gbk"), "cluster.inventory-no-text"),
+        (b"node1\n" * (1 << 20), "cluster.inventory-large"),
+        (b"\x1b[31mnode1\n", "cluster.line-control"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_in_a_sentence(tmp_path: Path, data: bytes, key: str) -> None:
+    place = tmp_path / "hosts"
+    place.write_bytes(data)
+    with pytest.raises(BadInput) as caught:
+        read(str(place))
+    why = caught.value.message.args["why"]
+    assert isinstance(why, Message) and why.key == key
+    assert say(caught.value.message).isprintable() and len(say(caught.value.message)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name,ip,cards\nnode1,10.0.0.1,8", "columns"),
+        ("hostname\nnode1", "columns"),
+        ("HOST IP USER", "columns"),
+        ("node1,10.0.0.1,8", "number-name"),
+        ("node1 8", "number-name"),
+        ("10.0.0.1 node1", "hosts-file"),
+        ("10.0.0.1\tnode1.lan node1", "hosts-file"),
+        ("node1,10.0.0.1", "hosts-file"),
+        ("node1:8", "port-or-cards"),
+        ("root@node[1-4]:16", "port-or-cards"),
+        ("n" * 200_000, "long"),
+        ("node1 python=/" + "n" * 200_000, "long"),
+        ("node1 address=" + "n" * 200_000, "long"),
+    ],
+)
+def test_a_line_of_another_kind_of_file_is_no_node(text: str, says: str) -> None:
+    found = refusal(text)
+    assert found["says"] == says
+    assert max(len(value) for value in found.values() if isinstance(value, str)) < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("[fd00::1]", Node("fd00::1", "fd00::1")),
+        ("[fd00::1]:2222", Node("fd00::1", "fd00::1", port=2222)),
+        ("root@[fe80::1%eth0]", Node("fe80::1%eth0", "fe80::1%eth0", user="root")),
+        ("node1 address=[fd00::1]", Node("node1", "fd00::1")),
+        ("node1:22", Node("node1", "node1", port=22)),
+        ("10.0.0.1", Node("10.0.0.1", "10.0.0.1")),
+        ("host", Node("host", "host")),
+    ],
+)
+def test_addresses_in_brackets_and_names_like_those_of_columns_are_nodes(text: str, node: Node) -> None:
+    assert parse(text, "hosts").nodes == (node,)
+
+
+def test_several_addresses_on_one_line_are_several_nodes() -> None:
+    assert names("10.0.0.1 10.0.0.2") == ["10.0.0.1", "10.0.0.2"]

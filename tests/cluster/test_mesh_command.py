@@ -464,7 +464,7 @@ def test_an_inventory_that_was_piped_in_is_asked_for_again(
 ) -> None:
     world = make_world(1, 1)
     world.plant("silent", [("node01:0", "node02:0")])
-    monkeypatch.setattr("sys.stdin", io.StringIO(world.hosts.read_text(encoding="utf-8")))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(world.hosts.read_bytes())))
     assert main(["cluster", "mesh", "--hosts", "-", "--lang", "en"]) == 3
     command = part("npuenv cluster mesh --hosts - --full --resume")
     assert says(capsys.readouterr().err, "mesh.retry-input", command=command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,18 @@ DEVICES = cluster(SHAPE)
 HALF = ("node000", "node001")
 
 
+FLAPS = {
+    Kind.CARD_FLAPS: lambda devices, place: place,
+    Kind.NODE_FLAPS: lambda devices, place: devices[place].node,
+    Kind.SIDE_FLAPS: lambda devices, place: devices[place].card,
+}
+
+
+def is_of(devices: Sequence[Device], suspect: Suspect, pair: Pair) -> bool:
+    """Whether one end of a ping belongs to what flaps."""
+    return suspect.about[0] in {FLAPS[suspect.kind](devices, place) for place in pair}
+
+
 def of(node: int, card: int) -> int:
     return node * 4 + card
 
@@ -43,6 +56,11 @@ def named(devices: Sequence[Device], is_broken: Callable[[Pair], bool], **mode: 
 def touches(**shared: object) -> Callable[[Pair], bool]:
     """Whether one end of a ping is a device with these attributes."""
     return lambda pair: any(all(getattr(DEVICES[at], name) == value for name, value in shared.items()) for at in pair)
+
+
+def is_down(pair: Pair) -> bool:
+    """Whether something that flaps is down just when this ping is made: about every second time."""
+    return random.Random(str(pair)).random() < 0.5
 
 
 FAULTS: dict[str, tuple[Callable[[Pair], bool], list[Suspect]]] = {
@@ -105,6 +123,66 @@ FAULTS: dict[str, tuple[Callable[[Pair], bool], list[Suspect]]] = {
             Suspect(Kind.CARD, (6,)),
         ],
     ),
+    "two nodes apart in one direction": (
+        lambda pair: [DEVICES[at].node for at in pair] == ["node003", "node000"],
+        [Suspect(Kind.NODES_ONE_WAY, ("node003", "node000"))],
+    ),
+    "a node that reaches no other one": (
+        lambda pair: DEVICES[pair[0]].node == "node002" != DEVICES[pair[1]].node,
+        [Suspect(Kind.UPLINK_SENDS, ("node002",))],
+    ),
+    "a node that no other one reaches": (
+        lambda pair: DEVICES[pair[1]].node == "node002" != DEVICES[pair[0]].node,
+        [Suspect(Kind.UPLINK_RECEIVES, ("node002",))],
+    ),
+    "a node whose cards reach nobody": (
+        lambda pair: DEVICES[pair[0]].node == "node002",
+        [Suspect(Kind.NODE_SENDS, ("node002",))],
+    ),
+    "a node whose cards nobody reaches": (
+        lambda pair: DEVICES[pair[1]].node == "node002",
+        [Suspect(Kind.NODE_RECEIVES, ("node002",))],
+    ),
+    "two sides apart in one direction": (
+        lambda pair: [DEVICES[at].card for at in pair] == [2, 0],
+        [Suspect(Kind.SIDES_ONE_WAY, (2, 0))],
+    ),
+    "a side apart from all others": (
+        lambda pair: len({DEVICES[at].card == 1 for at in pair}) == 2,
+        [Suspect(Kind.SIDE_CUT_OFF, (1,))],
+    ),
+    "groups of sides apart": (
+        lambda pair: len({DEVICES[at].card < 2 for at in pair}) == 2,
+        [Suspect(Kind.SIDE_PARTITION, ("0-1", "2-3"))],
+    ),
+    "groups of sides apart in one direction": (
+        lambda pair: DEVICES[pair[0]].card < 2 <= DEVICES[pair[1]].card,
+        [Suspect(Kind.SIDE_PARTITION_ONE_WAY, ("0-1", "2-3"))],
+    ),
+    "groups of nodes apart in one direction": (
+        lambda pair: DEVICES[pair[0]].node in HALF and DEVICES[pair[1]].node not in HALF,
+        [Suspect(Kind.PARTITION_ONE_WAY, ("node[000-001]", "node[002-004]"))],
+    ),
+    "a card that flaps": (lambda pair: 9 in pair and is_down(pair), [Suspect(Kind.CARD_FLAPS, (9,))]),
+    "two cards of one node that flap": (
+        lambda pair: bool({8, 10} & {*pair}) and is_down(pair),
+        [Suspect(Kind.CARD_FLAPS, (8,)), Suspect(Kind.CARD_FLAPS, (10,))],
+    ),
+    "a node that flaps": (
+        lambda pair: touches(node="node002")(pair) and is_down(pair),
+        [Suspect(Kind.NODE_FLAPS, ("node002",))],
+    ),
+    "a side that flaps": (lambda pair: touches(card=3)(pair) and is_down(pair), [Suspect(Kind.SIDE_FLAPS, (3,))]),
+    "a card that flaps, a dead one, and two nodes apart in one direction": (
+        lambda pair: (
+            (9 in pair and is_down(pair)) or 6 in pair or [DEVICES[at].node for at in pair] == ["node003", "node000"]
+        ),
+        [
+            Suspect(Kind.CARD_FLAPS, (9,)),
+            Suspect(Kind.CARD, (6,)),
+            Suspect(Kind.NODES_ONE_WAY, ("node003", "node000")),
+        ],
+    ),
     "everything": (lambda pair: True, [Suspect(Kind.EVERYTHING)]),
     "nothing": (lambda pair: False, []),
 }
@@ -116,6 +194,20 @@ def test_a_planted_fault_is_named_and_nothing_else(name: str) -> None:
     culprits = found(DEVICES, is_broken)
     assert sorted(each.suspect for each in culprits) == sorted(wanted)
     assert [other for each in culprits for other in each.alternatives] == []
+
+
+@pytest.mark.parametrize("name", sorted(name for name in FAULTS if "flap" in name))
+def test_what_flaps_is_said_to_be_broken_for_good_when_nothing_of_it_works(name: str) -> None:
+    """The other side of it: without a ping that works it is dead, and never called flapping."""
+    planted = [suspect for suspect in FAULTS[name][1] if suspect.kind in FLAPS]
+    culprits = named(DEVICES, lambda pair: any(is_of(DEVICES, suspect, pair) for suspect in planted))
+    assert len(culprits) == len(planted) and not any(suspect.kind in FLAPS for suspect in culprits)
+
+
+def test_a_few_pings_that_fail_by_themselves_are_nobodys_fault() -> None:
+    """A chain: each card has two failing pings by chance, of many that work."""
+    devices = cluster([4] * 5)
+    assert {each.kind for each in named(devices, lambda pair: pair[1] == pair[0] + 1)} == {Kind.ONE_WAY}
 
 
 def test_subnets_that_no_router_joins_are_named_as_that() -> None:
@@ -207,6 +299,10 @@ def test_an_explanation_covers_all_failures_contradicts_no_success_and_has_no_pa
     culprits = reduce(SMALL, failing, working)
     crowd = Crowd(SMALL, working)
     for each in culprits:
+        if each.suspect.kind in FLAPS:  # it says of itself that some of its pings work
+            assert set(each.explains) == {pair for pair in failing if is_of(SMALL, each.suspect, pair)}
+            assert any(is_of(SMALL, each.suspect, pair) for pair in working)
+            continue
         assert not any(each.suspect in crowd.suspects(pair) for pair in working)
         assert set(each.explains) == {pair for pair in failing if each.suspect in crowd.suspects(pair)}
     assert {pair for each in culprits for pair in each.explains} == set(failing)
@@ -214,6 +310,9 @@ def test_an_explanation_covers_all_failures_contradicts_no_success_and_has_no_pa
         rest = {pair for other in culprits if other is not each for pair in other.explains}
         assert rest != set(failing), "one could be left out"
         for other in each.alternatives:
+            if other.kind in FLAPS:
+                assert {pair for pair in failing if is_of(SMALL, other, pair)} | rest == set(failing)
+                continue
             assert not any(other in crowd.suspects(pair) for pair in working)
             assert {pair for pair in failing if other in crowd.suspects(pair)} | rest == set(failing)
 
@@ -230,8 +329,12 @@ def fewest(devices: Sequence[Device], failing: Sequence[Pair], working: Sequence
     raise AssertionError("the pairs themselves explain everything")
 
 
+# What flaps, and groups of which one is cut by the other fault, can take more words than were planted.
+STEADY = sorted(name for name in FAULTS if "flap" not in name and not name.startswith("groups"))
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=2, unique=True))
+@given(st.lists(st.sampled_from(STEADY), min_size=1, max_size=2, unique=True))
 def test_planted_faults_are_explained_by_no_more_culprits_than_were_planted(names: list[str]) -> None:
     culprits = found(DEVICES, lambda pair: any(FAULTS[name][0](pair) for name in names))
     assert len(culprits) <= sum(len(FAULTS[name][1]) for name in names)
@@ -241,4 +344,5 @@ def test_planted_faults_are_explained_by_no_more_culprits_than_were_planted(name
 @given(st.sets(st.sampled_from(all_pings(full(TINY := cluster([2, 1, 1])))), max_size=7))
 def test_small_meshes_get_the_fewest_culprits_there_are(failing: set[Pair]) -> None:
     working = [pair for pair in all_pings(full(TINY)) if pair not in failing]
-    assert len(reduce(TINY, sorted(failing), working)) == fewest(TINY, sorted(failing), working)
+    # What flaps may explain in one what else takes several, and is none of those that are tried here.
+    assert len(reduce(TINY, sorted(failing), working)) <= fewest(TINY, sorted(failing), working)

@@ -160,7 +160,8 @@ def test_a_pair_that_breaks_all_that_a_card_alone_explains_could_stand_in_its_pl
     card, sends = reduce(cluster([2, 1, 1]), failing, working)
     assert (card.suspect, card.explains) == (Suspect(Kind.CARD, (0,)), ((0, 1), (1, 0), (2, 0)))
     assert (sends.suspect, sends.explains) == (Suspect(Kind.SENDS, (2,)), ((2, 0), (2, 3)))
-    assert card.alternatives == (Suspect(Kind.PAIR, (0, 1)),)
+    # Of what was tried, all to the node of the card failed.
+    assert card.alternatives == (Suspect(Kind.PAIR, (0, 1)), Suspect(Kind.NODE_RECEIVES, ("node000",)))
 
 
 # The file.

@@ -244,7 +244,7 @@ def test_a_node_that_comes_to_nothing_is_left_out_and_its_pings_are_unknown() ->
     tried = list(run.results.pairs(Outcome.OK))
     assert len(tried) == 4 * 5
     # Others still reach its devices, so that what could not be tried comes down to what they send.
-    assert {each.suspect.kind for each in reduce(devices, untried, tried)} == {Kind.SENDS}
+    assert {each.suspect.kind for each in reduce(devices, untried, tried)} == {Kind.NODE_SENDS}
 
 
 def test_a_run_that_goes_on_makes_only_what_was_not_tried(tmp_path: Path) -> None:

@@ -54,8 +54,10 @@ def all_open(count: int, ports: str) -> str:
     return sentence("agree.ports-open", count=count, ports=ports)
 
 
-def blind(who: str) -> str:
-    return sentence("agree.blind", who=who)
+def blind(who: str, count: int = 0) -> str:
+    """Of whom nothing could be told; `count` of the others reach each other."""
+    says = sentence("agree.blind", who=who)
+    return sentence("agree.ports-open-else", says=says, elsewhere=all_open(count, "6379,8265")) if count else says
 
 
 def place(kind: str, **args: str) -> str:
@@ -181,7 +183,7 @@ def test_a_node_that_says_nothing_is_unknown_and_nobody_is_blamed_for_it() -> No
     answers = told(lambda source, target, port: "ETIMEDOUT" if target == "d" else "ok")
     del answers["d"]
     finding = judge(answers, schedule(FOUR), PORTS, {"d": "timed-out"})
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("d"))
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("d", 3))
     assert [line.line for line in finding.evidence] == ["timed-out"]
 
 
@@ -189,7 +191,7 @@ def test_a_port_that_cannot_be_opened_is_unknown() -> None:
     answers = told(lambda source, target, port: "ECONNREFUSED" if (target, port) == ("a", 6379) else "ok")
     answers["a"]["listening"]["6379"] = "Permission denied"
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("a"))
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("a", 3))
 
 
 def test_a_node_that_came_too_late_is_unknown_and_blames_nobody() -> None:
@@ -199,6 +201,8 @@ def test_a_node_that_came_too_late_is_unknown_and_blames_nobody() -> None:
         each.update({"ended": 130.0, "lasted": 10.0} if name == "d" else {"ended": 121.0, "lasted": 9.0})
     finding = judge(answers, schedule(FOUR), PORTS, {})
     assert finding.status is Status.UNKNOWN
+    late = sentence("agree.ports-late", who="d", seconds="8")
+    assert say(finding.says) == sentence("agree.ports-open-else", says=late, elsewhere=all_open(3, "6379,8265"))
     answers["d"]["ended"] = 122.0
     finding = judge(answers, schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (
@@ -221,12 +225,35 @@ def test_attempts_that_were_never_made_are_unknown(is_tried: Callable[[str, str,
         for target, rows in each["reached"].items():
             each["reached"][target] = {at: row for at, row in rows.items() if is_tried(source, target, int(at))}
     finding = judge(answers, schedule(FOUR), PORTS, {})
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind(who))
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind(who, 4 - len(who.split(", "))))
     assert {line.line for line in finding.evidence} == {"no outcome"}
     answers["a"]["reached"]["b"]["8265"] = "ETIMEDOUT"
     finding = judge(answers, schedule(FOUR), PORTS, {})
     assert finding.status is Status.FAIL and finding.says.key == "agree.and-blind"
     assert str(finding.says.args["who"]) == who
+
+
+def test_two_names_of_one_machine_leave_the_ports_of_the_others_known() -> None:
+    """The second name finds its ports taken by the first, and would answer with another name."""
+    asked: list[str] = []
+
+    def reached(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+        for node in nodes:
+            asked.append(node.name)
+            told = json.loads(stdin(node).splitlines()[-1])
+            outcomes = {str(port): "ok" for port in told["ports"]}
+            said = {"listening": dict.fromkeys(outcomes, "opened"), "lasted": 5.0}
+            said["reached"] = dict.fromkeys(told["targets"], outcomes)
+            yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
+
+    where = {"one": 1, "two": 2, "again": 2, "three": 3}
+    met = {name: Met(name, boot=f"boot{at}", addresses=(f"10.0.0.{at}",)) for name, at in where.items()}
+    found = reach(nodes_of(*where), met, Way(ask=reached), (6379,))
+    assert (found.status, asked) == (Status.OK, ["one", "two", "three"])
+    unread = {name: Met(name, addresses=each.addresses) for name, each in met.items()}
+    asked.clear()
+    reach(nodes_of(*where), unread, Way(ask=reached), (6379,))
+    assert asked == list(where), "whose machine it is is not known"
 
 
 @pytest.mark.parametrize("count", [16, 64])

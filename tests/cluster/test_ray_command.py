@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,13 +23,14 @@ from npuenv.cluster.inventory import parse
 from npuenv.cluster.probing.asking import Heard, Way
 from npuenv.cluster.types import Node
 from npuenv.errors import BadInput
+from npuenv.facts.target import text
 from npuenv.host.writing import claimed
 from npuenv.messages import say
 from tests.support.sentences import part, says, sentence
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 HERE = ray.Here(Node("node1", "node1"), ray="/env/bin/ray", version="2.50.1", python="3.11.7", cards=8)
 
@@ -290,6 +296,75 @@ def test_a_busy_cluster_is_well_and_what_waits_is_said(
         document = json.loads(capsys.readouterr().out)
         assert (len(document["waiting"]), len(document["explained"])) == ((1, 0) if need == 8 else (0, 1))
     assert codes == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "dead", "line", "then"),
+    [
+        ([[80, "raylet"]], (), "stopped", "stopped"),
+        ([[80, "raylet"]], ("10.0.0.2",), "stopped", "stopped"),
+        ([], ("10.0.0.2",), "lost-here", "lost"),
+    ],
+)
+def test_a_node_that_only_seems_to_run_is_not_up_and_the_next_command_is_named(
+    hosts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stopped: list[list[object]],
+    dead: Sequence[str],
+    line: str,
+    then: str,
+) -> None:
+    """A raylet that a signal holds is there, and so is one that Ray has given up."""
+    hosts.write_text("node[1-2]\n")
+    keep(CLUSTER, hosts)
+    heard = running("node1", "node2")
+    heard["node2"] = replace(heard["node2"], told={**(heard["node2"].told or {}), "stopped": stopped})
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    alive = [each for each in ("10.0.0.1", "10.0.0.2") if each not in dead]
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says(*alive, dead=dead))
+    assert cluster_command("status", hosts=hosts) == 1
+    told = capsys.readouterr().out
+    args = {"pids": "80", "names": "raylet"} if stopped else {}
+    says_why = sentence(f"cluster.ray-{line}", **args)
+    assert sentence("cluster.ray-node-not-up", name="node2", line=says_why) in told
+    assert says(told.splitlines()[-1], f"cluster.ray-next-{then}")
+
+
+def test_a_head_whose_server_is_stopped_is_not_asked(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts.write_text("node[1-2]\n")
+    keep(CLUSTER, hosts)
+    heard = running("node1", "node2")
+    heard["node1"] = replace(heard["node1"], told={**(heard["node1"].told or {}), "stopped": [[79, "gcs_server"]]})
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: pytest.fail("it would wait for an answer"))
+    assert cluster_command("status", hosts=hosts) == 1
+    assert says(capsys.readouterr().out.splitlines()[-1], "cluster.ray-next-stopped")
+
+
+def test_a_server_that_a_signal_holds_is_seen_on_the_node(tmp_path: Path) -> None:
+    raylet = tmp_path / "raylet"
+    shutil.copy(shutil.which("sleep") or "", raylet)
+    with subprocess.Popen([raylet, "60"]) as process:
+        began = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        asked = {"do": "alive", "boot": "", "session": 0, "processes": [[process.pid, began, "raylet"]], "mark": ""}
+
+        def stopped() -> object:
+            program = [sys.executable, "-c", text("ray_node")]
+            ran = subprocess.run(program, input=json.dumps(asked) + "\n", capture_output=True, text=True, check=True)
+            told = json.loads(ran.stdout.partition("NPUENV-ANSWER ")[2])
+            assert told["running"] == ["raylet"]
+            return told["stopped"]
+
+        try:
+            assert until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "raylet\n")
+            assert stopped() == []
+            process.send_signal(signal.SIGSTOP)
+            assert until(lambda: stopped() == [[process.pid, "raylet"]])
+        finally:
+            process.kill()
 
 
 def test_cards_without_cann_are_said_also_where_only_what_went_wrong_is_to_be_said(

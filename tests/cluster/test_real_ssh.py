@@ -74,7 +74,7 @@ def test_every_trouble_of_real_ssh_is_named(hosts: Machines) -> None:
         "node1": None,
         "node2": None,
         "node3": "denied",
-        "node4": "host-key",
+        "node4": "host-key-changed",
         "node5": "host-key",
         "closed": "refused",
         "absent": "unreachable",

@@ -55,9 +55,9 @@ def _shut(context: Context) -> Verdict:
     shut, account = context.facts.cann.closed.value, context.facts.machine.account.value
     assert shut is not None
     user = (account.name or str(account.uid)) if account else "?"
-    cure = fix("cann.cann-closed-above", user=user, path=shut.path)
+    cure = fix("cann.cann-closed-above", path=shut.path)
     if home_of(f"{shut.path}/") or shut.path.endswith("/Ascend"):  # a home folder as a whole is nobody else's to read
-        cure = fix("cann.cann-closed", ("chmod", "-R", "a+rX", shut.path), needs_root=True, user=user)
+        cure = fix("cann.cann-closed", ("chmod", "-R", "a+rX", shut.path), needs_root=True)
     lines = context.facts.cann.closed.evidence
     return fail("cann.cann-found-closed", *lines, fix=cure, path=shut.path, user=user)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn, worst
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stands_back, stranded_cards, unread_cards
 from npuenv.facts.base import State
@@ -37,7 +37,7 @@ def _tool(context: Context) -> Verdict:
         silent = silent_cards(context)
         if silent:
             cure, says = fix("network.tool-no-answer"), {"cards": tuple(silent), "line": hccn.refused.value.line}
-            return warn("network.tool-card-silent", *hccn.refused.evidence, fix=cure, **says)
+            return unsure("network.tool-card-silent", *hccn.refused.evidence, fix=cure, **says)
         kind = hccn.refused.value.kind.value
         cure = fix(f"network.tool-{kind}", needs_root=kind == "permission")
         return unsure(f"network.tool-{kind}", *hccn.refused.evidence, fix=cure, line=hccn.refused.value.line)
@@ -280,7 +280,15 @@ def _ports(context: Context) -> Verdict:
 
 CHECKS = (
     *card_addresses.CHECKS,
-    Check("network.hccn-tool", (), "vllm-ascend installation, verification", _tool, is_about_cards=True, level=LEVEL),
+    Check(
+        "network.hccn-tool",
+        (),
+        "vllm-ascend installation, verification",
+        _tool,
+        is_about_cards=True,
+        level=LEVEL,
+        required_for=NPU_FRAMEWORKS,
+    ),
     Check("network.card-links", (), "alibaba/ROLL Ascend FAQ; " + _VERIFY, _links, is_about_cards=True, level=LEVEL),
     *flaps.CHECKS,
     Check("network.card-health", (), _VERIFY, _health, is_about_cards=True, level=LEVEL),

@@ -6,6 +6,7 @@ What only matters between nodes is judged where the session speaks of several: a
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.network import interfaces
@@ -15,9 +16,14 @@ from npuenv.facts.network import hccl_ports
 from npuenv.facts.network.interfaces import number_of, way_to
 from npuenv.facts.network.launch import host_of, is_loopback
 
+if TYPE_CHECKING:
+    from npuenv.facts.collect import Facts
+    from npuenv.facts.network.ports import Listener
+
 _NODES = "alibaba/ROLL Ascend guide, several nodes"
 _RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client"}
 _RAY_OWNERS = ("ray", "gcs_server", "raylet", "python", "dashboard")
+_GCS_PORT, _GCS_OWNERS = 6379, ("gcs_server",)  # a program of its own; the others are Python
 
 
 def _hostname(context: Context) -> Verdict:
@@ -29,7 +35,7 @@ def _hostname(context: Context) -> Verdict:
         return unsure("network.hostname-unread", *found.evidence)
     name = found.value
     addresses = name.resolved if name.resolved is not None else name.in_hosts
-    cure = fix("network.hostname", needs_root=True, name=name.name)
+    cure = fix("network.hostname", needs_root=True)
     if addresses and all(is_loopback(address) for address in addresses):
         return warn("network.hostname-loopback", *found.evidence, fix=cure, name=name.name, address=addresses[0])
     if name.resolved == ():
@@ -149,9 +155,7 @@ def _ray_ports(context: Context) -> Verdict:
     if not spans_nodes(context):
         return skip("network.one-node")
     found = context.facts.network.listeners
-    foreign = [
-        item for item in found.value or () if item.port in _RAY_PORTS and item.owner and not _belongs_to_ray(item.owner)
-    ]
+    foreign = foreign_on_ray_ports(context.facts)
     if found.value is None:
         return unsure("network.ports-unlisted", *found.evidence)
     if foreign and _is_here(context):
@@ -164,8 +168,16 @@ def _ray_ports(context: Context) -> Verdict:
     return ok("network.ray-ports-ok")
 
 
-def _belongs_to_ray(owner: str) -> bool:
-    return any(owner.startswith(name) for name in _RAY_OWNERS)
+def foreign_on_ray_ports(facts: Facts) -> list[Listener]:
+    """What listens on the fixed ports of a Ray head, and is known to be none."""
+    found = facts.network.listeners.value or ()
+    return [
+        item for item in found if item.port in _RAY_PORTS and item.owner and not _belongs_to_ray(item.owner, item.port)
+    ]
+
+
+def _belongs_to_ray(owner: str, port: int = 0) -> bool:
+    return owner.startswith(_GCS_OWNERS if port == _GCS_PORT else _RAY_OWNERS)
 
 
 def _no_proxy(context: Context) -> Verdict:

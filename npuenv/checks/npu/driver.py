@@ -55,7 +55,11 @@ def _answers(context: Context) -> Verdict:
     if trouble.kind is Trouble.INIT:
         return _init_failed(context, trouble)
     if trouble.kind is Trouble.UNREADABLE:
-        return unsure("npu.smi-unreadable", *facts.npu.smi_trouble.evidence, line=trouble.line)
+        lines = facts.npu.smi_trouble.evidence
+        cure = fix("npu.smi-unreadable", ("npu-smi", "info"), ("dmesg", "--ctime"))
+        if not trouble.line and lines:
+            return unsure("npu.smi-silent", *lines, fix=cure, line=lines[0].line)
+        return unsure("npu.smi-unreadable", *lines, fix=cure, line=trouble.line)
     if trouble.kind is Trouble.IN_USE:
         return _in_use(context, trouble)
     cures = {

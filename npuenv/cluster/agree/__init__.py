@@ -9,8 +9,10 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Finding, Status
+from npuenv.checks.base import title as title_of_check
 from npuenv.cluster.agree import clashes
 from npuenv.cluster.agree.cards import numbers
+from npuenv.cluster.agree.head import ray_head
 from npuenv.cluster.agree.meeting import UNMET
 from npuenv.cluster.agree.sentences import AREA, finding, judge, message
 from npuenv.cluster.agree.session import variables
@@ -35,6 +37,7 @@ _OF_CARDS = (clashes.health, *_LAST)
 # A finding that follows from another one -> those that it follows from.
 _BECAUSE = {
     "card-devices": ("cards",),
+    "visible-cards": ("cards", "card-devices"),
     "soc": ("chip",),
     "card-memory": ("chip",),
     "driver-in-use": ("driver",),
@@ -56,13 +59,18 @@ _BECAUSE = {
 
 
 def agreement(
-    nodes: Mapping[str, Facts], *, met: Mapping[str, Met] | None = None, cardless: Collection[str] = ()
+    nodes: Mapping[str, Facts],
+    *,
+    met: Mapping[str, Met] | None = None,
+    cardless: Collection[str] = (),
+    head: str = "",
 ) -> list[Finding]:
     """One finding for each thing that is to agree, in the order of the table. [] for fewer than two nodes.
 
     `nodes` holds the facts of the nodes that answered, by their names in the inventory; `met` what they said when they
     were asked at one time (`npuenv.cluster.probing`): without it clocks and names are skipped. `cardless` are those
-    that are to have no cards: what is about cards is not compared with them.
+    that are to have no cards: what is about cards is not compared with them. `head` is the node on which Ray's head is
+    to run; "": not known.
     """
     if len(nodes) < 2:
         return []
@@ -71,7 +79,8 @@ def agreement(
     found = [_look(check, carded if check in _OF_CARDS else nodes, meeting) for check in _FIRST]
     found += [_vote(aspect, carded if aspect.is_for_cards else nodes) for aspect in aspects()]
     found += [_look(check, carded, meeting) for check in _LAST]
-    return _without_consequences(found)
+    found += [_look(ray_head, {head: nodes[head]}, meeting)] if head in nodes else []
+    return _without_consequences([_without_blind(item, nodes) for item in found])
 
 
 def encounters(nodes: Mapping[str, Facts], met: Mapping[str, Met]) -> list[Finding]:
@@ -142,6 +151,24 @@ def _releases_differ(split: Split, count: int, may_lack: frozenset[str]) -> bool
 def _has_ray(facts: Facts) -> bool:
     python = facts.python.interpreter.value
     return python is not None and "ray" in python.distributions
+
+
+def _without_blind(item: Finding, nodes: Mapping[str, Facts]) -> Finding:
+    """What is unknown only because a tool does not work on a node steps back: the node's own finding says that."""
+    owners = [_owner(line, nodes) for line in item.evidence] if item.status is Status.UNKNOWN else []
+    if not owners or None in owners:
+        return item
+    causes = tuple(title_of_check(owner) for owner in dict.fromkeys(owners) if owner)
+    return finding(item.check.partition(".")[2], Status.SKIP, message("because", cause=causes), source=item.source)
+
+
+def _owner(line: Evidence, nodes: Mapping[str, Facts]) -> str | None:
+    """The check of a node that says why this line holds no answer; None where none does."""
+    node, _, command = line.command.partition(": ")
+    facts = nodes.get(node)
+    if facts is not None and command.startswith("npu-smi") and facts.npu.smi_trouble.is_known:
+        return "driver.npu-smi"
+    return "network.hccn-tool" if facts is not None and "hccn_tool" in command and facts.hccn.refused.is_known else None
 
 
 def _without_consequences(found: Sequence[Finding]) -> list[Finding]:

@@ -14,6 +14,7 @@ from npuenv.cluster.agree import session
 from npuenv.cluster.agree.voices import NONE, Place, Told, Value
 from npuenv.facts.asker import was_asked
 from npuenv.facts.base import Evidence, State
+from npuenv.facts.npu.visible import VARIABLE, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,6 +76,16 @@ def listed(found: Mapping[str, str], command: str, line: str) -> Told:
 
 def _number(text: str) -> float | None:
     return float(text) if text.isdecimal() else None
+
+
+def visible_cards(facts: Facts) -> Told:
+    """How many cards the session has: those that a variable names, else all whose device nodes there are."""
+    nodes, environment = facts.npu.nodes, facts.environment.value or {}
+    if nodes.value is None or VARIABLE not in environment:
+        return one(nodes, lambda nodes: str(len(nodes.cards)), absent="0")
+    line = Evidence("environment", f"{VARIABLE}={environment[VARIABLE]}")
+    seen = visible(environment, len(nodes.value.cards))
+    return Told(blind={None: line}) if seen is None else Told({Place(): Value(str(seen), line)})
 
 
 def driver(facts: Facts) -> Told:

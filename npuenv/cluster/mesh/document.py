@@ -168,8 +168,8 @@ class _Teller:
 
     def _words(self, suspect: Suspect, *, is_dead: bool) -> Message:
         """Where it is; and where nothing at all gets through, that, for kinds that are said so."""
-        if suspect.kind is Kind.PARTITION:
-            return Message("mesh.kind-partition", {"groups": " | ".join(map(str, suspect.about))})
+        if suspect.kind in (Kind.PARTITION, Kind.SIDE_PARTITION):
+            return Message(f"mesh.kind-{suspect.kind.word}", {"groups": " | ".join(map(str, suspect.about))})
         parts: list[object] = list(suspect.about)
         if suspect.kind in _ABOUT_DEVICES:
             parts = [self._card(int(place)) for place in suspect.about]
@@ -182,13 +182,19 @@ class _Teller:
         return Message("mesh.card-at", {"node": device.node, "card": device.card, "ip": device.ip})
 
 
-_ABOUT_DEVICES = (Kind.PAIR, Kind.ONE_WAY, Kind.CARD, Kind.SENDS, Kind.RECEIVES)
-_SAID_OF_DEAD = (Kind.CARD, Kind.SENDS, Kind.RECEIVES)  # "nothing gets through": not so where packets are lost
+_ABOUT_DEVICES = (Kind.PAIR, Kind.ONE_WAY, Kind.CARD, Kind.SENDS, Kind.RECEIVES, Kind.CARD_FLAPS)
+_FLAPS = (Kind.CARD_FLAPS, Kind.NODE_FLAPS, Kind.SIDE_FLAPS)
+# "Nothing gets through", or "some of its pings come back": not so where packets are lost.
+_SAID_OF_DEAD = (Kind.CARD, Kind.SENDS, Kind.RECEIVES, *_FLAPS)
 _ABOUT = {
-    Kind.PARTITION: "groups",
-    **dict.fromkeys((Kind.NODE, Kind.NODES, Kind.UPLINK), "nodes"),
-    **dict.fromkeys((Kind.SIDE, Kind.SIDE_INSIDE, Kind.SIDES_APART), "cards"),
-    **dict.fromkeys((Kind.SUBNET, Kind.SUBNETS_APART), "subnets"),
+    **dict.fromkeys((Kind.PARTITION, Kind.PARTITION_ONE_WAY), "groups"),
+    **dict.fromkeys((Kind.NODE, Kind.NODES, Kind.NODES_ONE_WAY, Kind.NODE_FLAPS), "nodes"),
+    **dict.fromkeys((Kind.NODE_SENDS, Kind.NODE_RECEIVES), "nodes"),
+    **dict.fromkeys((Kind.UPLINK, Kind.UPLINK_SENDS, Kind.UPLINK_RECEIVES), "nodes"),
+    **dict.fromkeys((Kind.SIDE, Kind.SIDE_INSIDE, Kind.SIDE_CUT_OFF, Kind.SIDE_FLAPS), "cards"),
+    **dict.fromkeys((Kind.SIDES_APART, Kind.SIDES_ONE_WAY), "cards"),
+    **dict.fromkeys((Kind.SIDE_PARTITION, Kind.SIDE_PARTITION_ONE_WAY), "card_groups"),
+    **dict.fromkeys((Kind.SUBNET, Kind.SUBNETS_APART, Kind.SUBNETS_ONE_WAY), "subnets"),
 }
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import Finding, Status
-from npuenv.cluster.agree.sentences import alone, finding, message
+from npuenv.cluster.agree.sentences import alone, chain, finding, message
 from npuenv.cluster.names import fold, fold_numbers
 from npuenv.cluster.probing.asking import run
 from npuenv.cluster.probing.culprits import Culprit, Knock, blocks, culprits, groups_apart, open_ways
@@ -24,7 +24,7 @@ from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from npuenv.cluster.agree.meeting import Met
     from npuenv.cluster.probing.asking import Way
@@ -88,6 +88,10 @@ def reach(
     """One finding about the ports between the nodes that were met; `absent` says why others were not. `is_unfixed`:
     HCCL's ports are not among these, the system gives them out.
     """
+    # Two names of one machine have the same ports, which only one of them can open: `agree.machines` names them.
+    machines = {(each.boot, each.addresses) if each.boot else name: name for name, each in reversed(list(met.items()))}
+    twins = met.keys() - machines.values()
+    nodes = [node for node in nodes if node.name not in twins]
     here = [node for node in nodes if address_of(met, node.name)]
     away = {**(absent or {}), **{node.name: _NO_ADDRESS for node in nodes if node not in here}}
     asked_ports = tuple(ports) or usual_ports()
@@ -154,28 +158,60 @@ def judge(
     # A node that began late, or was held up, has missed the others: neither of them is to blame.
     missed = {knock for knock, arrived in tried.items() if not arrived and not _has_met(told, knock)}
     tried = {knock: arrived for knock, arrived in tried.items() if knock not in missed}
+    late = _late(told, missed)
     if not all(tried.values()):
         places = _places(tried)
         lines = [(knock.source, _line(knock, why[knock])) for _, failed in places for knock in failed]
         says = message("ports-closed", places=tuple(says for says, _ in places))
-        late = {*untried, *(name for knock in missed for name in (knock.source, knock.target))}
-        if silent or late:
-            says = message("and-blind", says=says, who=fold({*silent, *late}))
+        unseen = {*silent, *untried, *late}
+        if unseen:
+            says = message("and-blind", says=says, who=fold(unseen))
         return finding("ports", Status.FAIL, says, lines, source=_SOURCE, fix="ports", is_dangerous=True)
     open_ports = [port for port in ports if port not in {knock.port for knock in withdrawn}]
     if silent or unopened or missed or untried or not open_ports:
         lines = [(name, Evidence("python3 (knock)", line)) for name, line in silent.items()]
         lines += [(name, Evidence(f"listen {port}", said)) for (name, port), said in unopened.items()]
-        lines += [(knock.source, Evidence(f"connect {knock.target}", "not there at the same time")) for knock in missed]
+        lines += [(name, Evidence("python3 (knock)", f"began {by_s:.0f} s late")) for name, by_s in late.items()]
         lines += [(name, _line(knock, "no outcome")) for name, knock in untried.items()]
         lines += [(knock.source, _line(knock, why[knock])) for knock in withdrawn if not open_ports]
-        blind = {*silent, *untried, *(name for name, _ in unopened), *(name for knock in missed for name in knock[:2])}
+        blind = {*silent, *untried, *(name for name, _ in unopened), *late}
         blind |= {knock.target for knock in withdrawn if not open_ports}
-        return finding("ports", Status.UNKNOWN, message("blind", who=fold(blind)), lines, source=_SOURCE)
+        said = _who_is_blind(blind, late)
+        met = {knock: arrived for knock, arrived in tried.items() if blind.isdisjoint(knock[:2])}
+        if met:
+            said = message("ports-open-else", says=said, elsewhere=_open(plan, met, open_ports))
+        return finding("ports", Status.UNKNOWN, said, lines, source=_SOURCE)
+    return finding("ports", Status.OK, _open(plan, tried, open_ports), source=_SOURCE)
+
+
+def _open(plan: Mapping[str, Sequence[str]], tried: Mapping[Knock, bool], ports: Sequence[int]) -> Message:
+    """That all who take part in these attempts reach each other."""
+    count = len({name for knock in tried for name in knock[:2]})
     is_whole = all(len(targets) == len(plan) - 1 for targets in plan.values())
     name = "ports-open" if is_whole else "ports-open-sampled"
-    says = message(name, count=len(plan), ports=fold_numbers(open_ports), tried=len(tried))
-    return finding("ports", Status.OK, says, source=_SOURCE)
+    return message(name, count=count, ports=fold_numbers(ports), tried=len(tried))
+
+
+def _who_is_blind(blind: Collection[str], late: Mapping[str, float]) -> Message:
+    """Of whom nothing could be told, those that came late with how late."""
+    others = set(blind) - late.keys()
+    parts = [message("blind", who=fold(others))] if others else []
+    if late:
+        args = {"who": fold(late), "seconds": f"{max(late.values()):.0f}"}
+        parts.append(message("ports-late", **args))
+    return chain(parts)
+
+
+def _late(told: Mapping[str, Mapping[str, Any]], missed: Collection[Knock]) -> dict[str, float]:
+    """The fewest nodes by whose absence these attempts came to nothing, with the seconds by which they were late."""
+    began = {name: each.get("ended", 0.0) - each.get("lasted", _ENOUGH_S) for name, each in told.items()}
+    left, found = set(missed), {}
+    while left:
+        counts = Counter(name for knock in left for name in knock[:2])
+        name = max(counts, key=lambda name: (counts[name], began[name], name))
+        found[name] = began[name] - min(began.values())
+        left = {knock for knock in left if name not in knock[:2]}
+    return found
 
 
 def _untried(

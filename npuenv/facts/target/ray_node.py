@@ -273,8 +273,14 @@ def alive(asked: "dict[str, Any]") -> "dict[str, Any]":
     found = processes()
     known = ours(asked, found)
     raylets = [pid for pid in known if found[pid][3] == "raylet"]
-    told = {"running": sorted({found[pid][3] for pid in known})}
+    told: dict[str, Any] = {"running": sorted({found[pid][3] for pid in known})}
+    told["stopped"] = [[pid, found[pid][3]] for pid in known if found[pid][3] in SERVERS and is_stopped(pid)]
     return dict(told, without_cann=bool(devices_here()) and any(map(is_without_cann, raylets)))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger holds a process: it is there, and does nothing."""
+    return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 def is_without_cann(pid: int) -> bool:
