@@ -57,7 +57,7 @@ def find_call(words: Sequence[str]) -> Call | None:
         if at and _VERL_FILE.fullmatch(word) and any(map(_VERL_KEY.match, words[at:])):
             return _call("verl", words, at)
     first = next((at for at, word in enumerate(words) if _VERL_KEY.match(word)), None)
-    if not first or posixpath.basename(words[0]) in ("echo", "printf"):
+    if not first or posixpath.basename(words[0]) in ("echo", "printf") or unjudged(words) or script_of(words[:first]):
         return None
     if "-m" in words[: first - 1]:
         return _call("verl", words, words.index("-m") + 1)
@@ -89,6 +89,15 @@ def is_override(word: str) -> bool:
 def is_driver(program: str) -> bool:
     """Whether a module or a file is a driver that starts its processes itself, through Ray."""
     return any(known.fullmatch(program) for known in (_VERL_MODULE, _VERL_FILE, _ROLL_FILE))
+
+
+def module_of(program: str) -> str:
+    """The module that a program is, as far as its name says: /src/verl/trainer/main_ppo.py is verl.trainer.main_ppo."""
+    if not program.endswith(".py"):
+        return program
+    parts = program.removesuffix(".py").split("/")
+    first = next((at for at in range(len(parts) - 1, -1, -1) if parts[at] in ("verl", "recipe")), len(parts) - 1)
+    return ".".join(parts[first:])
 
 
 def is_launcher(word: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import posixpath
 import re
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv._data import read_bytes
 from npuenv.errors import BadInput
+from npuenv.matrix.keys import configs_of
 from npuenv.messages import Message
 from npuenv.preflight import limits
 from npuenv.preflight.limits import TooLarge
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from npuenv.preflight.yaml_text import Entry
 
 _OWN = ("defaults", "hydra")  # for Hydra itself, not for the framework
-_VERL_BASES = re.compile(r"ppo_(?:\w+_)?trainer|\w*_ppo_trainer")
-_STRATEGY = "actor_rollout_ref.actor.strategy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Config:
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
-    bases: tuple[str, ...] = ()  # frameworks whose own configuration it starts from
+    bases: tuple[str, ...] = ()  # verl's own configurations that it starts from
     is_partial: bool = False  # it was not found, and may set anything
 
 
@@ -47,14 +47,14 @@ class Search:
     above: tuple[str, ...] = ()  # the files that lead here
     read: list[str] = field(default_factory=list)  # every file so far, of one search that goes on
 
-    def config(self, name: str, *, is_primary: bool = False, line: int = 1, path: str = "") -> Config:
+    def config(self, name: str, *, is_primary: bool = False) -> Config:
         """The configuration of that name; one of verl's own release counts as found and writes nothing."""
         file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
         places = [type(folder)(os.path.normpath(folder / file)) for folder in self.folders]
         found = next((place for place in places if place.is_file()), None)
-        is_own = bool(_VERL_BASES.fullmatch(name.removesuffix(".yaml")))
-        if is_own and (found is None or not is_primary):
-            return Config(_strategy_of(name, path, line), bases=("verl",))
+        own = file.removesuffix(".yaml").rpartition("/")[2]
+        if own in _own_configs() and (found is None or not is_primary):
+            return Config(bases=(own,))
         if found is None:
             return Config(missing=(file,))
         self.read.append(str(found))
@@ -70,11 +70,10 @@ class Search:
         return read_config(text, str(found), replace(self, folders=folders, above=(*self.above, str(found))))
 
 
-def _strategy_of(name: str, path: str, line: int) -> dict[str, Setting]:
-    """verl's Megatron configuration differs from the plain one, whose values the release's defaults are, in this."""
-    if "megatron" not in name:
-        return {}
-    return {_STRATEGY: Setting(_STRATEGY, "megatron", name, Place(path, line))}
+@functools.cache
+def _own_configs() -> frozenset[str]:
+    """The names of verl's configurations that a run can start from, in any release."""
+    return frozenset(name for path in configs_of("verl") for name in re.findall(r"/config/(\w*ppo\w*)$", path))
 
 
 def read_config(text: str, path: str, search: Search) -> Config:
@@ -96,7 +95,7 @@ def read_config(text: str, path: str, search: Search) -> Config:
             has_self = True
             _lay_over(settings, own, "")
             continue
-        found = search.config(name, line=defaults.line if defaults else 1, path=path)
+        found = search.config(name)
         _lay_over(settings, found.settings, package)
         missing += () if is_optional else found.missing
         bases += found.bases

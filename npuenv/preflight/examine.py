@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from npuenv.preflight.rules.base import Rule
     from npuenv.preflight.types import Launch, Problem
@@ -24,9 +25,17 @@ def examine(
         from npuenv.preflight.rules import RULES
 
         rules = RULES
-    judged = (problem for rule in rules if launch.framework in rule.frameworks for problem in rule.judge(launch))
+    judged = (found for rule in rules if launch.framework in rule.frameworks for found in _judged(rule, launch))
     # What may not be set at all is not judged as if it were.
     return once((*refused, *(each for each in judged if all(setting.is_sure for setting in each.settings))))
+
+
+def _judged(rule: Rule, launch: Launch) -> Iterator[Problem]:
+    from npuenv.preflight.rules.keys import has_own_keys
+
+    is_other = rule.is_trainers and has_own_keys(launch)
+    for each in rule.judge(launch):
+        yield replace(each, severity="warning") if is_other and each.severity == "error" else each
 
 
 def once(problems: Iterable[Problem]) -> tuple[Problem, ...]:

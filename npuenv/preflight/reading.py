@@ -20,13 +20,14 @@ from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.preflight import limits
 from npuenv.preflight.blocks import open_quote
-from npuenv.preflight.calls import find_call, is_driver, is_launcher, script_of, shell_text, unjudged
+from npuenv.preflight.calls import find_call, is_driver, is_launcher, module_of, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
-from npuenv.preflight.releases import counted_as
+from npuenv.preflight.releases import counted_as, program_config
 from npuenv.preflight.script import Script, Word, survey
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
+from npuenv.preflight.unset import unset_variables
 from npuenv.preflight.variables import of_job, of_ray_init
 
 if TYPE_CHECKING:
@@ -152,7 +153,8 @@ def _no_launch(where: str, other: str | None) -> BadInput:
     if other is None:
         args = {"path": where} if key == "no-launch" else {}
         return BadInput(Message(f"preflight.{key}", args), Message("preflight.what-is-read"))
-    return BadInput(Message("preflight.only-unjudged", {"program": other}), Message("preflight.what-is-judged"))
+    args = {"program": other.replace(UNKNOWN, "…")}
+    return BadInput(Message("preflight.only-unjudged", args), Message("preflight.what-is-judged"))
 
 
 def _started_often(words: Sequence[Word], call: Call, path: str) -> tuple[Problem, ...]:
@@ -164,7 +166,8 @@ def _started_often(words: Sequence[Word], call: Call, path: str) -> tuple[Proble
     if launcher is None:
         return ()
     setting = Setting("start", launcher.value, launcher.raw, Place(path, launcher.line if path else 1))
-    says = Message("preflight_rules.launcher", {"launcher": launcher.value, "program": call.program})
+    args = {"launcher": launcher.value, "program": call.program}
+    says = Message("preflight_rules.launcher", {name: each.replace(UNKNOWN, "…") for name, each in args.items()})
     return (Problem("preflight.launcher", "error", says, (setting,), _DRIVER),)
 
 
@@ -218,13 +221,13 @@ def _read_yaml(text: str, path: Path, asked: Asked) -> Reading:
     if framework is None:
         raise BadInput(Message("preflight.no-framework", {"path": str(path)}), Message("preflight.what-is-read"))
     settings, environ = _split_environ(config, framework)
-    launch = _launch(framework, settings, environ, asked, f"{framework}-yaml", config.missing)
+    launch = _launch(framework, settings, environ, asked, f"{framework}-yaml", config)
     return Reading(launch, str(path), text)
 
 
 def _framework_of(config: Config) -> Framework | None:
     tops = {key.partition(".")[0] for key in config.settings}
-    if tops & {"actor_rollout_ref", "critic"} or "verl" in config.bases:
+    if tops & {"actor_rollout_ref", "critic"} or config.bases:
         return "verl"
     return "roll" if tops & {"actor_train", "actor_infer", "pretrain", "rlvr", "train_env_manager"} else None
 
@@ -249,7 +252,8 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
         text, arguments, asked.environ, lambda name: _sourced(name, (path.parent, asked.folder)), path=str(path)
     )
     if nth >= len(found.launches):
-        raise _no_launch(str(path), found.unjudged[0][1] if found.unjudged else None)
+        others = (*found.unjudged, *found.unread)
+        raise _no_launch(str(path), others[0][1] if others else None)
     script, count = found.launches[nth], len(found.launches)
     environ = {
         each.name: replace(_variable(each.name, each.word, str(path)), is_sure=each.is_sure) for each in script.exports
@@ -258,12 +262,14 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
     notes = () if nth else tuple(_notes(found, str(path)))
     gpus = () if nth else tuple(_ray_gpus(word, str(path)) for word in found.gpus)
     packages = () if nth else tuple(_gpu_packages(found, script.call.framework, str(path)))
+    unset = () if nth else tuple(unset_variables(text, str(path), asked.environ))
     place: dict[str, Any] = {
         "notes": notes,
         "refused": (
             *_cut_off(script, str(path)),
             *gpus,
             *packages,
+            *unset,
             *_started_often(script.words, script.call, str(path)),
         ),
         "arguments": arguments,
@@ -284,7 +290,7 @@ def _notes(found: Survey, path: str) -> Iterator[Message]:
     for line, file in found.unread:
         yield Message("preflight.not-read", {"path": path, "line": line, "file": file.replace(UNKNOWN, "…")})
     for line, program in found.unjudged:
-        yield Message("preflight.unjudged", {"path": path, "line": line, "program": program})
+        yield Message("preflight.unjudged", {"path": path, "line": line, "program": program.replace(UNKNOWN, "…")})
 
 
 def _cut_off(script: Script, path: str) -> Iterator[Problem]:
@@ -337,8 +343,7 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -
     """The launch of a verl command: its configuration file, where it names one, under its words."""
     assert reading.call is not None
     beside = Path(reading.path).parent if reading.path else asked.folder
-    at = reading.words[0].line if reading.path and reading.words else 1
-    base = _verl_config(reading.call.options, asked, beside, Place(reading.path, at))
+    base = _verl_config(reading.call, asked, beside)
     settings = dict(base.settings)
     refused: list[Problem] = []
     for at in reading.call.overrides:
@@ -352,24 +357,29 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -
         for setting in found:
             settings.pop(setting.key, None)
             settings[setting.key] = setting
-    launch = _launch("verl", settings, {**environ, **of_ray_init(settings)}, asked, "command", base.missing)
+    launch = _launch("verl", settings, {**environ, **of_ray_init(settings)}, asked, "command", base)
     words = [reading.words[at].value for at in reading.call.overrides]
     is_partial = base.is_partial or any(UNKNOWN in word.partition("=")[0] for word in words)
     launch = replace(launch, program=reading.call.program, is_partial=is_partial)
     return replace(reading, launch=launch, refused=(*reading.refused, *refused))
 
 
-def _verl_config(options: Mapping[str, str], asked: Asked, beside: Path, place: Place) -> Config:
-    name = options.get("name", "")
+def _verl_config(call: Call, asked: Asked, beside: Path) -> Config:
+    """The configuration that a command starts from: the file that it names, or the program's own."""
+    module = module_of(call.program)
+    own = program_config(module)
+    name = call.options.get("name", "") or posixpath.basename(own)
     if not name:
-        return Config()
-    named = [Path(options[key]) for key in ("dir", "path") if key in options]
+        return Config(is_partial=True)
+    named = [Path(call.options[key]) for key in ("dir", "path") if key in call.options]
     folders = tuple(base / folder for folder in named for base in (asked.folder, beside))
+    if not own:  # a program that no release has brings its folder along, as verl's recipes do
+        folders = (*folders, asked.folder.joinpath(*module.split(".")[:-1], "config"))
     is_open = UNKNOWN in name or any(UNKNOWN in str(folder) for folder in named)
     if is_open:  # mostly the folder of the script, which it asks for itself
         folders = (*folders, *(place for folder in named for place in _places(folder, beside)))
-    found = Search(folders, asked.folder, "verl").config(name, is_primary=True, line=place.line, path=place.path)
-    is_lost = is_open and f"{name.removesuffix('.yaml')}.yaml" in found.missing
+    found = Search(folders, asked.folder, "verl").config(name, is_primary=True)
+    is_lost = (is_open or not own) and f"{name.removesuffix('.yaml')}.yaml" in found.missing
     return Config(is_partial=True) if is_lost else found
 
 
@@ -383,12 +393,12 @@ def _settings_of(word: Word, place: Place) -> list[Setting]:
     """What a word of the command sets: one setting, or one for each leaf of a dictionary."""
     if UNKNOWN in word.value:
         mark, key = re.fullmatch(r"(\+\+|\+|~|)(.*)", word.value.partition("=")[0], re.DOTALL).groups()  # type: ignore[union-attr]
-        if UNKNOWN in key or "=" not in word.value:
+        if UNKNOWN in key or "=" not in word.value or key.startswith("hydra."):
             return []
         text = word.raw.partition("=")[2].strip("'\"")
         return [Setting(key, text, text, place, mark, is_open=True, is_shells=True, is_sure=word.is_sure)]
     found = read_override(word.value)
-    if found.key.startswith("hydra."):
+    if found.key.startswith("hydra.") and found.key != "hydra.searchpath":
         return []
     whole = Setting(found.key, found.value, found.text, place, found.mark, found.is_computed, is_sure=word.is_sure)
     return list(_leaves(whole))
@@ -413,7 +423,7 @@ def _of_roll_call(call: Call, environ: Mapping[str, Setting], asked: Asked, besi
     """The launch of a ROLL command: the YAML that it names."""
     folder, name = call.options.get("path", ""), call.options.get("name", "")
     if not name:
-        raise BadInput(Message("preflight.no-config-name", {"program": call.program}))
+        raise BadInput(Message("preflight.no-config-name", {"program": call.program.replace(UNKNOWN, "…")}))
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     folder = "" if UNKNOWN in folder else folder  # mostly `$(basename $(dirname $0))`: beside the script
     program = Path(posixpath.dirname(call.program))
@@ -438,7 +448,7 @@ def _launch(
     environ: Mapping[str, Setting],
     asked: Asked,
     source: str,
-    missing: tuple[str, ...],
+    config: Config,
 ) -> Launch:
     if asked.framework not in (None, framework):
         args = {"found": framework, "asked": asked.framework}
@@ -446,6 +456,8 @@ def _launch(
     name = asked.release or asked.machine.packages.get(framework)
     release = counted_as(framework, name) if name else None
     defaults = asked.defaults_of(framework, release) if release else {}
+    if engine := _engine_of(settings, config):
+        defaults = {**defaults, **{f"{part}.strategy": engine for part in _STRATEGIES}}
     known = {name: str(each.value) for name, each in environ.items() if not each.is_open}
     return Launch(
         framework,
@@ -455,6 +467,18 @@ def _launch(
         fill(environ, {}, asked.environ),
         asked.machine,
         source,  # type: ignore[arg-type]  # one of the three by construction
-        missing,
+        config.missing,
+        from_files=frozenset(config.settings),
         release_name=name if name and name != release else "",
     )
+
+
+_STRATEGIES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+
+
+def _engine_of(settings: Mapping[str, Setting], config: Config) -> str:
+    """The engine that a configuration or a choice of one brings, whose strategy differs from the plain one's."""
+    chosen = settings.get("model_engine")
+    if chosen is not None and not chosen.is_open and isinstance(chosen.value, str):
+        return "" if chosen.value == "dp" else chosen.value
+    return "megatron" if any("megatron" in base for base in config.bases) else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from npuenv import versions
 from npuenv.matrix import load_matrix
-from npuenv.matrix.keys import known_releases, nearest_release
+from npuenv.matrix.keys import known_releases, nearest_release, programs_of
 
 __all__ = ["counted_as", "is_far", "known_releases"]
 
@@ -34,3 +34,10 @@ def is_far(framework: str, name: str) -> bool:
     if nearest_release(framework, release) is None:
         return True
     return versions.python_version(release).major != versions.python_version(newest).major
+
+
+def program_config(module: str) -> str:
+    """The configuration that a module of verl starts from, in any release; "" for a module that no release has."""
+    known = programs_of("verl")
+    short = min((name for name in known if name.endswith(f".{module}")), key=len, default=module)
+    return known.get(module, known.get(short, ""))

@@ -15,7 +15,7 @@ from npuenv.lint.shell import UNKNOWN, expand, source_of
 from npuenv.lint.shell import commands as shell_commands
 from npuenv.preflight import limits
 from npuenv.preflight.blocks import blocks_of, holds, placed, take_arrays
-from npuenv.preflight.calls import Call, find_call, is_override, shell_text, unjudged
+from npuenv.preflight.calls import Call, find_call, is_override, script_of, shell_text, unjudged
 from npuenv.preflight.formulas import Variables
 from npuenv.preflight.limits import TooLarge
 
@@ -34,6 +34,7 @@ _MORE = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 # Files that set up a machine or an environment: what they set is no part of the launch.
 _OF_THE_SYSTEM = re.compile(r"^[/~]|(?:set_?env\w*\.(?:sh|bash)|activate|conda\.sh|\.\w*(?:rc|profile))$")
 _BARE = re.compile(r"\$(?:\{[A-Za-z_]\w*(?::?-[^}]*)?\}|[A-Za-z_]\w*)")
+_MOST_SCRIPTS = 5  # that call each other
 _ALL_WORDS = ('"$@"', "$@", "$*", '"$*"', '"${@}"', "${@}", "${*}")
 
 
@@ -145,8 +146,16 @@ def survey(
             seen.others.append((command.line, other))
             last = None
         elif (at := shell_text(values)) is not None:
-            inner = survey(values[at], values[at + 2 :], known, path=path, depth=depth + 1)
+            inner = survey(values[at], values[at + 2 :], known, sourced, path=path, depth=depth + 1)
             seen.take_inner(spread[at], inner, words, known, around)
+            last = None
+        elif (called := script_of(values)) is not None and values[0] not in ("source", "."):
+            at, inside = values.index(called[0]), sourced(called[0]) if depth < _MOST_SCRIPTS else None
+            if inside is not None:
+                inner = survey(inside, called[1], known, sourced, path=called[0], depth=depth + 1)
+                seen.take_inner(spread[at], replace(inner, launches=_of_line(inner.launches)), words, known, around)
+            elif any(map(is_override, called[1])):
+                seen.unread.append((command.line, called[0]))
             last = None
         else:
             seen.take_exports(command, words, around)
@@ -377,6 +386,23 @@ def _inside(inner: Script, outer: Word, reach: Mapping[str, Export]) -> Script:
     words = tuple(_moved(word, outer) for word in inner.words)
     cuts = tuple(replace(each, line=outer.line + each.line - 1) for each in inner.cuts)
     return Script(inner.text, words, inner.call, (), tuple({**reach, **own}.values()), outer.start, cuts)
+
+
+def _of_line(launches: Sequence[Script]) -> tuple[Script, ...]:
+    """Launches of another script: in this one, all of each stands in the line that calls it."""
+
+    def first(word: Word) -> Word:
+        return replace(word, line=1)
+
+    return tuple(
+        replace(
+            each,
+            words=tuple(map(first, each.words)),
+            exports=tuple(replace(export, word=first(export.word)) for export in each.exports),
+            cuts=tuple(replace(cut, line=1) for cut in each.cuts),
+        )
+        for each in launches
+    )
 
 
 def _moved(word: Word, outer: Word) -> Word:

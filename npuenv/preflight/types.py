@@ -62,6 +62,7 @@ class Launch:
     missing_files: tuple[str, ...] = ()  # files of `defaults:` that were not found
     is_partial: bool = False  # words or a file could not be read that may set what `settings` lacks
     program: str = ""  # the module or the script that a command starts; "" for a YAML
+    from_files: frozenset[str] = frozenset()  # keys that YAML files bring: Hydra takes any key there
     release_name: str = ""  # what the release is called where `release` only counts as it, like a commit; "": nothing
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -70,6 +71,13 @@ class Launch:
             return None
         setting = self.settings.get(key)
         return self.defaults.get(key, default) if setting is None else setting.value
+
+    def is_added(self, key: str) -> bool:
+        """Whether Hydra takes a written key that the configuration lacks: with a + or ++, or out of a YAML file."""
+        setting = self.settings.get(key)
+        return bool(setting is not None and "+" in setting.mark) or any(
+            key == each or key.startswith(f"{each}.") or each.startswith(f"{key}.") for each in self.from_files
+        )
 
     def is_open(self, key: str) -> bool:
         """Whether nobody knows here which value is in force."""

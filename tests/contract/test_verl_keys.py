@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from npuenv._toml import loads
-from npuenv.matrix.keys import defaults_of, known_releases, names_of
+from npuenv._toml import load_file, loads
+from npuenv.matrix.keys import configs_of, defaults_of, known_releases, names_of, programs_of
+from npuenv.versions import python_version
 
 MAKER = Path(__file__).with_name("make_verl_keys.py")
 TABLE = Path(__file__).parents[2] / "npuenv" / "matrix" / "keys" / "verl.toml"
@@ -88,8 +90,23 @@ def test_hydra_refuses_a_key_where_the_table_has_none_and_a_plus_where_it_has_on
 
 
 def test_the_table_is_of_the_releases_that_it_names() -> None:
-    assert known_releases("verl") == ("0.5.0", "0.6.1", "0.7.1", "0.8.0", "0.9.1")
-    assert [len(defaults_of("verl", release)) for release in known_releases("verl")] == sorted(
-        len(defaults_of("verl", release)) for release in known_releases("verl")
-    )
+    assert known_releases("verl")[-7:] == ("0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1")
+    assert sorted(known_releases("verl"), key=python_version) == list(known_releases("verl"))
+    assert not any(python_version(release).is_prerelease for release in known_releases("verl"))
     assert all(set(defaults_of("verl", release)) <= names_of("verl", release) for release in known_releases("verl"))
+
+
+def test_every_program_starts_from_a_configuration_that_its_release_has() -> None:
+    for release in known_releases("verl"):
+        assert programs_of("verl", release)["verl.trainer.main_ppo"] == "verl/trainer/config/ppo_trainer"
+        assert set(programs_of("verl", release).values()) <= configs_of("verl", release)
+
+
+def test_a_release_adds_to_the_table_what_differs_from_the_one_before() -> None:
+    """No row says a thing twice: spans of one key that follow each other differ in their value."""
+    order = {release: at for at, release in enumerate(RELEASES)}
+    table = load_file(TABLE)
+    for part in ("keys", "more", "programs", "configs"):
+        for key, spans in table[part].items():
+            for (_, last, *value), (first, _, *other) in itertools.pairwise(spans):
+                assert order[last] < order[first] and (value != other or order[last] + 1 < order[first]), key

@@ -81,7 +81,7 @@ def test_an_argument_with_a_default_is_known(tmp_path: Path, arguments: tuple[st
 
 def test_every_launch_of_a_script_is_corrected_in_one_copy(tmp_path: Path) -> None:
     wrong = f"{PPO} {NAME}=trtllm trainer.device=cuda\n"
-    asked = Asked(defaults_of, "verl", "0.7.1")
+    asked = Asked(defaults_of, "verl", "0.6.1")
     readings = all_of(read_file(write(tmp_path, "run.sh", f"{wrong}sleep 5\n{wrong}"), asked), asked)
     fixed = fix_all(readings, asked)
     assert f"sleep 5\n{PPO} {NAME}=vllm trainer.device=npu\n" not in fixed.before

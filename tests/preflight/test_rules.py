@@ -121,10 +121,10 @@ def test_a_default_that_points_to_another_key_is_followed() -> None:
     ("release", "nearest"),
     [
         ("0.7.1", "0.7.1"),
-        ("0.7.0", "0.6.1"),
+        ("0.7.0", "0.7.0"),
         ("0.8.0.dev0", "0.7.1"),
         ("0.10.0", "0.9.1"),
-        ("0.4.1", None),
+        ("0.0.9", None),
         (None, None),
         ("mine", None),
         ("40456706", None),  # a commit of digits alone
@@ -141,9 +141,9 @@ def test_a_release_between_two_known_ones_is_as_the_older(release: str | None, n
         ("0.7.1", ("0.7.1",)),
         ("0.7.1.post1", ("0.7.1",)),
         ("0.7.1+npu", ("0.7.1",)),
-        ("0.7.0", ("0.6.1", "0.7.1")),
+        ("0.8.0.dev0", ("0.7.1", "0.8.0")),
         ("0.10.0", ("0.9.1",)),
-        ("0.4.1", ()),
+        ("0.0.9", ()),
         (None, ()),
     ],
 )
@@ -170,27 +170,57 @@ def test_a_commit_of_roll_counts_as_a_version(name: str, version: str, is_far: b
     assert releases.is_far("roll", name) == is_far
 
 
-@pytest.mark.parametrize(("name", "is_far"), [("0.9.0", False), ("0.4.1", True), ("1.0.0", True), ("4045d670", True)])
+@pytest.mark.parametrize(("name", "is_far"), [("0.9.0", False), ("0.0.9", True), ("1.0.0", True), ("4045d670", True)])
 def test_a_commit_of_verl_counts_as_none(name: str, is_far: bool) -> None:
     assert (counted_as("verl", name), releases.is_far("verl", name)) == (name, is_far)
 
 
-def test_between_two_releases_what_either_has_is_no_fault() -> None:
-    about_names = ("preflight.key-moved", "preflight.key-unknown")
-    old, new = "ray_init.num_cpus", "ray_kwargs.ray_init.num_cpus"
-    only_later = "actor_rollout_ref.actor.calculate_entropy"  # from 0.7.1 on
-    for key, release, rules in (
-        (new, "0.6.0", set()),
-        (old, "0.6.0", {"preflight.key-moved"}),  # a row says: since 0.6.0
-        (only_later, "0.7.0", set()),
-        (only_later, "0.6.1", {"preflight.key-moved"}),
-        ("actor_rollout_ref.actor.entropy_checkpointing", "0.9.0", set()),  # it moved, and both names are read
-        ("actor_rollout_ref.actor.entropy_checkpointing", "0.10.0", set()),
+@pytest.mark.parametrize(
+    ("release", "key", "said"),
+    [
+        # recorded: refused, whatever a neighbour has
+        ("0.9.0", "data.max_respone_length", [("error", "key-near")]),
+        ("0.6.0", "ray_init.num_cpus", [("error", "key-moved")]),
+        ("0.7.0", "trainer.use_legacy_worker_impl", []),
+        ("0.9.0", "trainer.use_legacy_worker_impl", [("error", "key-gone")]),
+        # between two recorded ones: both refuse it, or one alone
+        ("0.8.0.dev0", "data.max_respone_length", [("error", "key-near")]),
+        ("0.8.0.dev0", "ray_init.num_cpus", [("error", "key-moved")]),
+        ("0.8.0.dev0", "trainer.use_legacy_worker_impl", [("warning", "key-between")]),
+        ("0.8.0.dev0", "data.max_response_length", []),
+        # behind the newest: nobody knows
+        ("0.10.0", "data.max_respone_length", [("warning", "key-near")]),
+        ("0.10.0", "trainer.use_legacy_worker_impl", [("warning", "key-gone")]),
+        (None, "data.max_respone_length", []),
+    ],
+)
+def test_a_key_is_refused_where_no_release_beside_has_it(
+    release: str | None, key: str, said: list[tuple[str, str]]
+) -> None:
+    settings: dict[str, Any] = {key.replace(".", "__"): 1}
+    found = [each for rule in RULES if "key-" in rule.id for each in rule.judge(launch_of(release=release, **settings))]
+    keys = [(each.severity, each.says.key.removeprefix("preflight_rules.")) for each in found]
+    assert [each for each in keys if each[1] != "key-mandatory"] == said
+
+
+def test_a_key_out_of_a_file_is_taken_and_one_of_the_command_over_it_too() -> None:
+    key = "trainer.noise_injection.enabled"
+    launch = launch_of(trainer__noise_injection__enabled=True, data__max_respone_length=5)
+    for files, severity, says in (
+        (set[str](), "error", "noise-refused"),
+        ({key, "data.max_respone_length"}, "warning", "noise-ignored"),
     ):
-        settings: dict[str, Any] = {key.replace(".", "__"): 1}
-        launch = launch_of(release=release, **settings)
-        found = {each.rule for rule in RULES for each in rule.judge(launch) if rule.id in about_names}
-        assert found == rules, (key, release)
+        known = replace(launch, from_files=frozenset(files))
+        found = [
+            each
+            for rule in RULES
+            if rule.id in ("preflight.noise-injection", "preflight.key-unknown")
+            for each in rule.judge(known)
+        ]
+        assert [each.says.key for each in found if each.rule == "preflight.noise-injection"] == [
+            f"preflight_rules.{says}"
+        ]
+        assert [each.severity for each in found if each.rule == "preflight.key-unknown"] == [severity]
 
 
 @pytest.mark.parametrize("text", [float("inf"), float("nan"), "1e400", "9" * 400 + "."])
@@ -224,7 +254,12 @@ def test_a_key_that_was_forced_in_and_that_nobody_lists_is_a_note() -> None:
 
 def test_the_defaults_are_those_of_the_release() -> None:
     key = "actor_rollout_ref.model.use_remove_padding"
-    assert [defaults_of("verl", release)[key] for release in known_releases("verl")] == [False, False, True, True, True]
+    assert [defaults_of("verl", release)[key] for release in ("0.5.0", "0.6.1", "0.7.0", "0.9.1")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert "ray_init.num_cpus" in names_of("verl", "0.5.0") and "ray_init.num_cpus" not in names_of("verl", "0.6.1")
     assert "actor_rollout_ref.actor.megatron.tensor_model_parallel_size" in names_of("verl", "0.7.1")
 

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv._toml import load_file
+from npuenv.errors import BadInput
 from npuenv.matrix.keys import defaults_of
 from npuenv.messages import say
+from npuenv.preflight.calls import find_call
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix, fix_all
-from npuenv.preflight.reading import Asked, all_of, read_text
+from npuenv.preflight.reading import Asked, all_of, read_file, read_text
 from npuenv.preflight.types import Machine
 from tests.preflight import case_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from npuenv.preflight.reading import Reading
 
@@ -145,3 +148,44 @@ def test_a_file_that_is_not_beside_the_script_is_named() -> None:
     assert [(each.key, each.args["line"], each.args["file"]) for each in notes] == [
         ("preflight.not-read", 1, "./gone.env")
     ]
+
+
+def test_a_script_that_another_one_calls_is_read_and_its_launch_stands_in_the_line_of_the_call(tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text('export CUDA_VISIBLE_DEVICES=0\npython3 -m verl.trainer.main_ppo "$@"\n')
+    outer = tmp_path / "outer.sh"
+    outer.write_text("set -x\n\nA=1 bash -x ./inner.sh trainer.save_freq=often actor_rollout_ref.rollout.n=2\n")
+    known = replace(asked(CASES[0]), folder=tmp_path)
+    reading = read_file(outer, known)
+    assert (reading.launch.program, reading.launch.settings["trainer.save_freq"].place.line) == (
+        "verl.trainer.main_ppo",
+        3,
+    )
+    assert {"preflight.visibility", "preflight.number"} <= {each.rule for each in alarms(reading)}
+    assert fix(reading, known).after == fix(reading, known).before
+
+
+def test_a_script_that_calls_itself_ends(tmp_path: Path) -> None:
+    script = tmp_path / "self.sh"
+    script.write_text("bash self.sh a.b=1\npython3 -m verl.trainer.main_ppo a.c=1\n")
+    assert read_file(script, Asked(defaults_of, folder=tmp_path)).count > 1
+
+
+@pytest.mark.parametrize("program", ["$DIR/other.sh", "python3 $X/main_eval.py", "python3 $X/start_rlvr_pipeline.py"])
+def test_what_only_the_running_script_knows_is_shown_as_an_ellipsis(program: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{program} actor_rollout_ref.rollout.n=2 x.y=1\n")
+    with pytest.raises(BadInput) as error:
+        read_file(script, Asked(defaults_of, folder=tmp_path))
+    assert "\x01" not in say(error.value.message)
+
+
+def test_a_program_that_is_not_known_is_shown_with_an_ellipsis() -> None:
+    text = "python3 -m $X.main_mine --config-name=mine actor_rollout_ref.nobodys=2\n"
+    launch = read_text(text, PATH, Asked(defaults_of, "verl", "0.9.0")).launch
+    shown = [say(each.says) for each in examine(launch)]
+    assert any("…" in each for each in shown) and not any("\x01" in each for each in shown)
+
+
+def test_the_server_that_generates_is_not_judged_as_a_trainer() -> None:
+    for program in ("main_generation_server", "main_eval", "sft_trainer"):
+        assert find_call(["python3", "-m", f"verl.trainer.{program}", "actor_rollout_ref.rollout.n=2"]) is None

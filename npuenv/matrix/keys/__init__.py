@@ -1,7 +1,7 @@
 """The keys of each framework's configuration by release, and the values that stand there unless one is written.
 
 verl.toml is generated from the wheels; roll.toml lists the fields of ROLL's dataclasses. Start from `defaults_of`,
-`names_of` and `known_releases`.
+`names_of`, `known_releases` and `releases_beside`; `programs_of` and `configs_of` say what can be started.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def nearest_release(framework: str, release: str | None) -> str | None:
     """The recorded release that speaks for another: itself, or the last before it.
 
     None where nothing does: an unknown release, one older than all, or a version that nobody can read.
-    Example: verl 0.7.0 -> "0.6.1"; 0.10.0 -> "0.9.1"; 0.4.1 -> None; 40456706 -> None
+    Example: verl 0.8.0.dev0 -> "0.7.1"; 0.10.0 -> "0.9.1"; 0.0.9 -> None; 40456706 -> None
     """
     if release is None or not versions.is_release(release):
         return None
@@ -45,17 +45,29 @@ def releases_beside(framework: str, release: str | None) -> tuple[str, ...]:
     """The recorded releases between which another lies: itself alone, or the last before it and the first behind it.
 
     Empty where none speaks for it. A later or somebody's own build of a recorded one is that one.
-    Example: verl 0.7.1.post1 -> ("0.7.1",); 0.7.0 -> ("0.6.1", "0.7.1"); 0.10.0 -> ("0.9.1",)
+    Example: verl 0.7.1.post1 -> ("0.7.1",); 0.8.0.dev0 -> ("0.7.1", "0.8.0"); 0.10.0 -> ("0.9.1",)
     """
     name = nearest_release(framework, release)
     if name is None or release is None:
         return ()
-    own, other = versions.python_version(release), versions.python_version(name)
-    if own.base_version == other.base_version:
+    if _is_build(name, release):
         return (name,)
     known = known_releases(framework)
     at = known.index(name)
     return known[at : at + 2]
+
+
+def is_recorded(framework: str, release: str | None) -> bool:
+    """Whether the keys of the very release are recorded; a later or somebody's own build of one counts as it."""
+    name = nearest_release(framework, release)
+    return name is not None and _is_build(name, release)
+
+
+def _is_build(name: str, release: str | None) -> bool:
+    """Whether a version is a recorded one, or a build of it: 0.7.1.post1 of 0.7.1."""
+    return release is not None and (
+        versions.python_version(name).base_version == versions.python_version(release).base_version
+    )
 
 
 @functools.cache
@@ -79,13 +91,35 @@ def names_of(framework: str, release: str | None) -> frozenset[str]:
 
 
 @functools.cache
+def programs_of(framework: str, release: str | None = None) -> Mapping[str, str]:
+    """The modules that the release's package starts runs with, each with its configuration; None: of any release."""
+    return dict(_rows(framework, "programs", release))
+
+
+@functools.cache
+def configs_of(framework: str, release: str | None = None) -> frozenset[str]:
+    """The configurations in the release's package, without .yaml; None: of any release.
+
+    Example: verl/trainer/config/ppo_trainer; verl/trainer/config/model_engine/megatron, a choice of a group.
+    """
+    return frozenset(key for key, _ in _rows(framework, "configs", release))
+
+
+def _rows(framework: str, part: str, release: str | None) -> list[tuple[str, str]]:
+    if release is None:
+        return [(key, spans[-1][-1]) for key, spans in _table(framework).get(part, {}).items()]
+    name = nearest_release(framework, release)
+    return [] if name is None else _standing(framework, part, known_releases(framework).index(name))
+
+
+@functools.cache
 def all_names(framework: str) -> frozenset[str]:
     """All keys of all recorded releases."""
     return frozenset(key for part in ("keys", "more") for key in _table(framework).get(part, {}))
 
 
 def _standing(framework: str, part: str, at: int) -> list[tuple[str, str]]:
-    """(key, default as JSON) of the keys whose span holds the release with this number."""
+    """(key, its value; null without one) of the rows whose span holds the release with this number."""
     order = {release: number for number, release in enumerate(known_releases(framework))}
     found = []
     for key, spans in _table(framework).get(part, {}).items():

@@ -32,6 +32,7 @@ class Bound(Row):
     most: float = math.inf
     above: float = -math.inf  # as `least`, itself left out
     also: tuple[float, ...] = ()  # values outside of the range that mean something: -1 for all
+    unless: tuple[str, ...] = ()  # KEY=VALUE: where one is in force, the range is another
 
 
 @dataclass(frozen=True, slots=True)

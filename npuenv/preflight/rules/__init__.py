@@ -16,6 +16,7 @@ from npuenv.preflight.rules import (
     memory,
     platform,
     safety,
+    started,
     unjudged,
     values,
 )
@@ -25,6 +26,7 @@ __all__ = ["RULES", "Rule"]
 
 RULES: tuple[Rule, ...] = (
     *unjudged.RULES,
+    *started.RULES,
     *keys.RULES,
     *platform.RULES,
     *cards.RULES,

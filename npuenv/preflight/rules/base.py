@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import versions
 from npuenv.errors import BadInput
+from npuenv.lint.shell import UNKNOWN
 from npuenv.messages import Message
 from npuenv.preflight.types import Change, Launch, Problem, Setting, Severity
 
@@ -31,6 +32,7 @@ class Rule:
     id: str
     frameworks: tuple[str, ...]
     judge: Callable[[Launch], Iterable[Problem]]
+    is_trainers: bool = False  # it knows what verl's own trainers take: of another program its errors are warnings
 
 
 def problem(
@@ -46,10 +48,11 @@ def problem(
 ) -> Problem:
     """A problem of rule `preflight.<rule>`; its sentence is `preflight_rules.<says>`, else that of the rule."""
     settings = tuple(found for key in keys if (found := written(launch, key)) is not None)
+    shown = {name: each.replace(UNKNOWN, "…") if isinstance(each, str) else each for name, each in args.items()}
     return Problem(
         f"preflight.{rule}",
         severity,
-        Message(f"preflight_rules.{says or rule}", args),
+        Message(f"preflight_rules.{says or rule}", shown),
         settings,
         source,
         tuple(changes),
@@ -190,6 +193,8 @@ def sequence_parallel(launch: Launch) -> tuple[str, int | None]:
 
     The older key counts where it is above 1. Source: verl wheels 0.7.1, 0.9.1: verl/workers/config/actor.py.
     """
+    if value(launch, f"{_ACTOR}.strategy") == "veomni":
+        return (key := f"{_ACTOR}.veomni.ulysses_parallel_size"), whole(launch, key, 1)
     old = f"{_ACTOR}.ulysses_sequence_parallel_size"
     new = f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
     size = whole(launch, old, 1)

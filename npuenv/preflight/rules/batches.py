@@ -362,12 +362,12 @@ def _ulysses_padding(launch: Launch) -> Iterator[Problem]:
 
 
 RULES = (
-    Rule("preflight.train-batch", ("verl",), _train_batch),
-    Rule("preflight.mini-batch", ("verl",), _mini_batch),
+    Rule("preflight.train-batch", ("verl",), _train_batch, is_trainers=True),
+    Rule("preflight.mini-batch", ("verl",), _mini_batch, is_trainers=True),
     Rule("preflight.mini-batch-uneven", ("verl",), _mini_uneven),
-    Rule("preflight.micro-batch", ("verl",), _micro_batch),
-    Rule("preflight.micro-batch-both", ("verl",), _micro_both),
-    Rule("preflight.micro-batch-none", ("verl",), _micro_none),
+    Rule("preflight.micro-batch", ("verl",), _micro_batch, is_trainers=True),
+    Rule("preflight.micro-batch-both", ("verl",), _micro_both, is_trainers=True),
+    Rule("preflight.micro-batch-none", ("verl",), _micro_none, is_trainers=True),
     Rule("preflight.group-of-one", ("verl",), _group_of_one),
     Rule("preflight.ulysses-padding", ("verl",), _ulysses_padding),
     Rule("preflight.group-of-one", ("roll",), _roll_group),

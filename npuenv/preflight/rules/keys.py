@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import (
     all_names,
+    configs_of,
     defaults_of,
     fields_of,
+    is_recorded,
     known_releases,
     names_of,
     releases_beside,
 )
+from npuenv.preflight.calls import module_of
+from npuenv.preflight.releases import program_config
 from npuenv.preflight.rules.base import Rule, is_at_least, nearest, problem
 from npuenv.preflight.types import Change
 
@@ -30,13 +35,9 @@ _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
 TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
 _DROPPED = "alibaba/ROLL roll/configs: dacite drops keys without a field"
 _ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?ml)?$")
-# The beginnings of keys that only the asynchronous trainers have, whose configurations are not in the table.
-_OTHER_TRAINERS = ("rollout.", "async_training.")
-_TABLED = re.compile(r"verl\.trainer\.main_ppo\w*|(?!.*\b(?:recipe|experimental)/)(?:.*/)?main_ppo\w*\.py")
 # Below this everything goes to ray.init as it is; two keys of it are in the table.
 _RAY_INIT = re.compile(r"(?:ray_kwargs\.)?ray_init\.(?!num_cpus$|timeline_json_file$)")
 _NOISE = "trainer.noise_injection"
-_VERLS_OWN = re.compile(r"(?:ppo|sft|generation|evaluation)\w*(?:\.ya?ml)?")
 _FREE_PARTS = (
     "strategy_config",
     "system_envs",
@@ -59,12 +60,7 @@ def _is_known(key: str, names: frozenset[str]) -> bool:
 
 def _is_hydras(key: str) -> bool:
     """Choices of groups and Hydra's own keys, which are no part of the composed tree."""
-    return (
-        key.startswith(("hydra", *_OTHER_TRAINERS))
-        or "@" in key
-        or "/" in key
-        or key in ("defaults", "model_engine", "_self_")
-    )
+    return key.startswith("hydra") or "@" in key or "/" in key or key in ("defaults", "model_engine", "_self_")
 
 
 def _inside_free(key: str, release: str | None) -> bool:
@@ -74,34 +70,39 @@ def _inside_free(key: str, release: str | None) -> bool:
     return any(defaults.get(".".join(parts[:at]), "") in ({}, None) for at in range(1, len(parts)))
 
 
-def _unknown(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
+@dataclass(frozen=True, slots=True)
+class _Strange:
+    """A setting that the release, or one that it lies beside, does not have."""
+
+    setting: Setting
+    names: frozenset[str]  # of the release, or of both that it lies between
+    lacking: tuple[str, ...]  # the releases that do not have it
+    is_refused: bool  # Hydra ends the launch: the release is recorded, or lies between two that both refuse the key
+
+
+def _unknown(launch: Launch) -> Iterator[_Strange]:
     """The settings of verl's own trainer that its release does not have; other programs bring keys of their own."""
     return iter(()) if has_own_keys(launch) else not_in_table(launch)
 
 
 def has_own_keys(launch: Launch) -> bool:
     """Whether a program is started whose configuration is not in the table, such as one of verl's recipes."""
-    return bool(launch.program) and not _TABLED.fullmatch(launch.program)
+    has_more = "hydra.searchpath" in launch.settings  # configurations of another package
+    return has_more or (bool(launch.program) and not program_config(module_of(launch.program)))
 
 
-def not_in_table(launch: Launch) -> Iterator[tuple[Setting, frozenset[str]]]:
-    """The settings that the release, or what it lies between, does not have, with the keys that it has."""
-    names = frozenset[str]().union(*(names_of("verl", name) for name in releases_beside("verl", launch.release)))
-    for key, setting in launch.settings.items() if names else ():
-        is_added = setting.mark or launch.source == "verl-yaml"
+def not_in_table(launch: Launch) -> Iterator[_Strange]:
+    """The settings that a release does not have, or one of the two that it lies between."""
+    beside = releases_beside("verl", launch.release)
+    names = frozenset[str]().union(*(names_of("verl", name) for name in beside))
+    for key, setting in launch.settings.items() if beside else ():
+        is_added = launch.is_added(key)
         if is_added and (_inside_free(key, launch.release) or _RAY_INIT.match(key)):
             continue  # a key of the user's own, below one that takes such keys
-        is_known = _is_known(key, names) and not _has_moved(launch, key)
-        if not (_is_hydras(key) or key.startswith(_NOISE) or is_known):
-            yield setting, names
-
-
-def _has_moved(launch: Launch, key: str) -> bool:
-    """Whether a release between two recorded ones has left the key behind: a row says so, the later one lacks it."""
-    row = None if launch.release in known_releases("verl") else _moved_row(launch, key)
-    if row is None or not is_at_least(launch, row.since):
-        return False
-    return not _is_known(key, names_of("verl", releases_beside("verl", launch.release)[-1]))
+        lacking = tuple(name for name in beside if not _is_known(key, names_of("verl", name)))
+        if lacking and not _is_hydras(key) and not key.startswith(_NOISE):
+            is_sure = len(lacking) == 2 or is_recorded("verl", launch.release)
+            yield _Strange(setting, names, lacking, is_sure and not is_added)
 
 
 @functools.cache
@@ -138,55 +139,75 @@ def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
 
 
 def _key_moved(launch: Launch) -> Iterator[Problem]:
-    for setting, names in _unknown(launch):
-        renamed = _other_name(launch, setting.key, names)
-        is_gone = (row := _moved_row(launch, setting.key)) is not None and not row.new
-        if renamed:
-            # Where the new key is written too, its value is the user's choice for this release.
-            is_taken = renamed in launch.settings
-            change = Change(setting.key, None) if is_taken else Change(renamed, setting.value, renames=setting.key)
-            yield problem(
-                launch,
-                "key-moved",
-                (setting.key,),
-                changes=(change,),
-                key=setting.key,
-                new=renamed,
-                release=launch.release,
-                source=TABLE,
-            )
-        elif is_gone or setting.key in all_names("verl"):
-            change = Change(setting.key, None)
-            yield problem(
-                launch,
-                "key-moved",
-                (setting.key,),
-                says="key-gone",
-                changes=(change,),
-                key=setting.key,
-                release=launch.release,
-                source=TABLE,
-            )
+    for each in _unknown(launch):
+        setting, is_gone = each.setting, _is_gone(launch, each.setting.key)
+        renamed = _other_name(launch, setting.key, each.names)
+        if _is_between(launch, each) or not (renamed or is_gone):
+            continue
+        if not renamed and launch.is_added(setting.key):
+            yield from _key_own(launch, setting)  # what left the configuration may still be asked for
+            continue
+        # Where the new key is written too, its value is the user's choice for this release.
+        is_new = renamed is not None and renamed not in launch.settings
+        change = (
+            Change(renamed, setting.value, renames=setting.key) if renamed and is_new else Change(setting.key, None)
+        )
+        yield problem(
+            launch,
+            "key-moved",
+            (setting.key,),
+            says="" if renamed else "key-gone",
+            severity="error" if each.is_refused else "warning",
+            changes=(change,),
+            key=setting.key,
+            release=launch.release,
+            source=TABLE,
+            **({"new": renamed} if renamed else {}),
+        )
 
 
-def _is_elsewhere(launch: Launch, key: str, names: frozenset[str]) -> bool:
+def _is_gone(launch: Launch, key: str) -> bool:
     row = _moved_row(launch, key)
-    return _other_name(launch, key, names) is not None or key in all_names("verl") or (row is not None and not row.new)
+    return (row is not None and not row.new) or key in all_names("verl")
+
+
+def _is_between(launch: Launch, each: _Strange) -> bool:
+    """Whether the key came or went between the two releases beside the launch's."""
+    return len(each.lacking) < len(releases_beside("verl", launch.release))
+
+
+def _key_between(launch: Launch) -> Iterator[Problem]:
+    """A key that only one of the two releases has between which the launch's lies."""
+    for each in _unknown(launch):
+        if _is_between(launch, each) and not launch.is_added(each.setting.key):
+            yield problem(
+                launch,
+                "key-unknown",
+                (each.setting.key,),
+                says="key-between",
+                severity="warning",
+                key=each.setting.key,
+                lacks=each.lacking[0],
+                has=next(name for name in releases_beside("verl", launch.release) if name not in each.lacking),
+                release=launch.release,
+                source=TABLE,
+            )
 
 
 def _key_unknown(launch: Launch) -> Iterator[Problem]:
-    for setting, names in _unknown(launch):
-        if _is_elsewhere(launch, setting.key, names):
+    for each in _unknown(launch):
+        setting, names = each.setting, each.names
+        if _is_between(launch, each) or _is_gone(launch, setting.key) or _other_name(launch, setting.key, names):
             continue
-        is_added = bool(setting.mark) or launch.source == "verl-yaml"
+        is_added = launch.is_added(setting.key)
         near = None if _RAY_INIT.match(setting.key) else _near(setting.key, names)
-        near = None if near and is_added and not _is_slip(setting.key, near) else near
+        near = None if near and is_added and not is_slip(setting.key, near) else near
         if near is None and is_added and (setting.mark or _is_own(launch, setting)):
             yield from _key_own(launch, setting)
             continue
         is_taken = near in launch.settings  # two values for one key: only the user can decide
         # A value goes to no other place by a guess: what is right for one part can break another.
-        is_meant = near is not None and not is_taken and _is_slip(setting.key, near)
+        is_meant = near is not None and not is_taken and is_slip(setting.key, near)
         changes = (Change(near, setting.value, renames=setting.key),) if near and is_meant else ()
         yield problem(
             launch,
@@ -198,7 +219,7 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
             near=near or "-",
             release=launch.release,
             source=_HYDRA,
-            severity="error" if not is_added and launch.release in known_releases("verl") else "warning",
+            severity="error" if each.is_refused else "warning",
         )
 
 
@@ -213,7 +234,7 @@ def _is_own(launch: Launch, setting: Setting) -> bool:
 
     A YAML whose `defaults:` were not found can belong to another trainer with keys of its own.
     """
-    if launch.missing_files or launch.release not in known_releases("verl"):
+    if launch.missing_files or not is_recorded("verl", launch.release):
         return True
     pointer = re.compile(rf"\$\{{(?:[\w.]+:)?{re.escape(setting.key.split('.')[0])}[.}},]")
     return any(pointer.search(each.text) for each in launch.settings.values())
@@ -245,7 +266,7 @@ def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
 def _near(key: str, names: frozenset[str]) -> str | None:
     """The known key that was meant: nearly the same, or with the same last part elsewhere in the same branch."""
     close = nearest(key, names, 0.9)
-    if close and _is_slip(key, close):
+    if close and is_slip(key, close):
         return close
     head, _, tail = key.rpartition(".")
     same = sorted(name for name in names if name.endswith(f".{tail}") and name.split(".")[0] == key.split(".")[0])
@@ -253,14 +274,15 @@ def _near(key: str, names: frozenset[str]) -> str | None:
     return same[0] if len(same) == 1 and top else None
 
 
-def _is_slip(key: str, near: str) -> bool:
+def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
     """Whether one key is the other with a slip of the pen: it stays in the same place, part by part."""
     parts, others = key.split("."), near.split(".")
-    return len(parts) == len(others) and all(nearest(one, (other,), 0.7) for one, other in zip(parts, others))
+    return len(parts) == len(others) and all(nearest(one, (other,), cutoff) for one, other in zip(parts, others))
 
 
 def _key_exists(launch: Launch) -> Iterator[Problem]:
-    tables = [defaults_of("verl", name) for name in releases_beside("verl", launch.release)]
+    beside = () if has_own_keys(launch) else releases_beside("verl", launch.release)
+    tables = [defaults_of("verl", name) for name in beside]
     for setting in launch.settings.values() if tables else ():
         standing = [defaults.get(setting.key) for defaults in tables]
         if (
@@ -282,7 +304,7 @@ def _key_exists(launch: Launch) -> Iterator[Problem]:
 def _noise(launch: Launch) -> Iterator[Problem]:
     keys = tuple(key for key in launch.settings if key.startswith(_NOISE))
     if keys:
-        says = "noise-ignored" if launch.settings[keys[0]].mark or launch.source == "verl-yaml" else "noise-refused"
+        says = "noise-ignored" if all(map(launch.is_added, keys)) else "noise-refused"
         yield problem(
             launch,
             "noise-injection",
@@ -364,10 +386,20 @@ _ROLES = (
 )
 
 
+def _config_name(file: str) -> str:
+    return file.rpartition("/")[2].removesuffix(".yaml")
+
+
+def _config_near(file: str) -> str | None:
+    """The name among verl's configurations, of any release, that is the file's or nearly it."""
+    return nearest(_config_name(file), {each.rpartition("/")[2] for each in configs_of("verl")}, 0.85)
+
+
 def _defaults_missing(launch: Launch) -> Iterator[Problem]:
     """`${deepspeed_zero3}` of a fragment whose `defaults:` are not there."""
     for file in launch.missing_files:
-        if launch.framework == "verl" and _VERLS_OWN.fullmatch(file.rpartition("/")[2]):
+        near = _config_near(file) if launch.framework == "verl" else None
+        if near == _config_name(file):
             continue  # it comes with the package
         # These lie in ROLL's tree, into which a YAML may still be copied; DeepSpeed's are gone from 0.3.0 on.
         own = _ROLLS_OWN.search(file) if launch.framework == "roll" else None
@@ -376,8 +408,10 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
             launch,
             "defaults-missing",
             (),
+            says="config-near" if near else "",
             severity="note" if is_there else "error",
             file=file,
+            near=near or "-",
             source="hydra-core 1.3: Could not load",
         )
     tops = {key.split(".")[0] for key in launch.settings}
@@ -398,6 +432,7 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
 RULES = (
     Rule("preflight.key-moved", ("verl",), _key_moved),
     Rule("preflight.key-unknown", ("verl",), _key_unknown),
+    Rule("preflight.key-unknown", ("verl",), _key_between),
     Rule("preflight.key-exists", ("verl",), _key_exists),
     Rule("preflight.key-mandatory", ("verl",), _mandatory),
     Rule("preflight.noise-injection", ("verl",), _noise),

@@ -66,9 +66,16 @@ _GPU_ONLY = {"automodel": "fsdp2"}  # registered for device cuda alone in verl 0
 def _device(launch: Launch) -> Iterator[Problem]:
     key = "trainer.device"
     setting = written(launch, key)
+    if is_at_least(launch, "0.7.0"):
+        return  # verl sets it to the device that it finds
     if setting is not None and setting.value in ("cuda", "gpu"):
         yield problem(
-            launch, "device", (key,), changes=(Change(key, "npu"),), source="verl wheels: verl/utils/device.py"
+            launch,
+            "device",
+            (key,),
+            severity="error" if launch.release else "warning",
+            changes=(Change(key, "npu"),),
+            source="verl wheels 0.5.0 to 0.7.0: verl/utils/device.py, auto_set_device",
         )
     elif setting is None and not launch.is_open(key) and is_at_least(launch, "0.7.0") is False:
         yield problem(
@@ -95,6 +102,7 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
             launch,
             "visibility",
             ("CUDA_VISIBLE_DEVICES",),
+            severity="warning",
             changes=changes,
             name="CUDA_VISIBLE_DEVICES",
             new=new,
@@ -405,7 +413,7 @@ def _liger(launch: Launch) -> Iterator[Problem]:
 def _profiler(launch: Launch) -> Iterator[Problem]:
     for pattern in ("global_profiler.tool", "*.profiler.tool"):
         for setting in matching(launch, pattern):
-            if setting.value == "nsys":
+            if setting.value == "nsys" and _profiles(launch, setting.key):
                 yield problem(
                     launch,
                     "profiler",
@@ -413,6 +421,17 @@ def _profiler(launch: Launch) -> Iterator[Problem]:
                     changes=(Change(setting.key, "npu"),),
                     source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys",
                 )
+
+
+def _profiles(launch: Launch, key: str) -> bool:
+    """Whether what a profiler's tool is named for is on."""
+    part = key.removesuffix(".tool")
+    parts = (
+        [part]
+        if part != "global_profiler"
+        else [each.key.removesuffix(".enable") for each in matching(launch, "*.profiler.enable")]
+    )
+    return any(is_true(launch, f"{each}.enable") for each in parts)
 
 
 def _flash_package(launch: Launch) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.matrix.keys import known_releases, nearest_release
+from npuenv.matrix.keys import known_releases, nearest_release, releases_beside
 from npuenv.preflight.rules.base import Rule, problem
 from npuenv.preflight.rules.keys import TABLE, has_own_keys, not_in_table
 
@@ -43,14 +43,15 @@ def _release_near(launch: Launch) -> Iterator[Problem]:
             severity="note",
             framework=launch.framework,
             release=launch.release_name or launch.release,
-            known=known,
+            known=releases_beside(launch.framework, launch.release),
             source=f"npuenv/matrix/keys/{launch.framework}.toml",
         )
 
 
 def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud which keys were left to a program that may have them."""
-    keys = [setting.key for setting, _ in not_in_table(launch) if setting.is_sure] if has_own_keys(launch) else []
+    strange = not_in_table(launch) if has_own_keys(launch) else ()
+    keys = [each.setting.key for each in strange if each.setting.is_sure]
     if keys:
         yield problem(
             launch,

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.preflight.rules.base import Rule, as_number, is_at_least, matching, nearest, problem
+from npuenv.preflight.rules.base import Rule, as_number, is_at_least, matching, nearest, problem, value
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _meant(word: str, row: Choice) -> str | None:
 
 def _bounds(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().bounds:
-        if row.framework != launch.framework:
+        if row.framework != launch.framework or any(f"{key}={value(launch, key)}" in row.unless for key in _keys(row)):
             continue
         for setting in matching(launch, row.key):
             if setting.value is not None and not (_is_within(row, setting.value) or _is_none(launch, setting)):
@@ -82,12 +82,39 @@ def _bounds(launch: Launch) -> Iterator[Problem]:
                 )
 
 
+def _keys(row: Bound) -> list[str]:
+    return [each.partition("=")[0] for each in row.unless]
+
+
 def _is_none(launch: Launch, setting: Setting) -> bool:
     """The fully asynchronous trainer takes samples as they come, and asks for a batch of 0.
 
     Source: verl wheels 0.7.1, 0.9.1: verl/experimental/fully_async_policy: "train_batch_size must be zero".
     """
     return setting.key == "data.train_batch_size" and setting.value == 0 and "fully_async" in launch.program
+
+
+def _types(launch: Launch) -> Iterator[Problem]:
+    """Words in the place of a number or a switch, by what the release's own value is."""
+    bound = {row.key for row in load_matrix().bounds}
+    for key, default in launch.defaults.items():
+        setting = launch.settings.get(key)
+        is_text = setting is not None and not setting.is_open and isinstance(setting.value, str) and setting.value
+        if not is_text or not isinstance(default, (bool, int, float)) or key in bound:
+            continue
+        is_switch = isinstance(default, bool)
+        if is_switch or (setting and setting.value[0].isalpha()):  # 0.5_4.0 is a range to one key
+            yield problem(
+                launch,
+                "choice" if is_switch else "number",
+                (key,),
+                says="not-a-switch" if is_switch else "not-a-number",
+                key=key,
+                text=setting.text if setting else "",
+                default=default,
+                release=launch.release,
+                source="npuenv/matrix/keys/verl.toml: the release's own value",
+            )
 
 
 def _is_within(row: Bound, written: object) -> bool:
@@ -108,6 +135,7 @@ def _takes(row: Bound) -> str:
 
 
 RULES = (
-    Rule("preflight.choice", ("verl", "roll"), _choices),
+    Rule("preflight.choice", ("verl", "roll"), _choices, is_trainers=True),
     Rule("preflight.number", ("verl", "roll"), _bounds),
+    Rule("preflight.number", ("verl",), _types, is_trainers=True),
 )
