@@ -94,7 +94,9 @@ def request_options(command: Command) -> Command:
         click.option("--python", metavar="X.Y", help="Python of the environment."),
         click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (lock, install: this machine's)."),
         click.option("--os", metavar="NAME", help="Operating system, like ubuntu22.04."),
-        click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950, or a chip name as npu-smi prints it."),
+        click.option(
+            "--hardware", metavar="NAME", help="310p, a2, a3 or 950; a chip or product, like 910B3, 'Atlas 800T A3'."
+        ),
         click.option(
             "--for",
             "framework",

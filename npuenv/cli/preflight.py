@@ -29,7 +29,7 @@ _MOST_WORD = 100_000  # bytes; Linux takes no word of a command above 128 KiB
 @click.option("--for", "framework", metavar="RELEASE", help="verl==0.7.1 or roll==0.3.0: what will run it.")
 @click.option("--stack", metavar="NAME", help="Take the release and the packages of a published stack.")
 @click.option("--target", type=click.Path(path_type=Path), metavar="ENV", help="Take them from an environment.")
-@click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950, or a chip name as npu-smi prints it.")
+@click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950; a chip or product, like 910B3, 'Atlas 800T A3'.")
 @click.option("--cards-per-node", type=click.IntRange(1, 4096), metavar="N", help="Cards of one node.")
 @click.option("--nodes", type=click.IntRange(1, 100_000), metavar="N", help="Nodes that take part.")
 @click.option("--card-memory", type=click.FloatRange(1, 4096), metavar="GIB", help="Memory of one card.")

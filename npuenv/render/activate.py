@@ -56,6 +56,15 @@ def settings_of(stack: Stack, role: str) -> Mapping[str, str]:
     return {row.name: row.value for row in rows if row.role == role and _applies(row, stack)}
 
 
+def outlived(stack: Stack) -> Mapping[str, str]:
+    """The framework's settings that vllm-ascend has stopped reading by the stack's release of it."""
+    rows = [row for row in load_matrix().settings if stack.framework in row.frameworks and row.until]
+    pin = stack.pin("vllm-ascend")
+    if pin is None:
+        return {}
+    return {row.name: row.value for row in rows if versions.accepts(f">={row.until}", pin.version)}
+
+
 def _data(stack: Stack, root: str) -> dict[str, object]:
     """What `entering.py` reads. `{cache}` in a value stands for npuenv's folder in the user's cache."""
     run = settings_of(stack, "run")

@@ -159,12 +159,16 @@ def flat(tree: dict[str, Any]) -> dict[str, Any]:
     return {key: meant(value) for key, value in found.items()}
 
 
+SAMPLES = _toml.loads(Path(__file__).with_name("roll_samples.toml").read_text(encoding="utf-8"))
+EXPORTS = SAMPLES.pop("exports")
+
+
 def published(name: str) -> dict[str, Any]:
-    """A sample's values, as `flat` gives those of a file."""
-    samples = _toml.loads(Path(__file__).with_name("roll_samples.toml").read_text(encoding="utf-8"))
+    """A sample's values, as `flat` gives those of a file; what its shell exports counts with its variables."""
     row = recipes.recipe_of(name, MATRIX.roll_recipes)
     tree: dict[str, Any] = {}
-    for key, text in samples[row.like or name].items():
+    exports = {f"system_envs.{variable}": text for variable, text in EXPORTS.items()}
+    for key, text in {**exports, **SAMPLES[row.like or name]}.items():
         *above, last = key.split(".")
         place = tree
         for part in above:
@@ -199,6 +203,19 @@ def test_every_value_is_the_samples_or_a_departure_that_the_file_names(name: str
         assert says(text, each.why), each
         assert YAML(typ="safe").load(f"a: {each.sample or '~'}")["a"] == theirs.get(each.key), each
     assert says(text, "launch_roll.note-count")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_variable_of_the_samples_is_set_or_the_file_names_it(name: str, release: str) -> None:
+    files = render(name, release)
+    tree, text = content(files), files[f"{name}.yaml"]
+    groups = (tree, tree["actor_train"], tree["actor_infer"])
+    written = {key for group in groups for key in group.get("system_envs", {})}
+    written |= set(re.findall(r"export (\w+)=", files["run.sh"]))
+    meant = {key.rpartition(".")[2] for key in published(name) if key.startswith("system_envs.")}
+    unnamed = [variable for variable in meant - written if not re.search(rf"\b{variable}\b", text)]
+    assert unnamed == []
 
 
 def test_a_departure_is_the_users_own_matter_once_the_user_has_set_its_key() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npuenv.matrix import load_matrix
+from npuenv.messages import Message
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Conflict, Request, Stack
 
@@ -40,7 +41,9 @@ def test_a_stack_that_a_pin_has_moved_to_says_which_would_have_been_taken_and_wh
     note = moved.notes[0]
     assert (note.key, note.args["usual"], note.args["stack"]) == ("resolve.note-moved", usual.name, moved.name)
     assert note.args["pins"] == (f"{package}=={version}",)
-    assert version in map(str, note.args["why"].args.values())  # type: ignore[union-attr]
+    why = note.args["why"]
+    assert isinstance(why, Message)
+    assert version in map(str, why.args.values())
 
 
 def test_a_pin_that_the_usual_stack_takes_moves_nothing() -> None:

@@ -38,7 +38,10 @@ def test_every_stack_named_for_a_model_can_load_it_or_says_first_that_it_cannot(
     assert bool(told) == is_short
     if told:
         assert told == [made.notes[0]]
-        (other,) = told[0].args["elsewhere"].args["stacks"]  # type: ignore[union-attr]
+        elsewhere = told[0].args["elsewhere"]
+        assert isinstance(elsewhere, Message)
+        assert isinstance(elsewhere.args["stacks"], tuple)
+        (other,) = elsewhere.args["stacks"]
         assert other != name and not any(note.key == KEY for note in stack(other).notes)
 
 

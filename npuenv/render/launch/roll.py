@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import npuenv
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
+from npuenv.render.activate import outlived
 from npuenv.render.launch.job import written_cards
 from npuenv.render.launch.roll_check import refuse_unfit
 from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, OFFLOAD, TRAIN_CONFIG, defaults_of
@@ -60,14 +61,14 @@ def render_roll(
     )
     name = recipe.row.id
     comments = {key: say(message, lang) for key, message in _comments(job, placement, recipe, defaults)}
-    lines = [say(message, lang) for message in (title, *_notes(job, placement, recipe))]
+    lines = [say(message, lang) for message in (title, *_notes(job, placement, recipe, stack))]
     return {
         f"{name}.yaml": _yaml(tree, lines, comments),
         "run.sh": script(job, recipe, stack=stack, paths=paths, head=head, title=say(title, lang), lang=lang),
     }
 
 
-def _notes(job: Job, placement: Placement, recipe: Filled) -> Iterator[Message]:
+def _notes(job: Job, placement: Placement, recipe: Filled, stack: Stack) -> Iterator[Message]:
     """What stands on top of the file, after its title."""
     args = {
         "train": written_cards(placement.train),
@@ -81,6 +82,10 @@ def _notes(job: Job, placement: Placement, recipe: Filled) -> Iterator[Message]:
     yield Message("launch_roll.note-start")
     yield Message("launch_roll.note-count")
     yield from (departed(each, recipe) for each in recipe.departures if each.key not in recipe.values)
+    pin, unread = stack.pin("vllm-ascend"), outlived(stack)
+    if pin is not None and unread:
+        variables = tuple(f"{name}={value}" for name, value in unread.items())
+        yield Message("launch_roll.unread-variables", {"variables": variables, "version": pin.version})
     if recipe.lacks_local_code:
         yield Message("launch_roll.note-local-code")
 

@@ -49,15 +49,15 @@ def test_a_run_leaves_its_model_and_a_checkpoint_makes_the_same(
     policy = load(out / "checkpoint", CPU)["learner"]["policy"]
     if more == LORA:
         start = models.build(parse([*WORDS, *LORA], devices=("cpu",)), 19, seed=9, device=CPU)
-        for name, each in start.named_parameters():
-            each.data.copy_(policy[name])
+        for key, weight in start.named_parameters():
+            weight.data.copy_(policy[key])
         policy = lora.merged(start)
     assert same(weights(out / "model"), policy)
     assert entry.main(["export", str(out), str(again)]) == 0
     assert sorted(capsys.readouterr().out.split()) == [str(again / each) for each in folders]
-    for each in folders:
-        files_of = {path.name: path.read_bytes() for path in (out / each).iterdir()}
-        assert files_of == {path.name: path.read_bytes() for path in (again / each).iterdir()}
+    for name in folders:
+        files_of = {path.name: path.read_bytes() for path in (out / name).iterdir()}
+        assert files_of == {path.name: path.read_bytes() for path in (again / name).iterdir()}
 
 
 def test_a_checkpoint_of_fine_tuning_makes_the_model_that_it_left(tmp_path: Path) -> None:
