@@ -37,7 +37,7 @@ def run_backend(
     host, asked = LocalHost(), backends.asked(settings, model)
     place = smoke.Target(Path(environment.python), absolute(out or smoke.default_out()))
     if Path(environment.python).is_file():  # else there is nothing to say but that
-        ui.say(environment.says, err=True)
+        ui.say(environment.says)
     found = backends.look(host, place.python, backend)
     with smoke.sole_use(place.out):
         script = backends.prepare(host, place, found, asked, lang=ui.lang)

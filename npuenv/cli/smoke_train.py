@@ -153,7 +153,7 @@ def run_smoke(ui: Ui, environment: Environment, *, out: Path | None, settings: M
 
     python, cards = Path(environment.python), has_cards()
     if Path(environment.python).is_file():  # else there is nothing to say but that
-        ui.say(environment.says, err=True)
+        ui.say(environment.says)
     if cards and (settings.get("device") == "cpu" or "torch_npu" not in _torch_of(environment.python)):
         ui.say(Message("smoke.cards-untested"), err=True)
     if (head := smoke.head_elsewhere(settings)) is not None:

@@ -139,7 +139,7 @@ def test_a_broken_run_fails_and_names_its_cause(
 ) -> None:
     document, _ = smoke(capsys, make_target(tmp_path / "target", "verl", lines, after=after), "verl")
     assert (document["exit"], document["verdict"], document["cause"]) == (1, "fail", cause)
-    assert document["says"].startswith("FAIL: ") and words in document["says"]
+    assert document["says"].startswith("FAIL, ") and words in document["says"]
 
 
 def test_a_run_that_waits_for_cards_is_ended_and_the_demand_named(

@@ -96,7 +96,7 @@ def test_it_is_named_in_chinese_too(
     with_cards(1)
     code, document = smoke(target, tmp_path / "out", capsys, "device=npu", lang="zh")
     assert (code, document["cause"]) == (1, "arithmetic-wrong")
-    assert document["says"].startswith("失败：") and "npu:0" in document["says"]
+    assert document["says"].startswith("失败，") and "npu:0" in document["says"]
 
 
 def test_without_a_device_it_is_the_device_that_is_named_and_no_product(
