@@ -102,7 +102,6 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
             launch,
             "visibility",
             ("CUDA_VISIBLE_DEVICES",),
-            severity="warning",
             changes=changes,
             name="CUDA_VISIBLE_DEVICES",
             new=new,
