@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv import _json
 from npuenv.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.execute.failures import reason, short, system_error, tail
 from npuenv.facts.environment import INSPECTOR, ask_environment
@@ -242,7 +243,7 @@ class _claim:
     def _require_same_lock(self) -> None:
         """What was planned is for what lay here before; with another lock in its place it has to be planned anew."""
         texts = [(each.path, each.text) for step in self._plan.steps for each in step.do if isinstance(each, WriteFile)]
-        wanted = {json.loads(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
+        wanted = {_json.loads(text)["lock"] for path, text in texts if path.endswith(f"/{MARKER}")}
         found = describe(self._session.host, self._session.root)
         if found is not None and wanted and found.lock not in wanted:
             said = {"path": self._session.root, "stack": found.stack, "lock": found.lock}

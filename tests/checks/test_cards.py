@@ -191,7 +191,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5))), Status.OK, "server 4"),
     ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, server=3))), Status.FAIL, "0/3, 0/4"),
     ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, npu=1))), Status.FAIL, "16777216"),
-    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, pod=None))), Status.UNKNOWN, "every chip"),
+    ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, pod=None))), Status.UNKNOWN, "0.0"),
     ("cards.events", put(faults=()), Status.OK, "no present fault"),
     ("cards.events", put(faults=(FaultEvent(0, "81AF8000", 2, ""),)), Status.WARN, "81AF8000"),
     ("cards.events", put(faults=(FaultEvent(0, "80E18402", 2, ""),)), Status.FAIL, "80E18402"),

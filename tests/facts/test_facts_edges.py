@@ -85,4 +85,4 @@ def test_a_raylet_beside_cards_is_known_by_its_environment(
     monkeypatch.setattr(ray_node, "ours", lambda *_: [77])
     monkeypatch.setattr(ray_node, "devices_here", lambda: 8)
     monkeypatch.setattr(ray_node, "text_of", lambda path: environ if path == "/proc/77/environ" else "")
-    assert ray_node.alive({}) == {"running": ["raylet"], "without_cann": is_without}
+    assert ray_node.alive({}) == {"running": ["raylet"], "stopped": [], "without_cann": is_without}

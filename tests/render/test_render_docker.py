@@ -407,8 +407,8 @@ def test_a_ref_cannot_be_an_option_of_git(sample: SimpleNamespace) -> None:
 def test_words_of_a_reason_cannot_become_instructions(sample: SimpleNamespace) -> None:
     override = Override("x\nRUN evil", "exclude", "y\nUSER root", Reason(Message("cli.no")))
     lines = rendered(sample, overrides=(override,))["Dockerfile"].splitlines()
-    said = sentence("render.override-exclude", requirement="USER root", reason=Message("cli.no"))
-    assert [line for line in lines if "evil" in line or "USER root" in line] == [f"# {said}"]
+    said = sentence("render.override-exclude", requirement="y USER root", reason=Message("cli.no"))
+    assert [line for line in lines if "evil" in line or "USER root" in line] == [f"# * {said}"]
 
 
 def test_a_base_image_without_digest_is_reported_in_head_label_and_message(sample: SimpleNamespace) -> None:

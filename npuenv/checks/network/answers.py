@@ -60,10 +60,13 @@ def stands_back(context: Context) -> Verdict | None:
 def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping[int, Any]) -> Verdict | None:
     """Unknown for the cards of which nothing could be read; `of` are those that could be.
 
-    A card that answers nothing, and a tool that answers for no card, are told by the check of the tool.
+    A card that answers nothing, what was not asked because of it, and a tool that answers for no card, are told by the
+    check of the tool.
     """
-    silent = silent_cards(context)
-    if cards and context.facts.hccn.refused.is_known and (not of or cards.keys() <= set(silent)):
+    from npuenv.facts.hccn.survey import NOT_ASKED  # read from level 2 on
+
+    silent = {*silent_cards(context), *(card for card, line in cards.items() if line.line.startswith(NOT_ASKED))}
+    if cards and context.facts.hccn.refused.is_known and (not of or cards.keys() <= silent):
         return skip("network.because-tool")
     return unread({card: line for card, line in cards.items() if card not in silent})
 

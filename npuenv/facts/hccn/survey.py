@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BUDGET_S = 60.0  # for all questions together; level 2 has two minutes for everything
+NOT_ASKED = "not asked after"  # one that did not end; followed by why
 _FOR_GOOD = (Refusal.BUSY, Refusal.NOT_INSTALLED)
 _FOR_ALL_CARDS = (Refusal.PERMISSION, Refusal.UNSUPPORTED, Refusal.GRAMMAR)
 _LOST_AT_MOST = 3
@@ -85,7 +86,7 @@ class Survey:
         except NotRecorded:
             return unknown(Evidence(command, "not in the capture")), False
         if ran is None:
-            return unknown(Evidence(command, f"not asked after: {self._why_stopped}")), True
+            return unknown(Evidence(command, f"{NOT_ASKED}: {self._why_stopped}")), True
         failure = refused(ran, name)
         return answer(ran, name, parse), failure is not None and failure.kind in _FOR_ALL_CARDS
 

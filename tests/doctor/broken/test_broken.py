@@ -121,7 +121,7 @@ def test_a_broken_environment_is_told_as_text_by_a_process_of_its_own(bases: Bas
     BREAKS["torch_libraries_deleted"](bench)
     seen = diagnose(bench)
     assert (seen.code, seen.err) == (1, "")
-    assert "torch/lib/libtorch_cpu.so" in seen.out and say(title("python.files")) in seen.out
+    assert "missing: torch/lib/lib" in seen.out and say(title("python.files")) in seen.out
 
 
 def test_every_row_has_its_function_and_every_function_its_row() -> None:
