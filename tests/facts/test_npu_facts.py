@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv._toml import load_file
-from npuenv.facts import Evidence, State, npu
+from npuenv.facts import State, npu
 from npuenv.facts.asker import Asker
 from npuenv.facts.npu import burn, holders, install, kernel
 from npuenv.facts.npu.smi import SmiTable, parse_info
@@ -129,7 +129,8 @@ def test_a_card_whose_answer_cannot_be_read_is_kept_by_its_name_and_reason() -> 
     ecc = text_of("npu_ecc", "ecc_910A_23.0.5")
     host = host_with(A2, {f"-t ecc -i {number}": ecc if number != 5 else "Double Bit Err\n" for number in range(8)})
     facts = collect(host, 2)
-    assert facts.unread.value == {"ecc": {"5": Evidence("npu-smi info -t ecc -i 5", "cannot be read")}}
+    assert facts.unread.value is not None and facts.unread.value.keys() == {"ecc"}
+    assert {card: line.command for card, line in facts.unread.value["ecc"].items()} == {"5": "npu-smi info -t ecc -i 5"}
     for number in (5, 6):
         host.fails(f"npu-smi info -t ecc -i {number}", timed_out=True)
     facts = collect(host, 2)

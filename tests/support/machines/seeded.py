@@ -67,5 +67,9 @@ def moved(fault: Mapping[str, Any]) -> Findings:
 
 def is_found(fault: Mapping[str, Any]) -> bool:
     """Whether the check that has to speak does so, in one of the states that it may have."""
-    found = moved(fault)
-    return any(check in found and found[check].status.value in states for check, states in fault["must"].items())
+    found, before = faulty(fault), healthy(fault["machine"], level_of(fault))
+    return any(
+        found[check].status.value in states and found[check].status is not before[check].status
+        for check, states in fault["must"].items()
+        if check in found
+    )
