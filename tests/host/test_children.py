@@ -57,7 +57,13 @@ def has_settled(seen: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGHUP, 130), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 130, marks=pytest.mark.slow),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_a_doctor_that_is_ended_leaves_no_tool_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     tool, seen = tmp_path / "bin" / "npu-smi", tmp_path / "seen"

@@ -167,6 +167,7 @@ def test_ranks_go_on_from_their_shards_with_the_same_bits(ranks: list[dict[str, 
     assert [(rank["restored"], rank["went on"]) for rank in ranks] == [(None, None)] * 2
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_from_the_shards_of_two(checkpoint: Path, ranks: Any, folder: Path) -> None:
     made = learner(**SETTINGS)
     own, state = of_one(made), load(checkpoint, CPU)
@@ -180,6 +181,7 @@ def test_one_process_goes_on_from_the_shards_of_two(checkpoint: Path, ranks: Any
     update(made, batch())  # and it can
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_from_the_file_of_one_process(ranks: Any, folder: Path) -> None:
     wanted = load(folder / "alone", CPU)["learner"]["policy"]
     for rank in range(2):
@@ -188,6 +190,7 @@ def test_two_ranks_go_on_from_the_file_of_one_process(ranks: Any, folder: Path) 
         assert all(torch.equal(each, wanted[name]) for name, each in found.items())
 
 
+@pytest.mark.slow
 def test_the_wide_copies_of_a_bfloat16_run_are_the_rows_of_a_sharded_one_and_back(ranks: Any, folder: Path) -> None:
     wanted = load(folder / "narrow", CPU)["learner"]
     found = whole_state(folder, "from-narrow-1.pt")
@@ -199,6 +202,7 @@ def test_the_wide_copies_of_a_bfloat16_run_are_the_rows_of_a_sharded_one_and_bac
     assert all(torch.equal(each, wanted["policy"][name]) for name, each in state["policy"].items())
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_write_ends_the_save_on_all_and_leaves_the_earlier_state(
     ranks: list[dict[str, Any]], folder: Path
 ) -> None:
@@ -209,6 +213,7 @@ def test_a_rank_that_cannot_write_ends_the_save_on_all_and_leaves_the_earlier_st
     assert sorted(path.name for path in (folder / "checkpoint").iterdir()) == ["manifest.json", saved.file]
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_named_on_every_rank(ranks: list[dict[str, Any]]) -> None:
     for kind, text in (rank["refused"] for rank in ranks):
         assert kind == "CorruptCheckpoint"
@@ -225,6 +230,7 @@ def test_three_ranks_go_on_from_the_shards_of_two(ranks: Any, folder: Path) -> N
 # In one process, on what two ranks saved.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata", "rest.pt"])
 @pytest.mark.parametrize("place", [0.0, 0.5, 0.99])
 def test_one_turned_bit_is_noticed_in_whichever_file_it_is(checkpoint: Path, name: str, place: float) -> None:
@@ -236,6 +242,7 @@ def test_one_turned_bit_is_noticed_in_whichever_file_it_is(checkpoint: Path, nam
         load(checkpoint, CPU)
 
 
+@pytest.mark.slow
 def test_a_missing_shard_is_named(checkpoint: Path) -> None:
     (path,) = checkpoint.glob("state-*/__1_0.distcp")
     path.unlink()
@@ -250,6 +257,7 @@ class Code:
         return print, ("it ran",)
 
 
+@pytest.mark.slow
 def test_an_index_that_holds_code_is_not_run_though_its_digest_is_right(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,11 +302,13 @@ def test_what_a_save_of_either_kind_left_unfinished_goes_with_the_next_one(tmp_p
         assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", saved.file]
 
 
+@pytest.mark.slow
 def test_another_model_is_told_by_the_first_weight_that_does_not_fit(checkpoint: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"holds no learner/policy/model\.embed_tokens\.weight of shape"):
         load(checkpoint, CPU)["stored"].into(of_one(learner(**SETTINGS, hidden=24)))
 
 
+@pytest.mark.slow
 def test_the_manifest_names_step_settings_files_and_tensors(checkpoint: Path) -> None:
     saved = manifest.read(checkpoint)
     assert saved is not None
@@ -308,6 +318,7 @@ def test_the_manifest_names_step_settings_files_and_tensors(checkpoint: Path) ->
     assert saved.tensors == len(of_one(learner(**SETTINGS))) + 1  # and the random numbers of the groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(12))
 def test_a_save_that_dies_at_any_moment_leaves_a_whole_state(
     number: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,6 +361,7 @@ def test_the_same_state_twice_stands_under_another_name(tmp_path: Path) -> None:
     assert isinstance(first, Saved)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_rank_finds_the_checkpoint_of_several(checkpoint: Path) -> None:
     told = json.loads((checkpoint / "manifest.json").read_text())
     before = parse(["ranks=2", "sharding=fsdp2", "steps=5"], devices=("cpu",))
