@@ -272,6 +272,10 @@ def left_out(name: str, card: str = "5") -> Change:
 
 
 # Card 0 is not well, and of card 5 nothing can be read.
+COMPUTED = tuple(
+    dataclasses.replace(each, computes_correctly={0: False, 5: None}.get(each.number, True)) for each in EIGHT
+)
+ONE_WRONG_ONE_UNREAD = Devices(True, 8, ("Ascend910B3",) * 8, True, False, 1.0, 0.1, "", COMPUTED)
 MIXED: dict[str, Change] = {
     "cards.healthy": both(row(0, health="Alarm"), row(5, health=None)),
     "cards.supported": both(row(0, name="910B"), row(5, name=None)),
@@ -283,25 +287,9 @@ MIXED: dict[str, Change] = {
     "cards.compatible": both(put(boards=(dataclasses.replace(BOARD, compatibility="NOT OK"),)), left_out("boards")),
     "cards.super-pod": both(put(spods=(SPOD, dataclasses.replace(SPOD, server=3, sdid=1))), left_out("spods", "5.0")),
     "cards.events": both(put(faults=(FaultEvent(0, "81AF8000", 3, ""),)), left_out("faults")),
-    "devices.computes": put(
-        devices=Devices(
-            True, 8, ("Ascend910B3",) * 8, True, False, 1.0, 0.1, "",
-            tuple(
-                dataclasses.replace(each, computes_correctly={0: False, 5: None}.get(each.number, True))
-                for each in EIGHT
-            ),
-        )
-    ),
-    "devices.burn-in": put(
-        burn=Devices(
-            True, 8, ("Ascend910B3",) * 8, True, False, 1.0, 0.1, "",
-            tuple(
-                dataclasses.replace(each, computes_correctly={0: False, 5: None}.get(each.number, True))
-                for each in EIGHT
-            ),
-        )
-    ),
-}  # fmt: skip
+    "devices.computes": put(devices=ONE_WRONG_ONE_UNREAD),
+    "devices.burn-in": put(burn=ONE_WRONG_ONE_UNREAD),
+}
 # Of the table or the session as a whole, of pairs of cards, or with an answer or an error for each card.
 NOT_BY_CARD = {
     "cards.present", "cards.complete", "cards.whole", "cards.answer", "cards.linked", "cards.kernel", "cards.claimed",
