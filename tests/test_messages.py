@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import string
 from pathlib import Path
@@ -33,10 +32,9 @@ def named_in_code() -> dict[str, str]:
     """Message keys that stand as literals in `Message("...")` calls, with the place."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            match node:
-                case ast.Call(func=ast.Name(id="Message"), args=[ast.Constant(value=str(key)), *_]):
-                    found[key] = f"{path.name}:{node.lineno}"
+        source = path.read_text(encoding="utf-8")
+        for match in re.finditer(r"""\bMessage\(\s*"([^"]+)\"""", source):
+            found[match[1]] = f"{path.name}:{source.count(chr(10), 0, match.start()) + 1}"
     return found
 
 

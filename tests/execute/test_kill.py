@@ -1,7 +1,7 @@
 """Kills an installation with everything it started, at any moment, and runs it again: then every file must be there.
 
 Each result is judged by reading the wheels themselves, not by what the installation says of itself. NPUENV_KILLS sets
-the number of random points (12), NPUENV_REAL_KILLS those with real wheels (1), NPUENV_KILL_SEED where they lie.
+the number of random points (8), NPUENV_REAL_KILLS those with real wheels (1), NPUENV_KILL_SEED where they lie.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
     from tests.execute.conftest import World
 
-NUM_KILLS = int(os.environ.get("NPUENV_KILLS", "12"))
+NUM_KILLS = int(os.environ.get("NPUENV_KILLS", "8"))
 NUM_REAL_KILLS = int(os.environ.get("NPUENV_REAL_KILLS", "1"))
-FEW = 3  # in the run that every change starts with; the others are slow
+FEW = 1  # in the run that every change starts with; the others are slow
 SEED = int(os.environ.get("NPUENV_KILL_SEED", "1"))
 CHECKOUT = Path(__file__).parents[2]
 
@@ -265,6 +265,7 @@ def test_killed_twice_in_a_row_it_is_complete_after_the_third_run(bed: Bed, numb
     assert bed.flaws() == []
 
 
+@pytest.mark.slow
 def test_killed_between_two_steps_it_goes_on_there(small_bed: Bed) -> None:
     bed = small_bed
     shutil.rmtree(bed.root)

@@ -87,7 +87,7 @@ def market(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Market]:
         request_queue_size = 128  # uv opens 50 connections at once; with the usual five the kernel drops some
 
     server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     market.url = f"http://127.0.0.1:{server.server_address[1]}/simple/"
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

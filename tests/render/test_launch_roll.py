@@ -125,7 +125,7 @@ def test_every_key_is_one_that_roll_reads(name: str, release: str) -> None:
     assert "num_gpus_per_node" not in tree
 
 
-@pytest.mark.parametrize("name", [TWO_NODES, f"{TWO_NODES}-spread"])
+@pytest.mark.parametrize("name", [TWO_NODES, pytest.param(f"{TWO_NODES}-spread", marks=pytest.mark.slow)])
 def test_a_value_that_is_not_the_guides_says_so_in_the_file(name: str) -> None:
     new, old, own = (
         render(name, "0.3.0"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.pip import UvSettings
-from npuenv.host.writing import claim, holders
+from npuenv.host.writing import claim
 from npuenv.messages import Message, say
 from npuenv.plan.types import Plan, Run, Step, Want, WriteFile
 from npuenv.render.script import render_script
@@ -141,15 +140,15 @@ def test_an_environment_that_is_being_worked_on_is_waited_for_and_judged_again(
     held = claim(str(running))
     assert held is not None
     thesis = put(tmp_path / "env", marker=marker("building"))
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(run, *making(tmp_path / "env"))
-        assert until(lambda: len(holders(str(running))) > 0) and not waiting.done() and thesis.exists()
+    script, complaints = tmp_path / "script.sh", tmp_path / "complaints"
+    script.write_text(render_script(Plan(making(tmp_path / "env")), NO_SETTINGS, title="tiny"))
+    said = sentence("execute.waiting", path=f"{tmp_path}/env") + "\n"
+    with complaints.open("w") as stream, subprocess.Popen(["sh", str(script)], stderr=stream) as waiting:
+        assert until(lambda: complaints.read_text() == said) and waiting.poll() is None and thesis.exists()
         if left == "foreign":
             (tmp_path / "env" / MARKER).unlink()
         os.close(held)
-        ended, _, err = waiting.result()
-    said = sentence("execute.waiting", path=f"{tmp_path}/env") + "\n"
-    assert (ended, err.startswith(said), thesis.exists()) == (code, True, left == "foreign")
+    assert (waiting.returncode, thesis.exists()) == (code, left == "foreign")
 
 
 def test_what_the_callers_shell_sets_for_uv_and_pip_does_not_reach_the_steps() -> None:
