@@ -149,6 +149,12 @@ def test_the_file_that_python_does_not_get_past_is_the_last_that_was_begun() -> 
         assert python_facts.broken(host, "python3", gave_up).state is State.ABSENT
 
 
+def test_of_a_python_that_gave_no_answer_its_own_fact_and_the_reason_stay_apart() -> None:
+    host = ScriptedHost(commands={f"{PYTHON} inventory": "NPUENV-ANSWER {"})
+    found = collect(*found_by(Asker(host, 1, PYTHON)))
+    assert (found.interpreter.state, found.broken.value) == (State.UNKNOWN, python_facts.Broken("garbled", PYTHON))
+
+
 def test_level_0_runs_nothing() -> None:
     host = scripted()
     found = collect(*found_by(Asker(host, 0, PYTHON)))

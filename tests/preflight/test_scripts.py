@@ -142,11 +142,15 @@ def test_what_was_not_judged_is_said_once_as_a_note(id: str, says: str) -> None:
     assert all(say(each, "zh") != say(each, "en") for each in notes)
 
 
-def test_a_file_that_is_not_beside_the_script_is_named() -> None:
-    text = "source ./gone.env\nsource /usr/local/Ascend/set_env.sh\npython3 -m verl.trainer.main_ppo a=1\n"
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("source ./gone.env", ["./gone.env"]), ("bash ./gone.sh a.b=1", ["./gone.sh"]), ("bash ./prepare.sh --fast", [])],
+)
+def test_a_file_that_is_not_beside_the_script_is_named_where_settings_may_stand(line: str, named: list[str]) -> None:
+    text = f"{line}\nsource /usr/local/Ascend/set_env.sh\npython3 -m verl.trainer.main_ppo a=1\n"
     notes = read_text(text, PATH, Asked(defaults_of)).notes
     assert [(each.key, each.args["line"], each.args["file"]) for each in notes] == [
-        ("preflight.not-read", 1, "./gone.env")
+        ("preflight.not-read", 1, name) for name in named
     ]
 
 
