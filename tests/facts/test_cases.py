@@ -63,7 +63,7 @@ def test_every_fact_has_a_known_case_and_another_one(name: str) -> None:
     assert "known" in states and len(states) > 1
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.long])])
 @pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_broken_answers_never_raise_and_never_turn_into_another_kind_of_value(path: Path, count: int) -> None:
     case = load_file(path)
