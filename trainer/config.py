@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from dataclasses import Field, dataclass, field, fields
+import math
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.overrides import verl
@@ -163,6 +164,10 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
     if values["run"].get("epochs"):
         values["run"].setdefault("steps", _SETTINGS["steps"].metadata["high"])  # epochs alone say when it ends
     config = Config(**{section: kind(**values[section]) for section, kind in _SECTIONS.items()})
+    if "prompts_per_step" not in values["rollout"]:  # as many as the ranks can share
+        ranks, rollout = config.run.ranks, config.rollout
+        each = max(math.ceil(rollout.prompts_per_step / ranks), config.optim.mini_batches if ranks > 1 else 1)
+        config = replace(config, rollout=replace(rollout, prompts_per_step=ranks * each))
     _check_together(config)
     return Given(config, made.said, made.ignored, assumed)
 

@@ -130,7 +130,9 @@ class Sampler:
     """How answers are made."""
 
     engine: str = choice("builtin", "transformers", "vllm", "scripted", about="what generates")
-    prompts_per_step: int = number(16, 1, 4096, "questions a step; in fine-tuning, transcripts")
+    prompts_per_step: int = number(
+        16, 1, 4096, "questions a step; in fine-tuning, transcripts; by default as many as ranks can share"
+    )
     rollouts_per_prompt: int = number(8, 1, 4096, "answers to each, its group")
     temperature: float = number(1.0, 1e-3, 100.0, "of sampling, and of the log-probabilities that are learnt")
     script: str = text("", "scripted only: a file of answers, one JSON list of texts a line")

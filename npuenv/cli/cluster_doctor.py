@@ -91,8 +91,8 @@ def _look(ui: Ui, wish: Wish, asking: Asking) -> Verdict:
     way = Way(options=Options(config=asking.ssh_config), parallel=parallel)
     _collect(ui, wish, inventory, judge, way, limit_s)
     _try_each_other(ui, wish, inventory, judge, way, asking.shared)
-    asked = {"agree.ports": wish.level >= _NETWORK_LEVEL, "agree.storage": asking.shared is not None}
-    return judge.verdict(inventory, asked=frozenset(check for check, is_asked in asked.items() if is_asked))
+    asked = {"agree.ports", "agree.packets"} if wish.level >= _NETWORK_LEVEL else set()
+    return judge.verdict(inventory, asked=frozenset(asked | ({"agree.storage"} if asking.shared else set())))
 
 
 def _collect(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Way, limit_s: float) -> None:

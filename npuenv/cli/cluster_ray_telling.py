@@ -82,7 +82,7 @@ def tell_status(
     title = Message("cluster.ray-title", {"address": cluster.address})
     rows = {name: found[name] for name in sorted(found, key=lambda name: (name != cluster.head, natural(name)))}
     others = ray_seen.strangers(seen, cluster) if seen else ()
-    warned = _without_cann(case, alive)
+    warned = [*_without_cann(case, alive), *(ray_seen.left_behind(seen, cluster) if seen else [])]
     tell(case.ui, Picture(title, cluster.address, rows, seen, explained, warned, waiting, others, then), code)
     return code
 
@@ -152,9 +152,11 @@ def _says_stopped(heard: Heard) -> Message:
 
 
 def _is_lost(each: Started | None, seen: Seen | None) -> bool:
-    """Whether Ray has given up a node: it does not take it back."""
-    row = seen.at(each.address) if seen and each else None
-    return row is not None and not row.is_alive
+    """Whether Ray has given up a node, which it does not take back, or has never heard of it."""
+    if seen is None or seen.nodes is None or each is None or not each.address:
+        return False
+    row = seen.at(each.address)
+    return row is None or not row.is_alive
 
 
 def tell(ui: Ui, picture: Picture, code: ExitCode) -> None:

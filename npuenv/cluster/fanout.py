@@ -7,6 +7,7 @@ happens on a node is not judged here.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -14,17 +15,17 @@ import resource
 import selectors
 import subprocess
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING
 
-from npuenv.cluster.ssh import argv_for, trouble_of
+from npuenv.cluster.ssh import Options, argv_for, trouble_of
 from npuenv.cluster.types import Answer, Trouble
 from npuenv.host.children import end_group, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from npuenv.cluster.ssh import Options
     from npuenv.cluster.types import Node
 
 PARALLEL = 32  # far more than two cores can feed, and little for a file server that all of them read from
@@ -34,6 +35,10 @@ _ERR_BYTES = 1 << 16  # the end of the client's texts that is kept
 _POLL_S = 0.02  # where the kernel cannot tell the end of a process through a descriptor
 # sshd drops connections at random while many log in at once (MaxStartups), most of all that of a jump host.
 _SHED = re.compile(r"exchange_identification|banner exchange|Not allowed at this time|Exceeded MaxStartups")
+# The client has waited in vain for a server that is there, or for a node of which nothing is known.
+_NO_GREETING = re.compile(r"timed out during banner exchange|Connection to \S+ port \d+:? (?:Connection )?timed out")
+_NO_ANSWER = re.compile(r"connect to (?:host|address) .* timed out")
+_TIMES_OTHERS = 2.0  # so much longer than the slowest of the others a node may take to be reached
 _AGAIN_AT_MOST = 3
 _REST_S = (0.5, 2.0)  # at random, so that those that were dropped together do not come back together
 _FILES_EACH = 4  # open files of one talk: three pipes, and its process
@@ -58,7 +63,8 @@ def ask(
     """The answers as they come in, one for every node. Closing the iterator ends all that still runs.
 
     `limit_s` counts from the start of a node's own connection, less what the caller does with other answers meanwhile.
-    A connection that a busy server drops at its very beginning is tried again within it.
+    Within it a connection that a busy server drops at its very beginning is tried again, and one that took too long
+    to come about where the other nodes need about as long.
     `command` is a list of words, which the remote shell gets quoted. With `keeps_stdin` its input stays open after the
     data: the command sees by the end of its input that nobody waits for it any more. More than `most_bytes` of output
     end a command. `heard` is called with each piece of output as it comes, which an answer that never comes would lose.
@@ -67,30 +73,35 @@ def ask(
     waiting = list(reversed(nodes))
     parallel = room_for(min(parallel, len(nodes)))
     talks: list[_Talk] = []
+    answers: deque[Answer] = deque()
+    pace = _Pace()
     with selectors.DefaultSelector() as selector:
         try:
-            while waiting or talks:
+            while waiting or talks or answers:
                 while waiting and len(talks) < parallel:
                     node = waiting.pop()
                     words = command(node) if callable(command) else command
                     data = stdin(node) if callable(stdin) else stdin
-                    argv = argv_for(node, words, client, options)
-                    call = _Call(node, words, argv, data, limit_s, most_bytes, keeps_stdin, heard)
-                    talk = _Talk(selector, call)
+                    call = _Call(
+                        node, words, client, options or Options(), data, limit_s, most_bytes, keeps_stdin, heard
+                    )
+                    talk = _Talk(selector, call, pace)
                     talks.append(talk)
                     talk.start()
-                _turn(selector, talks, _MORE_S if more else None)
+                if talks:
+                    _turn(selector, talks, 0.0 if answers else _MORE_S if more else None)
                 if more:
                     further = more()
                     for talk in talks:
                         talk.add(further.get(talk.name, b""))
-                ended = [talk for talk in talks if talk.answer is not None]
+                answers += [talk.answer for talk in talks if talk.answer is not None]
                 talks = [talk for talk in talks if talk.answer is None]
-                began = time.monotonic()
-                yield from (talk.answer for talk in ended if talk.answer is not None)
-                held_s = time.monotonic() - began
-                for talk in talks:
-                    talk.lengthen(held_s)
+                if answers and not (waiting and len(talks) < parallel):  # the next ones run while the caller works
+                    began = time.monotonic()
+                    yield answers.popleft()
+                    held_s = time.monotonic() - began
+                    for talk in talks:
+                        talk.lengthen(held_s)
         finally:
             with undisturbed():
                 for talk in talks:
@@ -125,13 +136,21 @@ def _turn(selector: selectors.BaseSelector, talks: Sequence[_Talk], most_s: floa
         talk.settle(now)
 
 
+@dataclass(slots=True)
+class _Pace:
+    """What is known of how fast nodes are just now."""
+
+    slowest_s: float = 0.0  # of those that have answered; 0: none has yet
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """What is asked of one node; see `ask`."""
 
     node: Node
     words: Sequence[str]  # for the shell there
-    argv: Sequence[str]  # the client's
+    client: Sequence[str]
+    options: Options
     data: bytes
     limit_s: float
     most_bytes: int
@@ -142,9 +161,10 @@ class _Call:
 class _Talk:
     """One client and what it says. `answer` is set once, when it has ended and all that it said was read."""
 
-    def __init__(self, selector: selectors.BaseSelector, call: _Call) -> None:
+    def __init__(self, selector: selectors.BaseSelector, call: _Call, pace: _Pace) -> None:
         self.answer: Answer | None = None
-        self._selector, self._call = selector, call
+        self._selector, self._call, self._pace = selector, call, pace
+        self._options = call.options
         self._data = memoryview(call.data)
         self._is_listening = True  # the client still takes its input
         self._num_again = 0
@@ -187,13 +207,14 @@ class _Talk:
         # No language: ssh speaks English alone, and many a configuration hands LC_* on to the node.
         environ = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
         pipe = subprocess.PIPE
+        argv = argv_for(self._call.node, self._call.words, self._call.client, self._options)
         try:
             with undisturbed():
                 self._process = process = subprocess.Popen(
-                    self._call.argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=environ
+                    argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=environ
                 )
         except OSError as error:
-            self._err += f"{self._call.argv[0]}: {error.strerror or error}".encode()
+            self._err += f"{argv[0]}: {error.strerror or error}".encode()
             self._finish(None, Trouble.CLIENT)
             return
         assert process.stdin and process.stdout and process.stderr
@@ -225,12 +246,15 @@ class _Talk:
             self._finish(None, Trouble.TIMED_OUT)
 
     def _rest(self, now: float, trouble: Trouble | None) -> bool:
-        """Whether it tries again after a while: the server has dropped it before anything began, and time is left."""
-        if trouble is not Trouble.BROKEN or self._out or not _SHED.search(self._text()):
+        """Whether it tries again: nothing had begun when the server dropped it, or the client's patience was at its
+        end before the node's turn had come, and time is left.
+        """
+        is_shed = trouble is Trouble.BROKEN and _SHED.search(self._text()) is not None
+        connect_s = self._options.connect_s if is_shed else self._patience()
+        until = now + (random.uniform(*_REST_S) if is_shed else 0.0)
+        if self._out or not connect_s or self._num_again == _AGAIN_AT_MOST or until >= self._deadline:
             return False
-        until = now + random.uniform(*_REST_S)
-        if self._num_again == _AGAIN_AT_MOST or until >= self._deadline:
-            return False
+        self._options = replace(self._options, connect_s=connect_s)
         with undisturbed():
             self.end()
         self._num_again += 1
@@ -238,6 +262,17 @@ class _Talk:
         self._data, self._is_listening = memoryview(self._call.data), True
         self._err.clear()
         return True
+
+    def _patience(self) -> int:
+        """How long it may take to reach the node next time, by what the others need; 0: it has had that long."""
+        given_s = self._options.connect_s
+        has_greeting_failed = _NO_GREETING.search(self._text()) is not None
+        if not has_greeting_failed and not _NO_ANSWER.search(self._text()):
+            return 0
+        wanted_s = math.ceil(_TIMES_OTHERS * self._pace.slowest_s)
+        if not wanted_s and has_greeting_failed:  # it is there, and of the others none was faster
+            wanted_s = 2 * given_s
+        return wanted_s if wanted_s > given_s else 0
 
     def end(self) -> None:
         """Ends the client and what it started, such as its way through a jump host; closes all pipes."""
@@ -258,6 +293,8 @@ class _Talk:
             self.end()
         seconds = time.monotonic() - self._began
         is_own = trouble is None
+        if is_own:
+            self._pace.slowest_s = max(self._pace.slowest_s, seconds)
         self.answer = Answer(
             self._call.node, code if is_own else None, bytes(self._out), self._text(), seconds, trouble
         )

@@ -6,6 +6,8 @@ what waits. Both can show a node for a minute after its death.
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from npuenv.facts.ray.status import Demand
 
 _MARK = "RAY-NODES "
+_LEFT = "RAY-LEFT "
 _CARD = "NPU"
 
 
@@ -41,10 +44,13 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What Ray said. `nodes` None: its list could not be read; `table` a text: the head itself said nothing."""
+    """What Ray said. `nodes` None: its list could not be read; `table` a text: the head itself said nothing. `left` are
+    the actors and placement groups that hold cards and whose program has ended.
+    """
 
     nodes: tuple[RayNode, ...] | None
     table: Status | Trouble | str
+    left: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def alive(self) -> tuple[RayNode, ...]:
@@ -82,7 +88,7 @@ def read(heard: Heard, limit_s: float) -> Seen:
     if heard.told is None:
         return Seen(None, heard.why)
     told = heard.told
-    return Seen(_nodes(told.get("nodes")), _table(told.get("table"), limit_s))
+    return Seen(_nodes(told.get("nodes")), _table(told.get("table"), limit_s), _left(told.get("nodes")))
 
 
 def is_whole(seen: Seen, cluster: Cluster) -> bool:
@@ -119,6 +125,29 @@ def waiting(seen: Seen, cluster: Cluster) -> list[Message]:
     """What waits for others to end, and for nothing else: a busy cluster is well."""
     demands = seen.table.demands if isinstance(seen.table, Status) else ()
     return [Message("cluster.ray-waits", {"line": each.line}) for each in demands if _why(each, seen, cluster) is None]
+
+
+def left_behind(seen: Seen, cluster: Cluster) -> list[Message]:
+    """What still holds cards though its program has ended, and what ends it. A lifetime of "detached" does that."""
+    found = []
+    for each in seen.left:
+        kind, name = each["kind"], each.get("name") or ""
+        args = {"name": name or "-", "count": f"{each['total'][_CARD]:g}", "type": each.get("type") or "-"}
+        args |= {"address": each.get("address") or "-", "pid": each.get("pid") or "-"}
+        code = f"import ray; ray.init({_quoted(cluster.address)}); "
+        if kind == "actor":
+            code += f"ray.kill(ray.get_actor({_quoted(name)}, {_quoted(each.get('namespace'))}))"
+        else:  # by its name it is found in its own namespace only, which Ray does not tell
+            code += "from ray.util.placement_group import PlacementGroup, remove_placement_group as remove; "
+            code += f"remove(PlacementGroup(ray.PlacementGroupID(bytes.fromhex({_quoted(each.get('id'))}))))"
+        args["command"] = shlex.join(["python3", "-c", code])
+        is_nameless = kind == "actor" and not name
+        found.append(Message(f"cluster.ray-left-{kind}{'-unnamed' if is_nameless else ''}", args))
+    return found
+
+
+def _quoted(text: object) -> str:
+    return json.dumps(str(text or ""))
 
 
 def _lost(seen: Seen, cluster: Cluster, gone: Collection[str]) -> list[Message]:
@@ -198,13 +227,27 @@ def _table(told: Mapping[str, Any] | None, limit_s: float) -> Status | Trouble |
 
 def _nodes(told: Mapping[str, Any] | None) -> tuple[RayNode, ...] | None:
     """Ray's list of nodes; None where it was not given, or in another form than is known."""
-    line = next((line for line in str((told or {}).get("out", "")).splitlines() if line.startswith(_MARK)), None)
-    if line is None:
-        return None
     try:
-        return tuple(_node(row) for row in loads(line[len(_MARK) :]))
+        return tuple(_node(row) for row in _marked(told, _MARK))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _left(told: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
+    """What outlives its program; () also where Ray does not tell."""
+    try:
+        rows = [row for row in _marked(told, _LEFT) if float(row["total"][_CARD]) > 0]
+        return tuple(row for row in rows if row["kind"] in ("actor", "group"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
+
+
+def _marked(told: Mapping[str, Any] | None, mark: str) -> Any:
+    """What stands behind a mark. Raises ValueError where there is none."""
+    line = next((line for line in str((told or {}).get("out", "")).splitlines() if line.startswith(mark)), None)
+    if line is None:
+        raise ValueError(mark)
+    return loads(line[len(mark) :])
 
 
 def _node(row: Mapping[str, Any]) -> RayNode:

@@ -42,6 +42,7 @@ CAUSES = (
     "full-disk",
     "cannot-save",
     "rank-died",
+    "part-lost",
     "generator-lost",
     "stale-weights",
     "collective-broken",
@@ -108,7 +109,8 @@ def _completed(run: Reading) -> Finding:
     if run.is_completed and end is not None:
         args = {"steps": end.get("steps_done"), "seconds": f"{number(end, 'wall_s'):.1f}"}
         return finding(check, Status.OK, "completed", args)
-    reason = str((_loss(run) or end or {}).get("reason") or run.log_tail.strip().rpartition("\n")[2])
+    loss = _loss(run)
+    reason = str((loss or end or {}).get("reason") or run.log_tail.strip().rpartition("\n")[2])
     if "No space left on device" in reason:
         return finding(check, Status.FAIL, "full-disk", {"reason": reason}, evidence=reason)
     if run.exit_code is not None and run.exit_code < 0:
@@ -118,7 +120,7 @@ def _completed(run: Reading) -> Finding:
     if not reason:
         return finding(check, Status.FAIL, "ended-in-silence", {"code": run.exit_code})
     args = {"code": "-" if run.exit_code is None else run.exit_code, "reason": reason}
-    return finding(check, Status.FAIL, "not-completed", args, evidence=reason)
+    return finding(check, Status.FAIL, "part-lost" if loss else "not-completed", args, evidence=reason)
 
 
 def _dead_rank(run: Reading) -> Record | None:

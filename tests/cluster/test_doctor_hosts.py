@@ -215,7 +215,7 @@ def test_a_node_is_judged_exactly_as_its_capture(
     again = json.loads(capsys.readouterr().out)
     assert again["nodes"] == document["nodes"], "as it was, the node that died included"
     assert again["summary"] == document["summary"]
-    told_live = ("agree.hostname", "agree.names", "agree.clock", "agree.ports", "agree.storage")
+    told_live = ("agree.hostname", "agree.names", "agree.clock", "agree.ports", "agree.packets", "agree.storage")
     first, second = (
         [each for each in found["agreement"]["findings"] if each["check"] not in told_live]
         for found in (document, again)

@@ -355,6 +355,48 @@ def test_what_is_dropped_is_not_tried_again_after_its_limit_nor_once_it_has_spok
     assert len((tmp_path / "calls").read_text().split()) == 2
 
 
+NO_GREETING = "Connection timed out during banner exchange"
+IN_KEX = "ssh_dispatch_run_fatal: Connection to 10.0.0.1 port 22: Connection timed out"
+NO_ANSWER = "ssh: connect to host 10.0.0.1 port 22: Connection timed out"
+
+
+@pytest.mark.parametrize(
+    ("text", "others", "times", "connect_s"),
+    [
+        (NO_GREETING, False, 2.0, ["10", "20", "40", "80"]),  # of nobody is anything known
+        (IN_KEX, False, 2.0, ["10", "20", "40", "80"]),
+        (NO_ANSWER, False, 2.0, ["10"]),  # nobody may be there
+        (NO_GREETING, True, 0.001, ["10"]),  # the others are fast
+        (NO_GREETING, True, 1e6, ["10", "more"]),
+        (NO_ANSWER, True, 1e6, ["10", "more"]),
+        ("Permission denied (publickey).", True, 1e6, ["10"]),
+    ],
+)
+def test_the_time_to_reach_a_node_follows_what_the_others_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, others: bool, times: float, connect_s: list[str]
+) -> None:
+    monkeypatch.setattr(fanout, "_TIMES_OTHERS", times)
+    script = (
+        f'case "$*" in *" other "*) touch {tmp_path}/answered; exit;; esac\n'
+        f"while {str(others).lower()} && [ ! -e {tmp_path}/answered ]; do sleep 0.02; done\n"
+        f'given="${{*##*ConnectTimeout=}}"; echo "${{given%% *}}" >> {tmp_path}/given\n'
+        f'echo "{text}" >&2; exit 255'
+    )
+    nodes = [*([node("other")] if others else []), node("late")]
+    answers = {each.node.name: each for each in ask(nodes, ("x",), limit_s=60, client=client(tmp_path, script))}
+    given = (tmp_path / "given").read_text().split()
+    assert answers["late"].trouble is trouble_of(255, text, ("x",))
+    assert [each if int(each) < 100 else "more" for each in given] == connect_s
+
+
+def test_the_next_nodes_are_asked_while_the_caller_works_on_an_answer(tmp_path: Path) -> None:
+    way = client(tmp_path, f'case "$*" in *" last "*) touch {tmp_path}/begun;; esac')
+    answers = ask([node("first"), node("last")], ("x",), limit_s=60, parallel=1, client=way)
+    assert next(answers).node.name == "first"
+    assert until(lambda: (tmp_path / "begun").exists())
+    assert [each.node.name for each in answers] == ["last"]
+
+
 def test_few_open_files_make_fewer_talks_at_once_and_no_error(tmp_path: Path) -> None:
     way = client(tmp_path, "echo y")
     code = (

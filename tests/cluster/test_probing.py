@@ -27,7 +27,7 @@ from npuenv.cluster.agree.meeting import Met
 from npuenv.cluster.probing import Way, probe, unprobed
 from npuenv.cluster.probing.culprits import Knock, blocks, culprits, groups_apart
 from npuenv.cluster.probing.introductions import introduce
-from npuenv.cluster.probing.ports import address_of, has_unfixed, judge, ports_of, reach, schedule, usual_ports
+from npuenv.cluster.probing.ports import address_of, has_unfixed, judge, packets, ports_of, reach, schedule, usual_ports
 from npuenv.cluster.probing.storage import share
 from npuenv.cluster.ssh import Options
 from npuenv.cluster.types import Answer, Node, Trouble
@@ -248,7 +248,7 @@ def test_two_names_of_one_machine_leave_the_ports_of_the_others_known() -> None:
 
     where = {"one": 1, "two": 2, "again": 2, "three": 3}
     met = {name: Met(name, boot=f"boot{at}", addresses=(f"10.0.0.{at}",)) for name, at in where.items()}
-    found = reach(nodes_of(*where), met, Way(ask=reached), (6379,))
+    found, _ = reach(nodes_of(*where), met, Way(ask=reached), (6379,))
     assert (found.status, asked) == (Status.OK, ["one", "two", "three"])
     unread = {name: Met(name, addresses=each.addresses) for name, each in met.items()}
     asked.clear()
@@ -369,7 +369,7 @@ def test_ports_that_the_system_gives_out_are_said_to_be_untried() -> None:
             yield Answer(node, 0, f"\nNPUENV-ANSWER {json.dumps(said)}\n".encode(), "", 5.0, None)
 
     met = {name: Met(name, addresses=(f"10.0.0.{at}",)) for at, name in enumerate(("one", "two"), start=1)}
-    found = reach(nodes_of("one", "two"), met, Way(ask=reached), (6379,), is_unfixed=True)
+    found, _ = reach(nodes_of("one", "two"), met, Way(ask=reached), (6379,), is_unfixed=True)
     assert found.status is Status.OK
     over = sentence("agree.ports-over", says=all_open(2, "6379"), addresses="10.0.0.[1-2]")
     assert say(found.says) == sentence("agree.ports-unfixed", says=over)
@@ -439,19 +439,19 @@ def test_a_node_that_took_no_part_is_unknown_in_every_finding(tmp_path: Path) ->
         probed = probe(nodes, way, ports=(port,), shared=str(tmp_path))
         alone = probe(nodes[1:], way, ports=(port,), shared=str(tmp_path))
     assert set(probed.silent) == {"three"}
-    assert [(item.status, say(item.says)) for item in probed.findings][1] == (
+    assert [(item.status, say(item.says)) for item in probed.findings][2] == (
         Status.UNKNOWN,
         blind("three"),
     )
-    assert "three" in say(probed.findings[0].says) and probed.findings[0].status is not Status.OK
-    assert [(item.status, say(item.says)) for item in alone.findings] == [(Status.UNKNOWN, blind("three"))] * 2
+    assert all("three" in say(item.says) and item.status is not Status.OK for item in probed.findings[:2])
+    assert [(item.status, say(item.says)) for item in alone.findings] == [(Status.UNKNOWN, blind("three"))] * 3
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_without_an_address_is_unknown() -> None:
     nodes = nodes_of("one", "two")
-    finding = reach(nodes, {"one": Met("one", addresses=("127.0.0.1",)), "two": Met("two")}, Way(client=HERE))
-    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("two"))
+    found = reach(nodes, {"one": Met("one", addresses=("127.0.0.1",)), "two": Met("two")}, Way(client=HERE))
+    assert [(finding.status, say(finding.says)) for finding in found] == [(Status.UNKNOWN, blind("two"))] * 2
 
 
 @contextlib.contextmanager
@@ -546,9 +546,10 @@ def test_the_file_is_removed_even_when_looking_for_it_is_broken_off(tmp_path: Pa
 def test_what_was_not_tried_says_how_to_let_it_be_tried() -> None:
     assert [(item.check, item.status) for item in unprobed()] == [
         ("agree.ports", Status.SKIP),
+        ("agree.packets", Status.SKIP),
         ("agree.storage", Status.SKIP),
     ]
-    assert ["--level 2" in say(unprobed()[0].says), "--shared DIR" in say(unprobed()[1].says)] == [True, True]
+    assert ["--level 2" in say(unprobed()[0].says), "--shared DIR" in say(unprobed()[2].says)] == [True, True]
 
 
 def test_two_listeners_on_one_machine_are_told_from_a_service_by_their_word(tmp_path: Path) -> None:
@@ -558,7 +559,8 @@ def test_two_listeners_on_one_machine_are_told_from_a_service_by_their_word(tmp_
         asked = {"me": "one", "word": "abc", "ports": [taken, free], "targets": {"one": "127.0.0.1"}}
         answer = knocked({**asked, "callers": 1, "limit_s": 8})
     assert answer["reached"] == {"one": {str(taken): "service", str(free): "ok"}}
-    assert answer["heard"] == [["one", str(free)]]
+    assert answer["heard"] == [["one", "0"], ["one", str(free)]]
+    assert answer["large"] == {"one": "ok"}
     assert answer["listening"][str(free)] == "opened"
 
 
@@ -577,6 +579,45 @@ def test_an_answer_of_another_node_is_no_way_to_the_one_that_was_meant() -> None
     finding = judge(told(lambda source, *_: f"answered by {source}"), schedule(FOUR), PORTS, {})
     assert (finding.status, say(finding.says)) == (Status.FAIL, place("nowhere-all"))
     assert ("a: connect b:6379", "answered by a") in [(line.command, line.line) for line in finding.evidence]
+
+
+def large(lost: Callable[[str, str], bool]) -> dict[str, dict[str, Any]]:
+    """The answers of four nodes whose small messages arrive everywhere."""
+    answers = told(lambda *_: "ok")
+    for source, each in answers.items():
+        each["large"] = {target: "lost" if lost(source, target) else "ok" for target in each["reached"]}
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind", "args"),
+    [
+        (lambda source, target: (source, target) == ("a", "b"), "way-all", {"source": "a", "target": "b"}),
+        (lambda source, _: source == "a", "source-all", {"source": "a"}),
+        (lambda _, target: target == "c", "target-all", {"target": "c"}),
+        (lambda *_: True, "nowhere-all", {}),
+        (lambda source, target: (source in "ab") != (target in "ab"), "apart", {"groups": "a, b | c, d"}),
+    ],
+)
+def test_where_small_packets_alone_arrive_the_way_is_named(
+    lost: Callable[[str, str], bool], kind: str, args: dict[str, str]
+) -> None:
+    assert judge(large(lost), schedule(FOUR), PORTS, {}).status is Status.OK
+    finding = packets(large(lost), {})
+    assert (finding.check, finding.status) == ("agree.packets", Status.FAIL)
+    assert say(finding.says) == sentence("agree.packets-lost", places=place(kind, **args))
+    assert finding.fix is not None
+
+
+def test_large_packets_are_judged_only_where_small_ones_arrived_and_an_outcome_is_there() -> None:
+    answers = large(lambda *_: False)
+    assert (packets(answers, {}).status, packets(answers, {"d": "timed-out"}).status) == (Status.OK, Status.UNKNOWN)
+    del answers["b"]["large"]["c"]
+    finding = packets(answers, {})
+    assert (finding.status, say(finding.says)) == (Status.UNKNOWN, blind("b"))
+    answers["b"]["reached"]["c"] = dict.fromkeys(map(str, PORTS), "ETIMEDOUT")
+    assert packets(answers, {}).status is Status.OK, "the ports say what is wrong there"
+    assert packets(told(lambda *_: "service", "taken"), {}).status is Status.SKIP
 
 
 def knocked(asked: dict[str, Any]) -> dict[str, Any]:
@@ -639,19 +680,26 @@ def test_real_hosts_with_a_real_firewall_and_a_pulled_cable(tmp_path: Path) -> N
                     addresses="10.77.0.[1-3]",
                 ),
             ),
+            (Status.OK, sentence("agree.packets-arrive", tried=6)),
             (Status.OK, sentence("agree.storage-same", folder=tmp_path, count=3)),
         ]
         assert first.met["node2"].sees["node3"] == ("10.77.0.3",)
         hosts[1].run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "6379", "-j", "DROP")
-        assert words(reach(nodes, first.met, way, (6379, 8265))) == place("target", target="node2", ports="6379")
+        assert words(reach(nodes, first.met, way, (6379, 8265))[0]) == place("target", target="node2", ports="6379")
         hosts[1].run("iptables", "-F")
         hosts[0].run("iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "60000:60015", "-j", "REJECT")
-        said = words(reach(nodes, first.met, way, (8265, 60000, 60001)))
+        said = words(reach(nodes, first.met, way, (8265, 60000, 60001))[0])
         assert said == place("source", source="node1", ports="60000-60001")
         apart = share(nodes, "/dev/shm", way)  # every host has its own
         assert (apart.status, f"node[2-3]: {MISSING}" in say(apart.says)) == (Status.FAIL, True)
+        hosts[0].run("iptables", "-F")
+        drop = ("-m", "length", "--length", "1400:65535", "-j", "DROP")
+        hosts[0].run("iptables", "-A", "OUTPUT", "-d", hosts[1].address, "-p", "tcp", "--dport", "8265", *drop)
+        small, full = reach(nodes, first.met, way, (8265,))
+        assert small.status is Status.OK
+        assert words(full) == sentence("agree.packets-lost", places=place("way-all", source="node1", target="node2"))
         hosts[2].unplug()
-        last = reach(nodes, first.met, way, (8265,))
+        last, _ = reach(nodes, first.met, way, (8265,))
         elsewhere = sentence("agree.ports-open-else", says=blind("node3"), elsewhere=all_open(2, "8265"))
         assert (last.status, say(last.says)) == (Status.UNKNOWN, elsewhere)
 

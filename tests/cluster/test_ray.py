@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -330,6 +331,15 @@ def test_a_real_ray_comes_up_is_explained_and_goes_down(real: tuple[Machines, Pa
     assert [row["resources"]["NPU"]["total"] for row in rows.values()] == [8, 4]
     code, document = cluster("up", "--ray", str(folder))
     assert (code, document["address"]) == (0, "10.77.0.1:6379"), "it is up already, and left as it is"
+    start = f'import ray; ray.init("{document["address"]}", namespace="a"); '
+    held = "h = ray.remote(num_cpus=0, resources={'NPU': 2})(type('Held', (), {'ping': lambda self: 1})); "
+    held += "ray.get(h.options(name='kept', lifetime='detached').remote().ping.remote())"
+    hosts[0].run(str(folder / "bin" / "python"), "-c", start + held)
+    warning = cluster("status")[1]["warnings"][-1]
+    assert says(warning, "cluster.ray-left-actor", name="kept", count="2"), warning
+    command = shlex.split(warning[warning.index("`") + 1 : warning.rindex("`")])
+    hosts[0].run(str(folder / "bin" / "python"), *command[1:])
+    assert len(cluster("status")[1]["warnings"]) == 1
     hosts[1].run("pkill", "-9", "raylet")
     code, document = cluster("status")
     assert (code, document["nodes"]["node1"]["is_up"], document["nodes"]["node2"]["is_up"]) == (1, True, False)

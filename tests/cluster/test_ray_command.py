@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -299,11 +300,12 @@ def test_a_busy_cluster_is_well_and_what_waits_is_said(
 
 
 @pytest.mark.parametrize(
-    ("stopped", "dead", "line", "then"),
+    ("stopped", "alive", "dead", "line", "then"),
     [
-        ([[80, "raylet"]], (), "stopped", "stopped"),
-        ([[80, "raylet"]], ("10.0.0.2",), "stopped", "stopped"),
-        ([], ("10.0.0.2",), "lost-here", "lost"),
+        ([[80, "raylet"]], ["10.0.0.1", "10.0.0.2"], (), "stopped", "stopped"),
+        ([[80, "raylet"]], ["10.0.0.1"], ("10.0.0.2",), "stopped", "stopped"),
+        ([], ["10.0.0.1"], ("10.0.0.2",), "lost-here", "lost"),
+        ([], ["10.0.0.1"], (), "lost-here", "lost"),  # it has never joined this head
     ],
 )
 def test_a_node_that_only_seems_to_run_is_not_up_and_the_next_command_is_named(
@@ -311,6 +313,7 @@ def test_a_node_that_only_seems_to_run_is_not_up_and_the_next_command_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     stopped: list[list[object]],
+    alive: Sequence[str],
     dead: Sequence[str],
     line: str,
     then: str,
@@ -321,7 +324,6 @@ def test_a_node_that_only_seems_to_run_is_not_up_and_the_next_command_is_named(
     heard = running("node1", "node2")
     heard["node2"] = replace(heard["node2"], told={**(heard["node2"].told or {}), "stopped": stopped})
     monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
-    alive = [each for each in ("10.0.0.1", "10.0.0.2") if each not in dead]
     monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says(*alive, dead=dead))
     assert cluster_command("status", hosts=hosts) == 1
     told = capsys.readouterr().out
@@ -329,6 +331,39 @@ def test_a_node_that_only_seems_to_run_is_not_up_and_the_next_command_is_named(
     says_why = sentence(f"cluster.ray-{line}", **args)
     assert sentence("cluster.ray-node-not-up", name="node2", line=says_why) in told
     assert says(told.splitlines()[-1], f"cluster.ray-next-{then}")
+
+
+def test_what_holds_cards_after_its_program_has_ended_is_named_with_what_ends_it(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts.write_text("node[1-2]\n")
+    keep(CLUSTER, hosts)
+    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2"))
+    actor = {"kind": "actor", "type": "Worker", "pid": 900, "address": "10.0.0.2", "total": {"NPU": 4.0}}
+    left: list[object] = [
+        {**actor, "name": "roll'out", "namespace": "verl"},
+        {**actor, "name": "", "namespace": "verl"},
+        {"kind": "group", "name": "pool", "id": "0a01", "total": {"NPU": 8.0}},
+    ]
+
+    def told(rows: object) -> Heard:
+        said = ray_says("10.0.0.1", "10.0.0.2")
+        assert said.told is not None
+        out = f"RAY-LEFT {json.dumps(rows)}\n{said.told['nodes']['out']}"
+        return replace(said, told={**said.told, "nodes": {**said.told["nodes"], "out": out}})
+
+    monkeypatch.setattr(ray, "ask_ray", lambda *_: told(left))
+    assert cluster_command("status", "--json", hosts=hosts) == 0
+    named, nameless, group = json.loads(capsys.readouterr().out)["warnings"]
+    assert says(named, "cluster.ray-left-actor", name="roll'out", count="4", address="10.0.0.2", pid="900")
+    code = shlex.split(named[named.index("`") + 1 : named.rindex("`")])[-1]
+    assert code == 'import ray; ray.init("10.0.0.1:6379"); ray.kill(ray.get_actor("roll\'out", "verl"))'
+    assert says(nameless, "cluster.ray-left-actor-unnamed", pid="900")
+    assert says(group, "cluster.ray-left-group", name="pool", count="8") and 'fromhex("0a01")' in group
+    for unread in ("no such table", [{"kind": "actor"}], [{"kind": "actor", "total": {"NPU": 0}}], None):
+        monkeypatch.setattr(ray, "ask_ray", lambda *_, unread=unread: told(unread))
+        assert cluster_command("status", "--json", hosts=hosts) == 0
+        assert json.loads(capsys.readouterr().out)["warnings"] == []
 
 
 def test_a_head_whose_server_is_stopped_is_not_asked(

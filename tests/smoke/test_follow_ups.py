@@ -51,6 +51,12 @@ def test_a_dead_rank_explains_the_broken_exchange_of_the_others(
     assert said["training.collective"] == sentence("smoke.collective-broken", reason=short)
 
 
+def test_a_lost_node_explains_the_broken_exchange_of_the_others() -> None:
+    lost = "node 10.0.0.2 was lost, and with it rank 1; then train_cards=0-1: no node has room"
+    named = cause(judge(lost_rank(reason=lost), exit_code=1))
+    assert named is not None and say(named.says) == sentence("smoke.part-lost", code=1, reason=lost)
+
+
 def test_an_error_of_rank_0_itself_is_told_by_its_last_record() -> None:
     found = not_fine(lost_rank(rank=0, code=1, reason="rank 0 ended with 1"), exit_code=1)
     assert found["training.completed"] == (FAIL, "not-completed")

@@ -69,4 +69,4 @@ def test_a_placed_run_that_ended_by_a_loss_names_it_although_no_rank_was_at_faul
         {"kind": "ranks", "passed": False, "reason": lost, "restarts": [{"reason": lost, "from_step": 3}]},
     ]
     first = judge(records, exit_code=1, log_tail="")[0]
-    assert first.says.key == "smoke.not-completed" and first.says.args["reason"] == lost
+    assert first.says.key == "smoke.part-lost" and first.says.args["reason"] == lost

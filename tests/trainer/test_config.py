@@ -199,6 +199,16 @@ def test_processes_that_a_launcher_has_started_are_ranks_unless_cards_or_ranks_a
             launched(word)
 
 
+@pytest.mark.parametrize(
+    ("words", "prompts"),
+    [("ranks=2", 16), ("ranks=3", 18), ("ranks=16", 32), ("ranks=100", 200), ("ranks=5 mini_batches=4", 20)],
+)
+def test_prompts_that_nobody_gave_can_be_shared_by_any_number_of_ranks(words: str, prompts: int) -> None:
+    assert read(*words.split()).rollout.prompts_per_step == prompts
+    with pytest.raises(BadSetting, match=r"^mini_batches=20 is more"):
+        read("mini_batches=20")
+
+
 def test_epochs_alone_say_how_long_a_run_is_and_steps_beside_them_may_end_it_earlier() -> None:
     assert (read("epochs=2").run.steps, read("epochs=0").run.steps) == (1_000_000, Config().run.steps)
     for words in (["epochs=2", "steps=5"], ["trainer.total_epochs=2", "steps=5"]):

@@ -290,17 +290,22 @@ def _no_room(seating: Seating, index: int, name: str, wanted: float, there: floa
     return f"{text}{_why_not(name, [node]) if there < _SMALL else ''}"
 
 
+def lost_node(seating: Seating, alive: Sequence[Node]) -> Node | None:
+    """The first node of a seating that lives no more; None where all do."""
+    keys = {node.key for node in alive}
+    return next((node for node in seating.nodes if node.key not in keys), None)
+
+
 def lost_nodes(seating: Seating, alive: Sequence[Node]) -> str | None:
-    """What is gone with nodes of a seating that live no more; None where all do.
+    """What is gone with a node of a seating that lives no more; None where all do.
 
     The processes there would be waited for: their places are bound to their nodes.
     """
-    keys = {node.key for node in alive}
-    for index, node in enumerate(seating.nodes):
-        if node.key not in keys:
-            gone = [seat.name for seat in (*seating.learners, *seating.generators) if seat.node == index]
-            return f"node {node.address} was lost, and with it {' and '.join(gone)}"
-    return None
+    if (node := lost_node(seating, alive)) is None:
+        return None
+    at = seating.nodes.index(node)
+    gone = [seat.name for seat in (*seating.learners, *seating.generators) if seat.node == at]
+    return f"node {node.address} was lost, and with it {' and '.join(gone)}"
 
 
 def told(nodes: Sequence[Node], *names: str) -> str:

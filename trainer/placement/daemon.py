@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import glob
 import json
 import os
@@ -33,6 +34,9 @@ LAST_WORD = "TRAINER_LAST_WORD"
 _BROKE = 1
 _PORT = "6379"
 _END_S = 10.0
+# So long the way to the head may be down; where its node answers that nobody listens, it has ended.
+_OUTAGE_S = 60.0
+_REFUSED = os.strerror(errno.ECONNREFUSED)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -104,7 +108,8 @@ def _end_of_run(process: subprocess.Popen[bytes], address: str, last_word: str) 
             return int(told["code"]), str(told["reason"])
         now = time.monotonic()
         silent_since = None if trouble is None else silent_since or now
-        if silent_since is not None and (has_ended or now - silent_since > _END_S):
+        limit_s = _OUTAGE_S if trouble is not None and _REFUSED not in trouble else _END_S
+        if silent_since is not None and (has_ended or now - silent_since > limit_s):
             return _BROKE, f"the head at {address} is gone without a word, and the run with it: {trouble}"
         if has_ended:
             code = exit_code(process)

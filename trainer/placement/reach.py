@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Of a Ray that a run starts. On a busy node agents take long to come, and a raylet that does not see its agent ends
-# itself; a node that is gone is to be known within ten seconds or so, not after a minute.
+# itself. A node that is gone is to be known within three quarters of a minute, and one whose link is down for twenty
+# seconds is not gone.
 OWN: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SCHEDULER_EVENTS": "0",
@@ -17,7 +18,7 @@ OWN: Mapping[str, str] = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "5000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_failure_threshold": "6",
 }
 
 

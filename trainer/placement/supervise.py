@@ -19,7 +19,7 @@ from trainer.config import instead
 from trainer.placement import cluster as clusters
 from trainer.placement import daemon, staff
 from trainer.placement import head as heads
-from trainer.placement.cards import lost_nodes
+from trainer.placement.cards import lost_node, lost_nodes
 from trainer.placement.generator import Place, share, sharing
 from trainer.placement.reach import OUT_OF_REACH, how_lost, one_line
 from trainer.saving import manifest, resume
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.config import Config
-    from trainer.placement.cards import Layout, Node
+    from trainer.placement.cards import Layout, Node, Seating
     from trainer.placement.cluster import Cluster
     from trainer.placement.head import Head
     from trainer.placement.staff import Staff, Worker
@@ -45,7 +45,7 @@ _PAUSE_S = 0.2
 _GRACE_S = 5.0
 # How long the step at hand may take after an interrupt, before everything is ended.
 _LEAVE_S = 120.0
-# Until Ray knows that a node is gone, whose loss the ranks elsewhere see at once: ten to twenty seconds where this run
+# Until Ray knows that a node is gone, whose loss the ranks elsewhere see at once: ten to forty seconds where this run
 # has started it, and over a minute with Ray's own settings.
 _NODE_S = 75.0
 # What a rank's last words begin with when it was not its own fault; and what gloo and HCCL, whose errors have no kind
@@ -73,6 +73,7 @@ class Ended:
     reason: str  # one sentence; empty when it completed
     is_lost: bool  # a process, a node or an answer was lost: another attempt may fare better
     rank: int | None = None  # the rank at fault; None: none was, or it cannot be told
+    node: str | None = None  # Ray's key of the node that was lost; None: none was, or it is not known yet
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class Run:
     out: Path
     say: Callable[[str], object]
     restarts: list[dict[str, Any]] = field(default_factory=list)
+    nodes: list[set[str]] = field(default_factory=list)  # Ray's keys of those of each attempt
     is_closed: bool = False  # how it ended is written and said
     earlier: tuple[int, int] | None = None  # what was saved there before this run: it is not this run's to go on from
 
@@ -144,12 +146,23 @@ def _attempts(run: Run, cluster: Cluster, head: Head) -> Ended:
     """How the last one ended. Raises BadSetting."""
     while True:
         ended = _attempt(run, cluster, head)
+        step = run.saved_step()
+        if _is_known(run, ended, step):
+            run.restarts.pop()
         if not ended.is_lost or len(run.restarts) >= run.config.placement.restarts:
             return ended
-        step = run.saved_step()
         run.restarts.append({"reason": ended.reason, "from_step": step or 0})
         where = f"goes on after step {step}" if step else "begins anew: nothing was saved yet"
         run.say(f"{ended.reason}; {where} (restart {len(run.restarts)} of {run.config.placement.restarts})")
+
+
+def _is_known(run: Run, ended: Ended, step: int | None) -> bool:
+    """Whether this is the loss that ended the attempt before, of which only now Ray knows that it is a node's.
+
+    Nothing was saved in between, and the node had a part in both.
+    """
+    is_new = not run.restarts or ended.node is None or run.restarts[-1]["from_step"] != (step or 0)
+    return not is_new and ended.node in run.nodes[-2]
 
 
 def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
@@ -158,6 +171,7 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
     try:
         _nodes(head, is_fresh=True)
         seating = cluster.seating(run.layout, kind, limit_s=limit_s, is_first=not run.restarts)
+        run.nodes.append({node.key for node in seating.nodes})
         header = {
             "layout": run.layout.describe(),
             "resource": seating.resource,
@@ -174,8 +188,8 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
     except heads.HeadLost as error:
         return Ended(BROKE, _without_ray(run, str(error)), is_lost=False)
     except BadSetting as error:
-        if seating is not None and (lost := lost_nodes(seating, cluster.nodes())) is not None:
-            return Ended(BROKE, lost, is_lost=True)
+        if seating is not None and (lost := _by_lost_node(seating, cluster.nodes())) is not None:
+            return lost
         if not run.restarts:
             raise
         # Lost once, the run has no place any more: that is how it ends.
@@ -222,8 +236,12 @@ def _follow(run: Run, hired: Staff, head: Head) -> Ended:
 
 def _lost_node(hired: Staff, head: Head, *, is_fresh: bool = False) -> Ended | None:
     """How the attempt ended if a node was lost. Raises HeadLost."""
-    reason = lost_nodes(hired.seating, _nodes(head, is_fresh=is_fresh))
-    return Ended(BROKE, reason, is_lost=True) if reason is not None else None
+    return _by_lost_node(hired.seating, _nodes(head, is_fresh=is_fresh))
+
+
+def _by_lost_node(seating: Seating, alive: Sequence[Node]) -> Ended | None:
+    node, reason = lost_node(seating, alive), lost_nodes(seating, alive)
+    return Ended(BROKE, reason, is_lost=True, node=node.key) if node and reason else None
 
 
 def _nodes(head: Head, *, is_fresh: bool) -> Sequence[Node]:

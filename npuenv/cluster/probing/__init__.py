@@ -32,7 +32,7 @@ class Probed:
     """What probing came to. `met` is for `npuenv.cluster.agree.agreement`, which judges names and clocks."""
 
     met: Mapping[str, Met]
-    findings: tuple[Finding, ...]  # about ports and storage
+    findings: tuple[Finding, ...]  # about ports, packets and storage
     silent: Mapping[str, str]  # node -> why it took no part
 
 
@@ -55,10 +55,10 @@ def probe(
     else:
         storage = share(here, shared, way, absent=silent)
     reached = reach(here, met, way, ports, absent=silent, is_unfixed=is_unfixed)
-    return Probed(met, (reached, storage), silent)
+    return Probed(met, (*reached, storage), silent)
 
 
 def unprobed() -> tuple[Finding, ...]:
     """The findings where the nodes did not try each other: how to let them."""
-    words = {"ports": "unprobed", "storage": "storage-unasked"}
+    words = {"ports": "unprobed", "packets": "unprobed", "storage": "storage-unasked"}
     return tuple(finding(name, Status.SKIP, message(word), source=_SOURCE) for name, word in words.items())

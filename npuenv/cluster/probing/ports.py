@@ -1,4 +1,5 @@
-"""Whether every node reaches the ports of every other one. Start from `reach`; `judge` is pure.
+"""Whether every node reaches the ports of every other one, with large packets too. Start from `reach`; `judge` and
+`packets` are pure.
 
 All nodes listen and knock at the same time, for a few seconds; a port at which something listens already is left to it.
 Up to `ALL_AT_MOST` nodes each one knocks at all others; of more, at a few of them, so that each port is tried from
@@ -38,8 +39,10 @@ _PORTS_PER_S = 280.0  # how many ports a small machine knocks at in a second, wi
 _ENOUGH_S = 4.0  # for two nodes to find each other: an attempt, and another one
 _START_S = 25.0  # to connect, and to say what came of it
 _LINES_OF_A_PLACE = 6
+_LARGE = 0  # in the place of a port: a message of many bytes, see `npuenv.facts.target.knock`
 _NO_ADDRESS = "ip -o addr: -"
 _SOURCE = "Ray, ports configuration; hicann/hccl user guide, HCCL_IF_BASE_PORT and HCCL_HOST_SOCKET_PORT_RANGE"
+_PACKETS_SOURCE = "ip(7), IP_PMTUDISC; RFC 2923, TCP problems with path MTU discovery"
 
 
 def usual_ports() -> tuple[int, ...]:
@@ -84,9 +87,9 @@ def reach(
     *,
     absent: Mapping[str, str] | None = None,
     is_unfixed: bool = False,
-) -> Finding:
-    """One finding about the ports between the nodes that were met; `absent` says why others were not. `is_unfixed`:
-    HCCL's ports are not among these, the system gives them out.
+) -> tuple[Finding, Finding]:
+    """The findings about ports and large packets between the nodes that were met; `absent` says why others were not.
+    `is_unfixed`: HCCL's ports are not among these, the system gives them out.
     """
     # Two names of one machine have the same ports, which only one of them can open: `agree.machines` names them.
     machines = {(each.boot, each.addresses) if each.boot else name: name for name, each in reversed(list(met.items()))}
@@ -96,7 +99,7 @@ def reach(
     away = {**(absent or {}), **{node.name: _NO_ADDRESS for node in nodes if node not in here}}
     asked_ports = tuple(ports) or usual_ports()
     if len(here) < 2:
-        return alone("ports", away, _SOURCE)
+        return alone("ports", away, _SOURCE), alone("packets", away, _PACKETS_SOURCE)
     plan = schedule([node.name for node in here])
     callers = {name: sum(name in targets for targets in plan.values()) for name in plan}
     knock_s = KNOCK_S + len(here) * len(asked_ports) / _PORTS_PER_S
@@ -112,12 +115,12 @@ def reach(
     answers = {heard.node.name: heard for heard in rounds}
     told = {name: {**heard.told, "ended": heard.ended} for name, heard in answers.items() if heard.told is not None}
     silent = {name: heard.why for name, heard in answers.items() if heard.told is None}
-    found = judge(told, plan, asked_ports, {**away, **silent})
+    found, large = judge(told, plan, asked_ports, {**away, **silent}), packets(told, {**away, **silent})
     if found.status is not Status.OK:
-        return found
+        return found, large
     # A host has several networks, and what is open in one need not be in that of the training.
     says = message("ports-over", says=found.says, addresses=_shown([address_of(met, node.name) for node in here]))
-    return replace(found, says=message("ports-unfixed", says=says) if is_unfixed else says)
+    return replace(found, says=message("ports-unfixed", says=says) if is_unfixed else says), large
 
 
 def _shown(addresses: Iterable[str]) -> str:
@@ -182,6 +185,35 @@ def judge(
             said = message("ports-open-else", says=said, elsewhere=_open(plan, met, open_ports))
         return finding("ports", Status.UNKNOWN, said, lines, source=_SOURCE)
     return finding("ports", Status.OK, _open(plan, tried, open_ports), source=_SOURCE)
+
+
+def packets(told: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str]) -> Finding:
+    """The finding about large packets, on the ways on which small ones arrived."""
+    outcomes = {
+        Knock(source, target, _LARGE): each.get("large", {}).get(target)
+        for source, each in told.items()
+        for target, reached in each.get("reached", {}).items()
+        if target in told and "ok" in reached.values()
+    }
+    tried = {knock: outcome == "ok" for knock, outcome in outcomes.items() if outcome in ("ok", "lost")}
+    unseen = {*silent, *(knock.source for knock in outcomes.keys() - tried.keys())}
+    if not all(tried.values()):
+        places = _places(tried)
+        lines = [
+            (knock.source, Evidence(f"send 12000 bytes to {knock.target}", "not acknowledged within 5 s"))
+            for _, lost in places
+            for knock in lost
+        ]
+        says = message("packets-lost", places=tuple(says for says, _ in places))
+        if unseen:
+            says = message("and-blind", says=says, who=fold(unseen))
+        return finding("packets", Status.FAIL, says, lines, source=_PACKETS_SOURCE, fix="packets")
+    if unseen:
+        lines = [(name, Evidence("python3 (knock)", silent.get(name, "no outcome"))) for name in sorted(unseen)]
+        return finding("packets", Status.UNKNOWN, message("blind", who=fold(unseen)), lines, source=_PACKETS_SOURCE)
+    if not tried:
+        return finding("packets", Status.SKIP, message("packets-untried"), source=_PACKETS_SOURCE)
+    return finding("packets", Status.OK, message("packets-arrive", tried=len(tried)), source=_PACKETS_SOURCE)
 
 
 def _open(plan: Mapping[str, Sequence[str]], tried: Mapping[Knock, bool], ports: Sequence[int]) -> Message:
@@ -320,6 +352,6 @@ def _single(found: Sequence[Culprit], tried: Mapping[Knock, bool]) -> list[tuple
 
 def _place(kind: str, ports: tuple[int, ...] | None, sources: Iterable[str], targets: Iterable[str]) -> Message:
     names = {"source": fold(sources), "target": fold(targets)}
-    if ports is None:
+    if ports is None or ports == (_LARGE,):
         return message(f"place-{kind}-all", **names)
     return message(f"place-{kind}", ports=fold_numbers(ports), **names)

@@ -2,25 +2,31 @@
 
 Input: a line of JSON with `me`, `word` (that tells our own listeners from others), `ports`, `targets` (name ->
 address), `callers` (how many nodes will knock here) and `limit_s`; then it stays open. Output: one marked JSON line:
-what became of listening on each port and of each knock, and how many seconds it lasted. It ends when all has been
-reached and has been heard, at the limit, or when its input ends. What others send is read once, and never used but for
-the word and the names. An address can lead to another node than the one it is said to be, even to this one itself:
-whoever listens answers with its own name.
+what became of listening on each port and of each knock, of a large message to each node that a small one reached, and
+how many seconds it lasted. It ends when all has been reached and has been heard, at the limit, or when its input ends.
+What others send is read up to the end of a line, and never used but for the word and the names. An address can lead to
+another node than the one it is said to be, even to this one itself: whoever listens answers with its own name.
 """
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import selectors
 import socket
+import struct
 import sys
+import termios
 import time
 from typing import Any
 
 ATTEMPT_S = 3.0  # a connection attempt that nobody answers is begun anew after this
 AGAIN_S = 0.2  # the other node may not have begun to listen
 AT_ONCE = 200
+LARGE = 0  # stands for a port in what is waited for and reached: the large message
+LARGE_BYTES = 12000  # more than one packet of any usual size, jumbo frames included; less than a first send buffer
+LARGE_S = 5.0  # four times is a lost packet sent again by then
 REST_S = 0.3  # so that the last answer gets through before our sockets close
 
 
@@ -34,7 +40,9 @@ class Knocker:
         self.selector = selectors.DefaultSelector()
         self.listening: dict[str, str] = {}
         self.reached: dict[str, dict[str, str]] = {name: {} for name in asked["targets"]}
+        self.open_at: dict[str, int] = {}  # a port at which a small message has reached the node
         self.heard: set[tuple[str, str]] = set()
+        self.lines: dict[socket.socket, bytes] = {}
         self.waiting = [(0.0, name, port) for port in asked["ports"] for name in asked["targets"]]
         self.trying: dict[socket.socket, tuple[float, str, int]] = {}
         self.began = time.monotonic()
@@ -73,13 +81,18 @@ class Knocker:
     def hear(self, caller: socket.socket, port: int) -> None:
         """A caller says the word, its name and whom it looks for in one line, and gets the word and our name back."""
         try:
-            line = caller.recv(512)
+            chunk = caller.recv(LARGE_BYTES)
         except OSError:
-            line = b""
+            chunk = b""
+        line = self.lines.pop(caller, b"") + chunk
+        if chunk and not line.endswith(b"\n") and len(line) < LARGE_BYTES:
+            self.lines[caller] = line
+            return
         words = line.split()
         if len(words) > 2 and words[0] == self.word:
             if words[2] == self.me:
-                self.heard.add((words[1].decode("utf-8", "replace"), str(port)))
+                said = LARGE if len(words) > 3 else port
+                self.heard.add((words[1].decode("utf-8", "replace"), str(said)))
             with contextlib.suppress(OSError):  # it is gone: its own account says so
                 caller.send(self.word + b" " + self.me + b"\n")
         self.close(caller)
@@ -91,12 +104,14 @@ class Knocker:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             caller = socket.socket(family, socket.SOCK_STREAM)
             caller.setblocking(False)
-            code = caller.connect_ex((address, port))
+            if port == LARGE:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGE_BYTES)  # it is sent at once
+            code = caller.connect_ex((address, port or self.open_at[name]))
             if code not in (0, errno.EINPROGRESS):
                 caller.close()
                 self.fail(name, port, code)
                 continue
-            self.trying[caller] = (now + ATTEMPT_S, name, port)
+            self.trying[caller] = (now + (ATTEMPT_S if port else LARGE_S), name, port)
             self.selector.register(caller, selectors.EVENT_WRITE, (self.connected, port))
 
     def connected(self, caller: socket.socket, port: int) -> None:
@@ -111,7 +126,8 @@ class Knocker:
             is_here = caller.getsockname()[0] == caller.getpeername()[0] and name != self.asked["me"]
             # What holds unless the word comes back.
             self.reached[name][str(port)] = "answered by " + self.asked["me"] if is_here else "service"
-            caller.send(b" ".join((self.word, self.me, name.encode("utf-8"))) + b"\n")
+            line = b" ".join((self.word, self.me, name.encode("utf-8"))) + b"\n"
+            caller.send(line if port else line[:-1] + b" " + b"." * (LARGE_BYTES - len(line) - 1) + b"\n")
             self.selector.modify(caller, selectors.EVENT_READ, (self.answered, port))
         except OSError as error:
             self.give_up(caller)
@@ -127,6 +143,9 @@ class Knocker:
         if len(words) > 1 and words[0] == self.word:
             who = words[1].decode("utf-8", "replace")
             self.reached[name][str(port)] = "ok" if who == name else "answered by " + who
+            if who == name and name not in self.open_at:
+                self.open_at[name] = port
+                self.waiting.append((0.0, name, LARGE))
         self.give_up(caller)
 
     def fail(self, name: str, port: int, code: int) -> None:
@@ -139,6 +158,9 @@ class Knocker:
             if now >= until:
                 # Connected but silent: a service that speaks only when it is spoken to in its own words.
                 has_connected = self.selector.get_key(caller).data[0] == self.answered
+                # All received but not answered is a busy node.
+                if has_connected and port == LARGE and unacknowledged(caller):
+                    self.reached[name][str(LARGE)] = "lost"
                 self.give_up(caller)
                 if not has_connected:
                     self.fail(name, port, errno.ETIMEDOUT)
@@ -157,7 +179,8 @@ class Knocker:
 
     def is_done(self) -> bool:
         opened = sum(said == "opened" for said in self.listening.values())
-        return not self.waiting and not self.trying and len(self.heard) >= opened * self.asked["callers"]
+        expected = (opened + bool(opened)) * self.asked["callers"]  # of each the large message, too
+        return not self.waiting and not self.trying and len(self.heard) >= expected
 
     def run(self) -> None:
         self.listen()
@@ -177,10 +200,16 @@ class Knocker:
             self.expire(time.monotonic())
 
 
+def unacknowledged(sender: socket.socket) -> int:
+    """How many bytes the other end has not confirmed."""
+    return int(struct.unpack("i", fcntl.ioctl(sender, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
+
+
 def main() -> None:
     knocker = Knocker(json.loads(sys.stdin.buffer.readline().decode("utf-8")))
     knocker.run()
-    told: dict[str, Any] = {"listening": knocker.listening, "reached": knocker.reached}
+    large = {name: each.pop(str(LARGE)) for name, each in knocker.reached.items() if str(LARGE) in each}
+    told: dict[str, Any] = {"listening": knocker.listening, "reached": knocker.reached, "large": large}
     told["heard"] = sorted(knocker.heard)
     told["lasted"] = time.monotonic() - knocker.began
     sys.stdout.write("\nNPUENV-ANSWER " + json.dumps(told) + "\n")

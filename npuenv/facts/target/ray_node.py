@@ -30,7 +30,8 @@ ACTIVATED = '. "$1" || exit; shift; exec "$@"'
 CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH")  # its own scripts set at least one of them
 VERSIONS = "import platform; from importlib import metadata as m; print(m.version('ray'), platform.python_version())"
 
-# What `ray.nodes()` gives, and what is free on each node, without a driver: `ray.init()` would begin a job.
+# What `ray.nodes()` gives, what is free on each node, and what outlives the program that made it, without a driver:
+# `ray.init()` would begin a job.
 NODES = """
 import json, sys
 from ray._private.state import GlobalState
@@ -45,6 +46,28 @@ free, rows = state.available_resources_per_node(), []
 for row in state.node_table():
     kept = {"address": row["NodeManagerAddress"], "is_alive": bool(row["Alive"]), "total": row.get("Resources") or {}}
     rows.append(dict(kept, free=free.get(row["NodeID"]), why=row.get("DeathReasonMessage") or ""))
+left = []
+try:
+    from ray.core.generated.gcs_pb2 import ActorTableData
+    dead = {row["JobID"] for row in state.job_table() if row["IsDead"]}
+    accessor = getattr(state, "_global_state_accessor", None) or state.global_state_accessor
+    for text in accessor.get_actor_table(None, "ALIVE"):
+        row = ActorTableData.FromString(text)
+        if row.job_id.hex() in dead:
+            kept = {"kind": "actor", "type": row.class_name, "name": row.name, "namespace": row.ray_namespace}
+            left.append(dict(kept, pid=row.pid, address=row.address.ip_address, total=dict(row.required_resources)))
+    for number, row in state.placement_group_table().items():
+        if row["state"] == "CREATED" and number[-8:] in dead:
+            total = {}
+            for bundle in row["bundles"].values():
+                for name, count in bundle.items():
+                    total[name] = total.get(name, 0) + count
+            left.append({"kind": "group", "name": row["name"], "id": number, "total": total})
+except Exception as error:  # another release of Ray may tell it in another way
+    left = str(error)
+if isinstance(left, list):
+    left = [row for row in left if row["total"].get(sys.argv[2], 0) > 0][:20]
+print("\\nRAY-LEFT " + json.dumps(left))
 print("\\nRAY-NODES " + json.dumps(rows))
 """
 
@@ -321,7 +344,7 @@ def status(asked: "dict[str, Any]") -> "dict[str, Any]":
     """What Ray says, of each thing that is asked for: `nodes`, its list of nodes; `table`, the text of `ray status`."""
     ray = program(asked)
     commands = {
-        "nodes": [python_of(ray), "-c", NODES, asked["address"]],
+        "nodes": [python_of(ray), "-c", NODES, asked["address"], "NPU"],
         "table": [ray, "status", "--address=" + asked["address"]],
     }
     ends = time.time() + asked["limit_s"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,19 @@ def test_ranks_on_two_hosts_go_on_with_a_spare_one_and_all_end_with_their_head(t
         for number in (2, 3):
             assert all_of.end(number) == 1
             assert re.search(r"head at 10\.77\.0\.1:26379 is gone", all_of.said(number))
+
+
+@pytest.mark.long
+def test_a_link_that_is_down_for_twenty_seconds_ends_no_run(tmp_path: Path) -> None:
+    with spread(tmp_path, 2, "train_cards=0-1", "cards_per_node=1", "steps=40", "save_every=4") as all_of:
+        all_of.run.until_step(6)
+        all_of.hosts[1].unplug()
+        time.sleep(20.0)
+        all_of.hosts[1].plug()
+        assert all_of.end(0) == 0, all_of.said(0)
+        assert all_of.run.steps() == list(range(1, 41))
+        assert len(all_of.run.records("header")[-1]["placement"]["restarts"]) <= 1
+        assert all_of.end(1) == 0
 
 
 def test_a_host_that_does_not_see_the_output_folder_is_named_before_anything_is_learnt(tmp_path: Path) -> None:

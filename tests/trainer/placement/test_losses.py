@@ -76,6 +76,28 @@ def test_a_head_that_is_gone_without_a_word_is_named(
     assert re.search(rf"head at {address} is gone .*Connection refused", reason)
 
 
+def test_a_way_to_the_head_that_is_down_for_a_while_is_no_end(
+    ray_here: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody refuses: the link is down. Then the head says how the run ended."""
+    word = tmp_path / "last-word"
+    silent = iter(["nothing answered within 2 s", "the connection failed (No route to host)"])
+
+    def answers(*_: object) -> str | None:
+        if (trouble := next(silent, None)) is None:
+            word.write_text(json.dumps({"code": 0, "reason": ""}))
+        return trouble
+
+    monkeypatch.setattr(daemon, "answers", answers)
+    monkeypatch.setattr(daemon, "_END_S", 0.0)
+    monkeypatch.setattr(daemon.time, "sleep", lambda _: None)
+    assert daemon._end_of_run(ray_here, "10.0.0.1:6379", str(word)) == (0, "")
+    silent = iter(["nothing answered within 2 s"] * 2)
+    word.unlink()
+    monkeypatch.setattr(daemon, "_OUTAGE_S", -1.0)
+    assert daemon._end_of_run(ray_here, "10.0.0.1:6379", str(word))[0] == 1
+
+
 def test_a_ray_that_ends_here_while_the_head_is_there_is_named(
     ray_here: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

@@ -152,6 +152,48 @@ def test_what_ray_fails_with_ends_the_run_in_a_sentence_and_the_folders_errors_p
         supervise._attempt(run_of(tmp_path), failing(OSError(30, "Read-only file system", str(tmp_path))), head)
 
 
+BROKEN = Ended(BROKE, GLOO, is_lost=True, rank=0)
+KILLED = Ended(BROKE, "rank 1 on 10.0.0.2 was killed", is_lost=True, rank=1)
+LOST = Ended(BROKE, "node 10.0.0.2 was lost, and with it rank 1", is_lost=True, node="b")
+NO_PLACE = Ended(BROKE, "no place", is_lost=False)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "reasons"),
+    [
+        # What a dead node's neighbours say first, and what Ray knows a minute later: one loss.
+        ([(BROKEN, "ab"), (LOST, "ab"), (NO_PLACE, "ac")], [LOST]),
+        ([(KILLED, "ab"), (LOST, "ab"), (KILLED, "ac"), (NO_PLACE, "ac")], [LOST, KILLED]),
+        # Another node than those of the attempt before.
+        ([(BROKEN, "ac"), (LOST, "ab"), (NO_PLACE, "ac")], [BROKEN, LOST]),
+        ([(BROKEN, "ab"), (KILLED, "ab"), (NO_PLACE, "ab")], [BROKEN, KILLED]),
+    ],
+)
+def test_a_node_that_is_known_to_be_gone_only_later_is_one_loss(
+    attempts: Sequence[tuple[Ended, str]], reasons: Sequence[Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(attempts)
+
+    def attempt(run: Run, *_: Any) -> Ended:
+        ended, nodes = next(left)
+        run.nodes.append(set(nodes))
+        return ended
+
+    monkeypatch.setattr(supervise, "_attempt", attempt)
+    run = run_of(tmp_path, "restarts=2")
+    ended = supervise._attempts(run, cast("Any", None), cast("Any", None))
+    assert ended == attempts[-1][0]
+    assert [each["reason"] for each in run.restarts] == [each.reason for each in reasons]
+
+
+def test_a_loss_after_a_step_was_saved_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path)
+    run.restarts.append({"reason": "", "from_step": 4})
+    run.nodes += [{"a", "b"}, {"a", "b"}]
+    assert supervise._is_known(run, LOST, 4)
+    assert not supervise._is_known(run, LOST, 8)
+
+
 def test_why_a_run_ended_stays_in_its_records_though_a_rank_writes_on(tmp_path: Path) -> None:
     with Records(tmp_path) as ranks:
         ranks.write("step", step=1)
