@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from pathlib import Path
@@ -128,3 +129,32 @@ def test_a_command_about_this_host_says_first_what_it_took_from_it(
     assert main([*command, "--for", "verl"]) == 0
     first = capfd.readouterr().err.splitlines()[0]
     assert says(first, "resolve.host-taken") and "hardware a2" in first and "cann 8.5.0" in first
+
+
+@pytest.mark.parametrize(
+    ("here", "per_node", "because"), [(4, 4, "host-fewer"), (8, 8, "published"), (16, 8, "host-more")]
+)
+def test_launch_files_are_for_no_more_cards_than_the_session_has(
+    here: int,
+    per_node: int,
+    because: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The recipe was published for 8; the host of 8 hides four by a variable, or is one of 16."""
+    capture = HOSTS / ("a3_healthy.json" if here == 16 else "a2_healthy.json")
+    document = json.loads(capture.read_text(encoding="utf-8"))
+    if here == 4:
+        document["environ"]["ASCEND_RT_VISIBLE_DEVICES"] = "0,1,2,3"
+    changed = tmp_path / "host.json"
+    changed.write_text(json.dumps(document), encoding="utf-8")
+    capture_of(str(changed.with_suffix("")), monkeypatch)
+    for number, host in enumerate(([], ["--host", str(changed)])):
+        words = ["render-launch", "--for", "verl", "-o", str(tmp_path / str(number)), "--json", *host]
+        assert main(words) == 0
+        cards = json.loads(capsys.readouterr().out)["cards"]
+        assert cards == {"per_node": per_node, "nodes": 1, "because": f"launch_roll.cards-{because}"}
+        assert f"trainer.n_gpus_per_node={per_node} " in (tmp_path / str(number) / "run.sh").read_text()
+    assert main([*words, "--cards-per-node", "2", "--force"]) == 0
+    assert json.loads(capsys.readouterr().out)["cards"]["per_node"] == 2
