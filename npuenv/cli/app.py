@@ -31,6 +31,7 @@ _COMMANDS = {
     "cluster": "cluster",
     "pack-doctor": "pack_doctor",
     "completion": "completion",
+    "man": "man",
 }
 
 

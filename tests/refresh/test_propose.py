@@ -401,8 +401,8 @@ def test_a_diff_can_be_applied_to_the_tables_that_are_shipped(
     before = {row.id: row for row in (*shipped.torch_npu, *ascend, vllm)}
     for (file, _), rows in wanted.items():
         for row in rows:
-            old = before.get(row.id)
-            proposals += changed_keys(file, old, row, "an index") if old else [new_row(file, row)]
+            changes = changed_keys(file, before[row.id], row, "an index") if row.id in before else [new_row(file, row)]
+            proposals += changes
     apply(folder, as_diff(proposals, folder))
     for (file, kind), rows in wanted.items():
         old, new = (table(root / file, kind) for root in (shipped.folder, folder))
