@@ -84,7 +84,8 @@ def test_day_picks_what_was_published_by_then() -> None:
 
 
 def test_newest_prefers_the_youngest_on_the_newest_cann_over_the_best_attested() -> None:
-    attested, newest = (stack_of(Request(framework="vllm-ascend", is_newest=flag)) for flag in (False, True))
+    asked = Request(framework="vllm-ascend", as_of="2026-11-21")
+    attested, newest = (stack_of(dataclasses.replace(asked, is_newest=flag)) for flag in (False, True))
     assert "rc" not in attested.name
     assert newest.date > attested.date
     on_old_cann = stack_of(Request(framework="vllm-ascend", cann="8.5.1", is_newest=True))
