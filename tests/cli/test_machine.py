@@ -16,6 +16,7 @@ from npuenv.cli.machine import assumed, for_this_host, for_this_machine
 from npuenv.errors import CannotTell
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
+from npuenv.lock.shelf import shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
@@ -158,3 +159,28 @@ def test_launch_files_are_for_no_more_cards_than_the_session_has(
         assert f"trainer.n_gpus_per_node={per_node} " in (tmp_path / str(number) / "run.sh").read_text()
     assert main([*words, "--cards-per-node", "2", "--force"]) == 0
     assert json.loads(capsys.readouterr().out)["cards"]["per_node"] == 2
+
+
+@pytest.mark.slow
+def test_the_readmes_example_leads_one_a2_from_doctor_to_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What each of its commands needs from the one before is what that one makes."""
+    shown = []
+    for name in ("README.md", "README.zh.md"):
+        text = (shipped_folder().parent / name).read_text(encoding="utf-8")
+        block = text.partition("<!-- a2 -->\n```sh\n")[2].partition("```\n")[0]
+        shown.append([line.partition(" #")[0].rstrip() for line in block.splitlines()])
+    assert shown[0] == shown[1]
+    resolve_, install, activate, data, render, check = (
+        next(line for line in shown[0] if word in line)
+        for word in ("resolve", "install --for", "activate.sh", "gsm8k.py", "render-launch", "preflight")
+    )
+    assert resolve_.split()[2:] == install.split()[2:]
+    monkeypatch.chdir(tmp_path)
+    capture_of("a2_healthy", monkeypatch)
+    assert main(["resolve", "--json", *resolve_.split()[2:]]) == 0
+    stack = json.loads(capfd.readouterr().out)["name"]
+    assert activate == f". ~/.local/share/npuenv/envs/{stack}/current/activate.sh"
+    assert main(render.split()[1:]) == main(check.split()[1:]) == 0
+    assert f"data.train_files={data.split()[-1]}/train.parquet " in Path("launch/run.sh").read_text(encoding="utf-8")
