@@ -17,17 +17,16 @@ from npuenv.facts.collect import Facts, collect
 from npuenv.facts.machine.system import System
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.host.recorded import load_capture
-from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
 from npuenv.report.resolution import as_json, show
 from npuenv.resolve import resolve
 from npuenv.resolve.from_host import filled
 from npuenv.resolve.types import Conflict, Request, Stack
+from tests.support.tables import MATRIX
 
 if TYPE_CHECKING:
     from npuenv.facts.npu.smi import SmiTable
 
-MATRIX = load_matrix()
 HOSTS = Path(__file__).resolve().parents[1] / "support" / "hosts"
 
 
@@ -84,8 +83,7 @@ def test_day_picks_what_was_published_by_then() -> None:
 
 
 def test_newest_prefers_the_youngest_on_the_newest_cann_over_the_best_attested() -> None:
-    asked = Request(framework="vllm-ascend", as_of="2026-11-21")
-    attested, newest = (stack_of(dataclasses.replace(asked, is_newest=flag)) for flag in (False, True))
+    attested, newest = (stack_of(Request(framework="vllm-ascend", is_newest=flag)) for flag in (False, True))
     assert "rc" not in attested.name
     assert newest.date > attested.date
     on_old_cann = stack_of(Request(framework="vllm-ascend", cann="8.5.1", is_newest=True))
