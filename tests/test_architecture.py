@@ -104,7 +104,7 @@ def floor_of(package: str, name: str) -> int:
     for level, names in enumerate(FLOORS[package]):
         if part in names:
             return level
-    raise AssertionError(f"{name} stands on no floor: give it a place in FLOORS and in the README's picture")
+    raise AssertionError(f"{name} stands on no floor: give it a place in FLOORS and in CONTRIBUTING's layout")
 
 
 @pytest.mark.parametrize("package", ["npuenv", "trainer"])

@@ -66,6 +66,18 @@ def test_every_command_that_a_message_names_exists(lang: str) -> None:
     assert [wrong for text in texts for wrong in mistakes(text)] == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_every_command_that_a_readme_shows_exists(name: str) -> None:
+    text = (MESSAGES.parents[1] / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
+    lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
+    spans = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+    code = [part for each in (*lines, *spans) for part in re.split(r" && | \| |\\\|", each)]
+    commands = [found[1] for each in code if (found := re.match(r"(?:\S*/)?npuenv ([a-z].*)", each))]
+    assert len(commands) > 40
+    assert [wrong for each in commands if (wrong := mistake(each.split())) is not None] == []
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

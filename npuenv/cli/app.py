@@ -31,6 +31,7 @@ _COMMANDS = {
     "cluster": "cluster",
     "pack-doctor": "pack_doctor",
     "completion": "completion",
+    "man": "man",
 }
 
 
@@ -74,8 +75,8 @@ class _Commands(Group):
 def npuenv() -> None:
     """From a bare Ascend NPU host to a proven reinforcement-learning training environment.
 
-    Start with `npuenv up --for cpu --yes` to see the whole road on any machine, or with `npuenv doctor` on a machine
-    that has cards.
+    Start with `npuenv up --for cpu --yes` to see the whole road on any machine. On one that has cards: `npuenv doctor`,
+    `npuenv resolve --for verl` (or roll), `npuenv install --for verl`, `npuenv smoke-train`.
 
     Exit codes: 0 fine, 1 problems found or a step failed, 2 wrong usage or input, 3 could not tell, 4 nothing fits
     together, 130 interrupted.

@@ -17,7 +17,7 @@ def command(shell: str) -> int:
 
     \b
     bash: npuenv completion bash > ~/.local/share/bash-completion/completions/npuenv
-    zsh:  echo 'eval "$(npuenv completion zsh)"' >> ~/.zshrc
+    zsh:  echo 'eval "$(npuenv completion zsh)"' >> ~/.zshrc    (behind compinit)
     fish: npuenv completion fish > ~/.config/fish/completions/npuenv.fish
     """
     from click.shell_completion import get_completion_class

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +27,24 @@ SECTIONS = {
 _SECTION_OF = {option: section for section, options in SECTIONS.items() for option in options.split()}
 
 
+_OF_FILES = re.compile(r"\b(FILE|DIR|PATH|EXE|CAPTURE|BUNDLE)\b")
+
+
+class _File(click.types.StringParamType):
+    """A text like any other, which shells complete as the name of a file or folder."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 class Command(click.Command):
-    """A command that lists its options in sections."""
+    """A command that lists its options in sections. What a metavar calls a file is completed as one."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for param in self.params:
+            if param.type is click.STRING and _OF_FILES.search(param.metavar or ""):
+                param.type = _File()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         by_section: dict[str, list[tuple[str, str]]] = {name: [] for name in (OTHERS, *SECTIONS)}

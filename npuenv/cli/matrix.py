@@ -105,7 +105,7 @@ def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int
 @_folder
 @common_options
 def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: Path | None) -> int:
-    """Propose what the package indexes say now and the tables do not; nothing is changed.
+    """Propose, as a diff for `patch -p1`, what the package indexes say now and the tables do not; nothing is changed.
 
     NAME is torch-npu, triton-ascend, vllm-ascend or vllm (default: all). Exit 0: nothing new. 1: there are proposals.
     3: an index was out of reach.
@@ -118,13 +118,16 @@ def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: P
     from npuenv.refresh import as_diff, propose
     from npuenv.report.matrix import refresh_json
 
+    tables = load_matrix(folder).folder
     settings = pip_settings(LocalHost(), prefix=sys.prefix)
     proposals = propose(load_matrix(folder), settings, names, lambda step: ui.say(step, err=True), is_thorough=thorough)
     code = ExitCode.PROBLEMS if proposals else ExitCode.FINE
     if ui.is_json:
-        ui.print_json({**refresh_json(proposals, as_diff(proposals)), "exit": int(code)})
+        ui.print_json({**refresh_json(proposals, as_diff(proposals, tables)), "exit": int(code)})
     else:
-        click.echo(as_diff(proposals), nl=False)
-        said = Message("matrix.refresh-summary", {"count": len(proposals)}) if proposals else None
+        click.echo(as_diff(proposals, tables), nl=False)
+        said = (
+            Message("matrix.refresh-summary", {"count": len(proposals), "folder": str(tables)}) if proposals else None
+        )
         ui.say(said or Message("matrix.refresh-nothing"), err=True)
     return int(code)

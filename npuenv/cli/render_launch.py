@@ -10,6 +10,7 @@ import click
 
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
+from npuenv.cli.hosts import num_cards
 from npuenv.cli.machine import for_this_host, resolve_or_stop, tell_basis
 from npuenv.errors import BadInput, ExitCode
 from npuenv.messages import Message, say
@@ -31,7 +32,9 @@ _SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
 @click.option("--list", "is_list", is_flag=True, help="With --for: name the recipes and end.")
 @click.option("--release", metavar="V", help="Release or commit of the framework (default: the stack's).")
 @click.option("--model", metavar="PATH|NAME", help="The model's folder, or its name on a hub.")
-@click.option("--cards-per-node", type=int, metavar="N", help="Cards of a node (default: the recipe's).")
+@click.option(
+    "--cards-per-node", type=int, metavar="N", help="Cards of a node (default: the recipe's, at most the host's)."
+)
 @click.option("--nodes", type=int, metavar="N", help="Nodes (default: the recipe's).")
 @click.option("--train-cards", "train", metavar="L", help="Cards that train, like 0-3,8-11.")
 @click.option("--infer-cards", "infer", metavar="L", help="Cards that generate.")
@@ -77,11 +80,14 @@ def _render(
     recipe, release = said.pop("recipe") or FIRST_RECIPE[framework], said.pop("release")
     request, release = _with_release(request, framework, release)
     # The files of a release that is named may be meant for wherever that runs.
-    request = request if release else for_this_host(request)
+    of_host = request if release else for_this_host(request)
+    host = click.get_current_context().params["host"] or ("this" if of_host is not request else None)
+    request = of_host
     stack = resolve_or_stop(ui, request)
     tell_basis(ui, request, stack)
     release = release or _release_of_stack(stack.name)
-    asked = Asked(framework, recipe, release, overrides=parse_overrides(settings), **said)
+    there = num_cards(host) if host and said["cards_per_node"] is None else None
+    asked = Asked(framework, recipe, release, overrides=parse_overrides(settings), cards_of_host=there or None, **said)
     made = launch(asked, stack, lang=ui.lang)
     is_refused = made.estimate.verdict == "infeasible" and not force
     written = () if is_refused else _write(made.files, out, force=force)
@@ -206,6 +212,7 @@ def _document(
         "recipe": asked.recipe,
         "release": asked.release,
         "stack": stack,
+        "cards": {"per_node": made.job.cards.per_node, "nodes": made.job.cards.nodes, "because": made.because.key},
         "placement": {
             "layout": made.placement.layout,
             "train": list(made.placement.train),
@@ -239,6 +246,7 @@ def _tell(
     }
     took = {"framework": asked.framework, "recipe": asked.recipe, "release": asked.release, "stack": stack}
     ui.say(Message("launch_roll.took", took))
+    ui.say(made.because)
     ui.say(Message("launch_roll.placed", cards))
     for note in made.notes:
         ui.say(note)

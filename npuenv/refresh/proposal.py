@@ -1,21 +1,25 @@
 """A proposed change of the matrix as a value, and its text: TOML in the form of the tables, or a diff of many.
 
-Start from `new_row`, `changed_keys` and `as_diff`. Nothing here reads an index or writes a file.
+Start from `new_row`, `changed_keys` and `as_diff`. Nothing here reads an index or writes a file (`as_diff` reads some).
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import itertools
 import json
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
+from npuenv._toml import TomlError, loads
 from npuenv.matrix.rows import ReleaseImage, Row
 from npuenv.refresh.release import flat
 from npuenv.versions import specifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 # The keys whose place in a table is not their place in the dataclass; they come behind `id`, the rest follows.
 _FIRST = {
@@ -81,35 +85,46 @@ def value_text(value: object) -> str:
     return "[" + ", ".join(value_text(item) for item in value) + "]"
 
 
-def as_diff(proposals: Iterable[Proposal]) -> str:
-    """All proposals as one text in the manner of a unified diff: a head for each file, a hunk for each row.
+def as_diff(proposals: Iterable[Proposal], folder: Path) -> str:
+    """All proposals as a unified diff of the tables in a folder: `patch -p1 -d FOLDER` makes the changes.
 
-    Example: "--- torch_npu.toml", "+++ torch_npu.toml", "@@ torch-npu.2.9.0 @@", "# from package index",
-    '-index = "default"', '+index = "pytorch-cpu"', a line each.
+    Above each file stand its rows with what was read: "# torch-npu.2.9.0: package index". Reads the tables.
     """
     lines: list[str] = []
     in_order = sorted(proposals, key=lambda item: item.file)
     for file, group in itertools.groupby(in_order, key=lambda item: item.file):
-        lines += [f"--- {file}", f"+++ {file}"]
-        for row_id, hunk in itertools.groupby(group, key=lambda item: item.row_id):
-            lines.append(f"@@ {row_id} @@")
-            lines += _hunk(hunk)
-    return "\n".join(lines) + "\n" if lines else ""
+        changes = list(group)
+        lines += dict.fromkeys(f"# {item.row_id}: {item.source}\n" for item in changes)
+        before = (folder / file).read_text(encoding="utf-8").splitlines(keepends=True)
+        after = functools.reduce(_changed, changes, before)
+        lines += difflib.unified_diff(before, after, f"a/{file}", f"b/{file}")
+    return "".join(lines)
 
 
-def _hunk(proposals: Iterable[Proposal]) -> Iterator[str]:
-    source = ""
-    for item in proposals:
-        if item.source != source:
-            source = item.source
-            yield f"# from {source}"
-        if item.kind == "changed" and item.old:
-            yield from _marked("-", f"{item.key} = {item.old}")
-        yield from _marked("+", item.text)
+def _changed(lines: list[str], item: Proposal) -> list[str]:
+    """The lines of a table with one proposal made. A new row stands last."""
+    text = item.text.rstrip("\n").splitlines(keepends=True)
+    text[-1:] = [f"{line}\n" for line in text[-1:]]
+    if item.kind == "new":
+        return [*lines, "\n", *text]
+    start = lines.index(f"id = {value_text(item.row_id)}\n")
+    end = next((at for at in range(start, len(lines)) if lines[at] == "[[row]]\n"), len(lines))
+    # A key that the row leaves out goes where `source` is, behind all others.
+    key = item.key if item.old else "source"
+    first = next(at for at in range(start, end) if lines[at].startswith(f"{key} = "))
+    behind = _end_of_value(lines, first) if item.old else first
+    return [*lines[:first], *text, *lines[behind:]]
 
 
-def _marked(mark: str, text: str) -> Iterator[str]:
-    yield from (mark + line for line in text.splitlines())
+def _end_of_value(lines: list[str], first: int) -> int:
+    """Behind the last line of the key that starts at `first`: the first lines that are TOML by themselves."""
+    for behind in range(first + 1, len(lines)):
+        try:
+            loads("".join(lines[first:behind]), is_ours=True)
+        except TomlError:
+            continue
+        return behind
+    return len(lines)
 
 
 def _inline(image: ReleaseImage) -> str:

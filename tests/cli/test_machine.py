@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from pathlib import Path
@@ -15,6 +16,7 @@ from npuenv.cli.machine import assumed, for_this_host, for_this_machine
 from npuenv.errors import CannotTell
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
+from npuenv.lock.shelf import shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
@@ -128,3 +130,57 @@ def test_a_command_about_this_host_says_first_what_it_took_from_it(
     assert main([*command, "--for", "verl"]) == 0
     first = capfd.readouterr().err.splitlines()[0]
     assert says(first, "resolve.host-taken") and "hardware a2" in first and "cann 8.5.0" in first
+
+
+@pytest.mark.parametrize(
+    ("here", "per_node", "because"), [(4, 4, "host-fewer"), (8, 8, "published"), (16, 8, "host-more")]
+)
+def test_launch_files_are_for_no_more_cards_than_the_session_has(
+    here: int,
+    per_node: int,
+    because: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The recipe was published for 8; the host of 8 hides four by a variable, or is one of 16."""
+    capture = HOSTS / ("a3_healthy.json" if here == 16 else "a2_healthy.json")
+    document = json.loads(capture.read_text(encoding="utf-8"))
+    if here == 4:
+        document["environ"]["ASCEND_RT_VISIBLE_DEVICES"] = "0,1,2,3"
+    changed = tmp_path / "host.json"
+    changed.write_text(json.dumps(document), encoding="utf-8")
+    capture_of(str(changed.with_suffix("")), monkeypatch)
+    for number, host in enumerate(([], ["--host", str(changed)])):
+        words = ["render-launch", "--for", "verl", "-o", str(tmp_path / str(number)), "--json", *host]
+        assert main(words) == 0
+        cards = json.loads(capsys.readouterr().out)["cards"]
+        assert cards == {"per_node": per_node, "nodes": 1, "because": f"launch_roll.cards-{because}"}
+        assert f"trainer.n_gpus_per_node={per_node} " in (tmp_path / str(number) / "run.sh").read_text()
+    assert main([*words, "--cards-per-node", "2", "--force"]) == 0
+    assert json.loads(capsys.readouterr().out)["cards"]["per_node"] == 2
+
+
+@pytest.mark.slow
+def test_the_readmes_example_leads_one_a2_from_doctor_to_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What each of its commands needs from the one before is what that one makes."""
+    shown = []
+    for name in ("README.md", "README.zh.md"):
+        text = (shipped_folder().parent / name).read_text(encoding="utf-8")
+        block = text.partition("<!-- a2 -->\n```sh\n")[2].partition("```\n")[0]
+        shown.append([line.partition(" #")[0].rstrip() for line in block.splitlines()])
+    assert shown[0] == shown[1]
+    resolve_, install, activate, data, render, check = (
+        next(line for line in shown[0] if word in line)
+        for word in ("resolve", "install --for", "activate.sh", "gsm8k.py", "render-launch", "preflight")
+    )
+    assert resolve_.split()[2:] == install.split()[2:]
+    monkeypatch.chdir(tmp_path)
+    capture_of("a2_healthy", monkeypatch)
+    assert main(["resolve", "--json", *resolve_.split()[2:]]) == 0
+    stack = json.loads(capfd.readouterr().out)["name"]
+    assert activate == f". ~/.local/share/npuenv/envs/{stack}/current/activate.sh"
+    assert main(render.split()[1:]) == main(check.split()[1:]) == 0
+    assert f"data.train_files={data.split()[-1]}/train.parquet " in Path("launch/run.sh").read_text(encoding="utf-8")

@@ -94,6 +94,7 @@ def plain(text: str, places: dict[str, Path]) -> str:
     text = re.sub(r"\S*/bin/uv\b( pip \w+ .*)?", "<uv>", text)  # arguments are cut where the path makes them too long
     text = _ADDRESS.sub("<address>", text)
     text = re.sub(r"\b\d+(\.\d+)? (s|ms|GiB|MiB)\b", r"<n> \2", text)
+    text = re.sub(r"\b\d+ (rows in|行均)", r"<n> \1", text)  # of the tables, which grow
     return "\n".join(each.rstrip() for each in text.split("\n"))
 
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from npuenv.errors import BadInput, CannotTell
 from npuenv.facts.pip import PipSettings, Setting
+from npuenv.matrix import load_matrix
 from npuenv.matrix.load import parse_table
 from npuenv.matrix.rows import Built, TorchNpu, TritonAscend, VllmAscend
 from npuenv.messages import Message, say
 from npuenv.refresh import Proposal, as_diff, propose
+from npuenv.refresh.proposal import changed_keys, new_row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from npuenv.matrix.rows import Row
     from npuenv.matrix.tables import Matrix
     from tests.refresh.conftest import Served
 
@@ -175,11 +184,10 @@ def test_a_version_that_left_the_index_is_proposed_to_be_on_none(
     index.clear("torch-npu")
     (found,) = refreshed(matrix, settings, "torch-npu")
     assert (found.key, found.old, found.new, found.text) == ("index", '"default"', "", "")
-    assert as_diff([found]).splitlines() == [
-        "--- torch_npu.toml",
-        "+++ torch_npu.toml",
-        "@@ torch-npu.2.10.0.post4 @@",
-        "# from package index: no such version",
+    assert [line for line in as_diff([found], matrix.folder).splitlines() if line[0] in "#-+"] == [
+        "# torch-npu.2.10.0.post4: package index: no such version",
+        "--- a/torch_npu.toml",
+        "+++ b/torch_npu.toml",
         '-index = "default"',
     ]
 
@@ -358,14 +366,45 @@ def test_without_the_library_the_hint_is_the_command_that_installs_it(
     assert say(caught.value.hint) == "python -m pip install 'pypi-simple>=1.6'"
 
 
-def test_a_diff_has_a_head_for_each_file_and_a_hunk_for_each_row() -> None:
-    new = Proposal("built/vllm.toml", "built.vllm.2", "new", "", "", "", '[[row]]\nid = "built.vllm.2"\n', "sdist")
-    changed = Proposal("a.toml", "r", "changed", "cann", '"9.0.0"', '"9.1.0"', 'cann = "9.1.0"', "table")
-    added = Proposal("a.toml", "r", "changed", "python", "", '">=3.10"', 'python = ">=3.10"', "table")
-    assert as_diff([new, changed, added]) == (
-        "--- a.toml\n+++ a.toml\n@@ r @@\n# from table\n"
-        '-cann = "9.0.0"\n+cann = "9.1.0"\n+python = ">=3.10"\n'
-        "--- built/vllm.toml\n+++ built/vllm.toml\n@@ built.vllm.2 @@\n# from sdist\n"
-        '+[[row]]\n+id = "built.vllm.2"\n'
-    )
-    assert as_diff([]) == ""
+def table(path: Path, kind: type[Row]) -> dict[str, Row]:
+    return {row.id: row for row in parse_table(path.read_text(encoding="utf-8"), kind, path.name)}
+
+
+def _patch(folder: Path, diff: str) -> None:
+    subprocess.run(["patch", "-p1", "--fuzz=0", "-d", str(folder)], input=diff, text=True, check=True)
+
+
+def _git_apply(folder: Path, diff: str) -> None:
+    subprocess.run(["git", "apply", "-p1"], input=diff, text=True, check=True, cwd=folder)
+
+
+@pytest.mark.parametrize("apply", [_patch, _git_apply])
+def test_a_diff_can_be_applied_to_the_tables_that_are_shipped(
+    apply: Callable[[Path, str], None], tmp_path: Path
+) -> None:
+    """Every kind of change at once: a value of one line and of several, a key that comes or goes, new rows."""
+    if apply is _patch and shutil.which("patch") is None:
+        pytest.skip("needs patch")
+    shipped, folder = load_matrix(), tmp_path / "tables"
+    shutil.copytree(shipped.folder, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    torch, ascend, vllm = shipped.torch_npu[7], shipped.vllm_ascend, shipped.built[-1]
+    wanted: dict[tuple[str, type[Row]], list[Row]] = {
+        ("torch_npu.toml", TorchNpu): [replace(torch, index="", published="2026-01-01"), replace(torch, id="new.1")],
+        ("vllm_ascend.toml", VllmAscend): [
+            replace(ascend[0], commit="", requires_fastapi="<1", image=(*ascend[0].image, *ascend[-1].image)),
+            replace(ascend[-1], image=ascend[0].image),
+            *(replace(ascend[-1], id=f"new.{at}") for at in (1, 2)),
+        ],
+        ("built/vllm_ascend.toml", Built): [replace(vllm, requires=("one", "two"))],
+    }
+    proposals: list[Proposal] = []
+    before = {row.id: row for row in (*shipped.torch_npu, *ascend, vllm)}
+    for (file, _), rows in wanted.items():
+        for row in rows:
+            changes = changed_keys(file, before[row.id], row, "an index") if row.id in before else [new_row(file, row)]
+            proposals += changes
+    apply(folder, as_diff(proposals, folder))
+    for (file, kind), rows in wanted.items():
+        old, new = (table(root / file, kind) for root in (shipped.folder, folder))
+        assert new == {**old, **{row.id: row for row in rows}}
+    assert as_diff([], folder) == ""

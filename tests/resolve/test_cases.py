@@ -9,9 +9,9 @@ import pytest
 
 from npuenv._toml import load_file
 from npuenv.errors import BadInput, ExitCode
-from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Conflict, Request, Stack
+from tests.support.tables import MATRIX
 
 CASES = {path.stem: load_file(path) for path in sorted((Path(__file__).parent / "cases").glob("*.toml"))}
 
@@ -33,7 +33,7 @@ def test_every_case_says_what_it_expects() -> None:
 @pytest.mark.parametrize("name", of_kind("stack"))
 def test_request_resolves_to_the_expected_stack(name: str) -> None:
     expected = CASES[name]["stack"]
-    stack = resolve(request_of(CASES[name]), load_matrix())
+    stack = resolve(request_of(CASES[name]), MATRIX)
     assert isinstance(stack, Stack), stack
     assert stack.name == expected["name"]
     assert stack.verified_by == expected["verified_by"]
@@ -51,7 +51,7 @@ def test_request_resolves_to_the_expected_stack(name: str) -> None:
 @pytest.mark.parametrize("name", of_kind("conflict"))
 def test_request_conflicts_over_the_expected_rules(name: str) -> None:
     expected = CASES[name]["conflict"]
-    conflict = resolve(request_of(CASES[name]), load_matrix())
+    conflict = resolve(request_of(CASES[name]), MATRIX)
     assert isinstance(conflict, Conflict), conflict
     assert {clash.source for clash in conflict.clashes if clash.rule == "request"} == set(expected["asked"])
     rows = [clash.rule for clash in conflict.clashes if clash.rule != "request"]
@@ -68,7 +68,7 @@ def test_request_conflicts_over_the_expected_rules(name: str) -> None:
 def test_misspelt_name_is_refused_with_the_nearest(name: str) -> None:
     expected = CASES[name]["refused"]
     with pytest.raises(BadInput) as refused:
-        resolve(request_of(CASES[name]), load_matrix())
+        resolve(request_of(CASES[name]), MATRIX)
     assert refused.value.exit_code == ExitCode.INPUT
     assert refused.value.message.key == expected["message"]
     assert refused.value.hint is not None or expected["message"] == "resolve.pin-has-option"

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from npuenv import versions
-from npuenv.matrix import Matrix, load_matrix
+from npuenv.matrix import Matrix
 from npuenv.matrix.rows import RecipePin
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import candidate_of, choices
@@ -16,8 +16,8 @@ from npuenv.resolve.keys import broader
 from npuenv.resolve.pairing import pairing
 from npuenv.resolve.rules import against_rows
 from npuenv.resolve.types import Conflict, Request, Stack
+from tests.support.tables import MATRIX
 
-MATRIX = load_matrix()
 RECIPES = {recipe.id: recipe for recipe in all_recipes(MATRIX)}
 
 

@@ -17,17 +17,16 @@ from npuenv.facts.collect import Facts, collect
 from npuenv.facts.machine.system import System
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.host.recorded import load_capture
-from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
 from npuenv.report.resolution import as_json, show
 from npuenv.resolve import resolve
 from npuenv.resolve.from_host import filled
 from npuenv.resolve.types import Conflict, Request, Stack
+from tests.support.tables import MATRIX
 
 if TYPE_CHECKING:
     from npuenv.facts.npu.smi import SmiTable
 
-MATRIX = load_matrix()
 HOSTS = Path(__file__).resolve().parents[1] / "support" / "hosts"
 
 

@@ -51,6 +51,7 @@ class Asked:
     release: str
     model: str | None = None
     cards_per_node: int | None = None
+    cards_of_host: int | None = None  # what the host has that the files are for; None: not known
     nodes: int | None = None
     card_memory_gib: float | None = None
     train: str | None = None
@@ -70,6 +71,7 @@ class Launch:
     job: Job
     placement: Placement
     estimate: Estimate
+    because: Message  # how many cards it is for, and why
     notes: tuple[Message, ...] = ()  # what was decided in a way that the user may not expect
 
 
@@ -111,7 +113,13 @@ def _unusual(asked: Asked, made: Launch) -> Message | None:
     """Says it where the recipe's number of cards was taken and the hardware's nodes mostly have another."""
     cards = made.job.cards
     row = next((row for row in load_matrix().container_cards if row.hardware == cards.hardware), None)
-    if asked.cards_per_node is not None or row is None or not row.usual or cards.per_node <= row.usual:
+    if (
+        asked.cards_per_node is not None
+        or asked.cards_of_host is not None
+        or row is None
+        or not row.usual
+        or cards.per_node <= row.usual
+    ):
         return None
     args = {"cards": cards.per_node, "hardware": cards.hardware, "usual": row.usual}
     return Message("launch_roll.unusual-cards", args)
@@ -146,7 +154,8 @@ def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
     name = f"{row.id}.yaml"
     refuse_roll(name, files[name], cards, recipe.version)
     notes = _roll_notes(asked, recipe, placement)
-    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement), notes)
+    because = _because(asked, cards, row.cards_per_node)
+    return Launch({**files, **_ray(asked, cards, stack)}, job, placement, estimate(job, placement), because, notes)
 
 
 def _roll_notes(asked: Asked, recipe: Filled, placement: Placement) -> tuple[Message, ...]:
@@ -198,7 +207,8 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
         refuse_verl(PROGRAMS[recipe.entry][0], words_of(values, recipe, added), cards, job.release)
     # Ray's processes have the environment of the shell that starts Ray. Without Ray there is nothing to start.
     scripts = {} if recipe.entry == "sft" else _ray(asked, cards, stack, environment(recipe))
-    return Launch({**files, **scripts}, job, placement, estimate(job, placement))
+    because = _because(asked, cards, recipe.cards_per_node)
+    return Launch({**files, **scripts}, job, placement, estimate(job, placement), because)
 
 
 def _verl_placement(asked: Asked, recipe: LaunchRecipe, job: Job) -> Placement:
@@ -251,7 +261,7 @@ def _with_overrides(recipe: LaunchRecipe, asked: Asked) -> LaunchRecipe:
 
 
 def _cards(asked: Asked, stack: Stack, published: Cards) -> Cards:
-    """The cards of the run: what was said, else the stack's hardware and the published numbers."""
+    """The cards of the run: what was said, else the stack's hardware and the published numbers, at most the host's."""
     for option, number in (("--cards-per-node", asked.cards_per_node), ("--nodes", asked.nodes)):
         if number is not None and number < 1:
             raise BadInput(Message("launch_roll.no-number", {"key": option, "value": number}))
@@ -260,10 +270,21 @@ def _cards(asked: Asked, stack: Stack, published: Cards) -> Cards:
         raise BadInput(Message("launch_roll.no-memory", args))
     return Cards(
         hardware=stack.platform.hardware or published.hardware,
-        per_node=asked.cards_per_node or published.per_node,
+        per_node=asked.cards_per_node or min(published.per_node, asked.cards_of_host or published.per_node),
         nodes=asked.nodes or published.nodes,
         memory_gib=asked.card_memory_gib or published.memory_gib,
     )
+
+
+def _because(asked: Asked, cards: Cards, published: int) -> Message:
+    """How many cards a node has in these files, and who decided it."""
+    who = "published"
+    if asked.cards_per_node is not None:
+        who = "said"
+    elif asked.cards_of_host is not None and asked.cards_of_host != published:
+        who = "host-fewer" if asked.cards_of_host < published else "host-more"
+    args = {"cards": cards.per_node, "nodes": cards.nodes, "published": published, "host": asked.cards_of_host or 0}
+    return Message(f"launch_roll.cards-{who}", args)
 
 
 def _ray(asked: Asked, cards: Cards, stack: Stack, own: Mapping[str, str] | None = None) -> dict[str, str]:
