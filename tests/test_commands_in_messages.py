@@ -90,3 +90,11 @@ def test_every_command_that_a_readme_shows_exists(name: str) -> None:
 )
 def test_the_search_finds_what_does_not_exist(text: str, wrong: str | None) -> None:
     assert mistakes(text) == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_readme_says_how_each_extra_is_installed(name: str) -> None:
+    root = MESSAGES.parents[1]
+    extras = set(load_file(root / "pyproject.toml")["project"]["optional-dependencies"])
+    installed = re.findall(r"pip install[^`\n]*'\.\[([\w,-]+)\]'", (root / name).read_text(encoding="utf-8"))
+    assert extras == {extra for group in installed for extra in group.split(",")}

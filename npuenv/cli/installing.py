@@ -167,7 +167,7 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
     installation would refuse; NothingFits for a script of a lock that is not complete: what lacks would come unchecked.
     """
     with wanted_for(ui, request, how, lock) as wanted:
-        prepared = _imagine(wanted, how)
+        prepared = _imagine(wanted, how, as_script=as_script)
         lacks = () if as_script else tuple(_lacks(prepared, how))
         code = ExitCode.NOTHING_FITS if lacks else ExitCode.FINE
         for error in lacks:
@@ -270,8 +270,11 @@ def asked_for(request: Request) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value != getattr(empty, name)}
 
 
-def _imagine(wanted: Wanted, how: How) -> Prepared:
-    """A plan that is only shown: what is not here is called by its usual name."""
+def _imagine(wanted: Wanted, how: How, *, as_script: bool) -> Prepared:
+    """A plan that is only shown: what is not here is called by its usual name.
+
+    A script may run later, and again after it was stopped: what is present now says nothing for it.
+    """
     from npuenv.plan.target import check_content, kept_lock, require_same
 
     stack, host = wanted.stack, wanted.machine.resolver.host
@@ -285,7 +288,8 @@ def _imagine(wanted: Wanted, how: How) -> Prepared:
     if is_for_here and target.kind == "venv":
         with suppress(NothingFits):
             python = _base_python(wanted, how)
-    return _planned(wanted, target, how, replace(_tools(wanted, target, how, python=python), conda="conda"))
+    tools = replace(_tools(wanted, target, how, python=python), conda="conda")
+    return _planned(wanted, target, how, replace(tools, present=None) if as_script else tools)
 
 
 def _target(wanted: Wanted, how: How) -> Target:
@@ -304,6 +308,7 @@ def _tools(wanted: Wanted, target: Target, how: How, *, python: str) -> Tools:
     from npuenv.lock.wheels import wheels_in_links
     from npuenv.plan.given import digests_of
     from npuenv.plan.install import Tools, keep_supplied
+    from npuenv.plan.target import present_in
 
     resolver, bundle = wanted.machine.resolver, wanted.bundle
     given = {**(bundle.sources if bundle else {}), **how.given}
@@ -318,6 +323,7 @@ def _tools(wanted: Wanted, target: Target, how: How, *, python: str) -> Tools:
         wheels=bundle.wheels if bundle else "",
         given=given,
         digests=digests_of(resolver.host, given, wanted.stack, sys.executable),
+        present=present_in(resolver.host, target, wanted.stack.platform.python) if target.kind == "existing" else None,
     )
     return keep_supplied(resolver.host, wanted.stack, wanted.lock, target, tools)
 

@@ -108,7 +108,7 @@ def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: P
     """Propose, as a diff for `patch -p1`, what the package indexes say now and the tables do not; nothing is changed.
 
     NAME is torch-npu, triton-ascend, vllm-ascend or vllm (default: all). Exit 0: nothing new. 1: there are proposals.
-    3: an index was out of reach.
+    3: an index was out of reach. Needs npuenv's extra `matrix`.
     """
     import sys
 

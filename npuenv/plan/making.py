@@ -37,6 +37,8 @@ class Tools:
     # `npuenv.plan.given.digests_of` tells it; a name that lacks was not looked at
     # Normalised source name -> what was supplied before and stays (`npuenv.plan.sources.supplied_in`), unless `given`.
     kept: Mapping[str, str] = field(default_factory=dict)
+    # Normalised names of what lies in the user's own environment, whole or not; None where nobody looked.
+    present: frozenset[str] | None = None
     conda: str = ""  # the program that makes conda environments; needed for a target of that kind
 
     @property

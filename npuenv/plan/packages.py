@@ -105,7 +105,7 @@ def _step(making: Making, place: _Place, group: _Group, parted: set[str]) -> Ste
     file = making.target.own(f"{name}.txt")
     options, env, unset = _from(making, place)
     if not making.is_own:
-        options.append("--reinstall")  # nothing takes damaged packages out of an environment that is not ours
+        options += _again(making, group.packages)
     run = making.uv("pip", "install", "--python", making.target.python, *options, "-r", file, env=env, unset=unset)
     said = {
         "why": tuple(item.why for item in group.items),
@@ -116,6 +116,17 @@ def _step(making: Making, place: _Place, group: _Group, parted: set[str]) -> Ste
     want = _complete_want(making, group.packages)
     do = (WriteFile(file, "\n".join(lines) + "\n"), run)
     return Step(name, message, do, (want,), needs_network=not place.folder, is_upkeep=making.is_own)
+
+
+def _again(making: Making, packages: Sequence[LockedPackage]) -> list[str]:
+    """uv's options that put in anew what is there: nothing takes damaged packages out of an environment not ours.
+
+    What is named here uv unpacks anew too, beside what its cache holds of it: hence only packages that are there.
+    """
+    present = making.tools.present
+    if present is None:
+        return ["--reinstall"]
+    return [word for package in packages if package.name in present for word in ("--reinstall-package", package.name)]
 
 
 def _from(making: Making, place: _Place) -> tuple[list[str], dict[str, str], tuple[str, ...]]:

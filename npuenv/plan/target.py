@@ -10,6 +10,8 @@ import posixpath
 import sys
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from npuenv._json import loads
 from npuenv.errors import BadInput, NothingFits
 from npuenv.facts.ask import dist_versions
@@ -63,6 +65,7 @@ _HEAVY_MIB = {
     "modelscope": 60,
 }
 _OTHER_MIB = 4
+_INSTALLED = (".dist-info", ".egg-info", ".egg-link")
 
 
 def check_target(host: Host, target: Target, lock: Lock) -> None:
@@ -136,6 +139,15 @@ def existing_target(host: Host, exe: str, lock: Lock, stack: Stack) -> Target:
     lacking = [package for package in lock.packages if there.get(package.name) != package.version]
     _require_room(host, prefix, lacking, Message("plan.make-room"))
     return target
+
+
+def present_in(host: Host, target: Target, python: str) -> frozenset[str]:
+    """Normalised names of the distributions in an environment of Python `python` ("3.11").
+
+    By the names of their folders: uv counts one as installed whose files a kill has cut short.
+    """
+    names = host.look(f"{target.root}/lib/python{python}/site-packages").names
+    return frozenset(canonicalize_name(name.partition("-")[0]) for name in names if name.endswith(_INSTALLED))
 
 
 def _is_made(host: Host, root: str) -> bool:

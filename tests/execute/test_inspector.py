@@ -247,6 +247,29 @@ def test_imports_are_tried_apart_with_their_version_and_a_time_limit(world: Worl
     assert re.search(r"^problem: import slow .*\b1 s$", tried("slow", limit_s=1), re.MULTILINE)
 
 
+@pytest.mark.slow
+def test_what_another_import_has_loaded_is_not_imported_again(world: World, tmp_path: Path) -> None:
+    note = f"open({str(tmp_path / 'imports')!r}, 'a').write(__name__ + ' ')\n"
+    write_wheel(
+        world.wheels, "torch", "9.1+cpu", requires=["numbers"], files={"torch.py": f"{note}__version__ = '9.1+cpu'\n"}
+    )
+    more = {"tools.py": f"{note}import torch\n", "broken.py": f"{note}import torch, no_such_module\n"}
+    write_wheel(world.wheels, "tools", "0.3", requires=["numbers>=2", "torch>=9"], files=more)
+    world.installed()
+
+    def tried(*modules: str) -> tuple[list[str], list[str]]:
+        (tmp_path / "imports").write_text("")
+        words = [word for module in modules for word in ("--import", module)]
+        said = ask_itself(world, "verify", "lock", *words, *ALL).stdout.splitlines()
+        loaded = (tmp_path / "imports").read_text().split()
+        return loaded, [line for line in said if line.startswith("problem: ")]
+
+    assert tried("torch==9.1+cpu", "tools==0.3") == (["tools", "torch"], [])
+    assert tried("torch==9.2", "tools")[1] == ["problem: torch calls itself 9.1+cpu instead of 9.2"]
+    loaded, problems = tried("torch==9.1", "broken")  # what failed has proven nothing of what it loaded
+    assert sorted(loaded) == ["broken", "torch", "torch"] and len(problems) == 1 and "broken" in problems[0]
+
+
 def test_nothing_of_another_accelerator_loads_itself_in_a_tried_import(world: World) -> None:
     text = "import os\n__version__ = os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD']\n"
     write_wheel(world.wheels, "tools", "0.3", requires=["numbers>=2"], files={"tools.py": text})

@@ -248,6 +248,21 @@ def test_the_users_own_version_of_a_package_is_not_put_back_without_a_question(
     assert tools_of(tmp_path / "mine").read_text() == "C = 3\n"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["METADATA", "RECORD", "*"])
+def test_a_package_that_a_kill_cut_short_comes_back_into_an_environment_of_the_users(
+    product: Product, tmp_path: Path, lost: str
+) -> None:
+    python = users_environment(tmp_path / "mine")
+    words = ("install", "tiny", "--into", python, "--yes")
+    assert product.run(*words)[0] == 0
+    info = next(tools_of(tmp_path / "mine").parent.glob("tools-*.dist-info"))
+    for path in info.glob(lost):
+        path.unlink()
+    assert product.run(*words)[0] == 0
+    assert {path.name for path in info.iterdir()} >= {"METADATA", "RECORD"}
+
+
 def test_what_was_returned_from_does_not_come_back_into_force_without_a_question(product: Product) -> None:
     old = product.current
     product.release()

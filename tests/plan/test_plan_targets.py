@@ -19,9 +19,9 @@ from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.messages import Message, say
 from npuenv.plan.changes import replaced
-from npuenv.plan.target import existing_target, find_conda
+from npuenv.plan.target import existing_target, find_conda, present_in
 from npuenv.store.places import Target
-from tests.plan.plan_cases import Scripted, planned, runs, stack_and_lock, tiny, tiny_plan
+from tests.plan.plan_cases import Scripted, planned, runs, stack_and_lock, step_of, tiny, tiny_plan
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
@@ -151,6 +151,27 @@ def test_a_file_that_lacks_in_an_environment_of_the_users_comes_back_and_nothing
     (site / "one.py").unlink()
     assert "rest" in install(plan, target).done
     assert version_of(python, "one") == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [(None, ["--reinstall"]), ((), []), (("torch", "other"), ["--reinstall-package", "torch"])],
+)
+def test_only_what_is_there_goes_in_anew_into_an_environment_of_the_users(
+    present: tuple[str, ...] | None, expected: list[str]
+) -> None:
+    there = None if present is None else frozenset(present)
+    _, _, plan = planned("cpu", "x86_64", target=Target("/p", kind="existing"), present=there)
+    argv = runs(step_of(plan, "torch"))[0].argv
+    assert [word for word in argv if word in ("torch", "other") or word.startswith("--reinstall")] == expected
+
+
+def test_a_package_without_its_metadata_is_present_all_the_same(tmp_path: Path) -> None:
+    site = tmp_path / "lib/python3.11/site-packages"
+    for name in ("torch_npu-2.8.0.dist-info", "six-1.17.0-py3.11.egg-info", "numpy"):
+        (site / name).mkdir(parents=True)
+    found = present_in(LocalHost(), Target(str(tmp_path), kind="existing"), "3.11")
+    assert found == {"torch-npu", "six"}
 
 
 def test_what_an_installation_replaces_in_an_environment_of_the_users_is_told_before(

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import time
 
-from npuenv.plan.inspector.files import read_json, write_json
+from npuenv.plan.inspector.files import normal, read_json, write_json
 from npuenv.plan.inspector.inspection import Inspection, deviations, folder_of, report
 from npuenv.plan.inspector.leftovers import foreign_pth, remove_if_torn, unowned
 
 FOREIGN = ("nvidia-", "cuda-")  # packages of another accelerator; wanted only where the lock names them
 MAX_NOTES = 20
 PROBE = """
-import importlib, sys
-module = importlib.import_module(sys.argv[1])
-version = getattr(module, "__version__", None)
-if not version:
-    from importlib import metadata
-    try:
-        version = metadata.version(sys.argv[1])
-    except metadata.PackageNotFoundError:
-        version = ""
-print("\\n%s" % version)
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+found = {}
+for name in sys.argv[1:]:
+    if name in sys.modules:
+        found[name] = str(getattr(sys.modules[name], "__version__", None) or "")
+        if not found[name]:
+            from importlib import metadata
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                pass
+print("\\nloaded: " + json.dumps(found))
 """
+REQUIRED = re.compile(r"^Requires-Dist: *([\w.-]+)(?!.*\bextra\b)", re.MULTILINE)
 
 
 def verify(inspection: Inspection, options: dict[str, list[str]]) -> int:
@@ -34,7 +40,7 @@ def verify(inspection: Inspection, options: dict[str, list[str]]) -> int:
     found = deviations(inspection, wanted + [name for name in others if name in inspection.damaged])
     found += [f"{name} belongs to another accelerator" for name in others if name.startswith(FOREIGN)]
     limit_s = float((options["--limit"] or ["180"])[0])
-    found += failed_imports(options["--import"] if not found else [], limit_s)
+    found += failed_imports(inspection, options["--import"] if not found else [], limit_s)
     print_notes(inspection, others)
     strangers = foreign_pth(inspection)[:MAX_NOTES]
     counts = {"files": len(inspection.owners), "packages": len(inspection.versions), "hashed": inspection.num_hashed}
@@ -78,27 +84,65 @@ def is_altered_checkout(folder: str) -> bool:
         return False  # a note only
 
 
-def failed_imports(words: list[str], limit_s: float) -> list[str]:
-    """What goes wrong when these modules are imported, two at a time."""
-    if len(words) < 2:
-        return [problem for word in words for problem in failed_import(word, limit_s)]
-    from concurrent.futures import ThreadPoolExecutor  # 20 ms to load
+def failed_imports(inspection: Inspection, words: list[str], limit_s: float) -> list[str]:
+    """What goes wrong when these modules are imported, two at a time.
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return [
-            problem for problems in pool.map(lambda word: failed_import(word, limit_s), words) for problem in problems
-        ]
+    What others of them require comes last, and not by itself where their imports have loaded it: torch takes seconds,
+    and is loaded by most.
+    """
+    versions = dict(word.partition("==")[::2] for word in words)
+    required = required_by(inspection, list(versions))
+    loaded: dict[str, str] = {}
+    problems: dict[str, str] = {}
+
+    def work(name: str) -> None:
+        if name not in loaded:
+            found, problem = imported(name, list(versions), limit_s)
+            loaded.update(found)
+            problems.update({name: problem} if problem else {})
+
+    last = [name for name in versions if normal(name) in required]
+    for names in ([name for name in versions if name not in last], last):
+        if len(names) < 2:
+            for name in names:
+                work(name)
+            continue
+        from concurrent.futures import ThreadPoolExecutor  # 20 ms to load
+
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            list(pool.map(work, names))
+    for name, version in versions.items():
+        # The default index's aarch64 torch 2.8.0 calls itself 2.8.0+cpu.
+        found = loaded.get(name, "") if "+" in version else loaded.get(name, "").partition("+")[0]
+        if name in loaded and version and found != version:
+            problems[name] = f"{name} calls itself {loaded[name]} instead of {version}"
+    return [problems[name] for name in versions if name in problems]
 
 
-def failed_import(word: str, limit_s: float) -> list[str]:
-    """What goes wrong when a module is imported in a child with nothing of another accelerator loaded by itself."""
+def required_by(inspection: Inspection, names: list[str]) -> set[str]:
+    """Normalised names of what these packages require, without that of their extras.
+
+    A module that is called otherwise than its package requires nothing here: then more is imported by itself.
+    """
+    infos = [inspection.folders[normal(name)] for name in names if normal(name) in inspection.folders]
+    found: set[str] = set()
+    for info in infos:
+        with open(os.path.join(info, "METADATA"), encoding="utf-8", errors="replace") as file:
+            found.update(map(normal, REQUIRED.findall(file.read())))
+    return found
+
+
+def imported(name: str, names: list[str], limit_s: float) -> tuple[dict[str, str], str]:
+    """Which of `names` are loaded, with their versions, once `name` is imported in a child; what goes wrong there.
+
+    The child loads nothing of another accelerator by itself.
+    """
     import signal
     import subprocess
 
-    name, _, version = word.partition("==")
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", PROBE, name],
+        [sys.executable, "-I", "-c", PROBE, name, *names],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -112,10 +156,8 @@ def failed_import(word: str, limit_s: float) -> list[str]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return [f"import {name} did not end within {limit_s:g} s"]
-    last = ((out if process.returncode == 0 else err).rstrip().splitlines() or [f"exit {process.returncode}"])[-1]
-    if process.returncode != 0:
-        return [f"import {name} fails: {last}"]
-    # The default index's aarch64 torch 2.8.0 calls itself 2.8.0+cpu.
-    found = last if "+" in version else last.partition("+")[0]
-    return [] if not version or found == version else [f"{name} calls itself {last} instead of {version}"]
+        return {}, f"import {name} did not end within {limit_s:g} s"
+    said = [line for line in out.splitlines() if line.startswith("loaded: ")]
+    if process.returncode == 0 and said:
+        return json.loads(said[-1].partition(" ")[2]), ""
+    return {}, f"import {name} fails: {(err.rstrip().splitlines() or [f'exit {process.returncode}'])[-1]}"
