@@ -272,6 +272,11 @@ def assemble(
     """
     world = world or World.alone()
     task = faults.task(tasks.choose(config), config.run.fault)
+    if config.algorithm.overlong_buffer > task.max_new_tokens:  # as in verl's DAPO reward manager
+        raise BadSetting(
+            f"overlong_buffer={config.algorithm.overlong_buffer} is more than the {task.max_new_tokens} tokens of an "
+            "answer (max_new_tokens): every length would cost reward"
+        )
     size = task.tokenizer.vocabulary_size
     policy = build(config, size, device, seed=seed, world=world)
     reference = None

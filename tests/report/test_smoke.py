@@ -143,6 +143,13 @@ def test_what_is_as_in_verl_though_nobody_gave_it_stands_in_the_summary() -> Non
     assert file.getvalue().count(sentence("smoke.row-assumed")) == 1
 
 
+def test_what_was_given_and_does_not_count_stands_in_the_summary() -> None:
+    file, header = io.StringIO(), {"kind": "header", "settings": {}, "warnings": ["first", "second"]}
+    print_summary(Console(file=file, width=200), [header], (OK,), cause=None, where=WHERE, lang="en", files={})
+    lines = [line for line in file.getvalue().splitlines() if line.startswith(sentence("smoke.row-warning"))]
+    assert [line.split()[-1] for line in lines] == ["first", "second"]
+
+
 def test_the_stages_before_training_stand_in_the_summary_with_their_seconds() -> None:
     file = io.StringIO()
     records: list[dict[str, Any]] = [
