@@ -36,6 +36,7 @@ from trainer.metrics.records import SCHEMA, NoRecords, Records
 from trainer.saving import resume
 from trainer.saving.manifest import CorruptCheckpoint
 from trainer.stages import failure
+from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -274,12 +275,14 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
             end, code = {"status": "failed", "reason": str(error)}, BAD_SETTING
         except Exception as error:  # whatever broke the run is what its last record is for
             end, code = {"status": "failed", "reason": _one_line(error), "where": _where(error)}, BROKE
+            if isinstance(error, RewardBroken):
+                end["resume"] = _way_on(order.out)
             if (stage := failure.of_error(error)) is not None:
                 records.write("stage", **stage)
         interrupts.ignore()
         records.write("end", **end, **_totals(progress))
     if end["status"] == "failed":
-        _complain(str(end["reason"]), code)
+        _complain("; ".join(filter(None, (str(end["reason"]), end.get("resume")))), code)
     return code
 
 

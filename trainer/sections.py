@@ -100,6 +100,14 @@ class Questions:
     reward: str = choice("partial", "exact", about="exact: 1 for the right answer, else 0; partial: the share in place")
     reward_function: str = text("", "FILE.py:NAME instead of the task's own reward")
     reward_timeout_s: float = number(60.0, 0.01, 86400.0, "for all answers of a step")
+    on_reward_error: str = choice(
+        "stop",
+        "zero",
+        "drop",
+        about="a reward that raises or hangs ends the run, which has saved its state; counts 0; or its group of "
+        "answers is left out",
+        free=True,
+    )
     train_files: str = text("", "parquet or jsonl, for tasks that read one; several by comma")
     val_files: str = text("", "the same, held out")
     max_prompt_tokens: int = number(512, 1, 1 << 20, "of a question; in fine-tuning, of a whole transcript")
