@@ -416,7 +416,10 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
 
     is_sft = run.order.command == _SFT
     updates = config.run.steps * (1 if is_sft else config.optim.mini_batches)
-    warnings = [*run.order.given.warnings, *doubts(config, updates=updates)]
+    warnings = [
+        *run.order.given.warnings,
+        *doubts(config, updates=updates, cores=devices.cores(), load=os.getloadavg()[0]),
+    ]
     for warning in warnings if launch.rank() == 0 else ():
         sys.stderr.write(f"trainer: warning: {warning}\n")
     run.records.write(

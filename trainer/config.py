@@ -207,10 +207,12 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
 _BY_GROUP = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
 
 
-def doubts(config: Config, *, updates: int) -> list[str]:
+def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str]:
     """What of a configuration with its final number of steps is accepted and will hardly be meant.
 
-    `updates`: the optimizer steps of the run.
+    `updates`: the optimizer steps of the run. `cores`: those that this process may use; `load`: how many are busy with
+    other work. Threads share each product and wait for the slowest: with fewer free cores than threads a run was 8 to
+    40 times slower than with one thread (two cores, one of them busy).
     """
     rollout, algorithm, warmup = config.rollout, config.algorithm, config.optim.warmup_steps
     found = []
@@ -222,6 +224,14 @@ def doubts(config: Config, *, updates: int) -> list[str]:
         found.append(
             f"rollouts_per_prompt=1: estimator={algorithm.estimator} compares the answers to one prompt, and there is "
             "one; give more, or estimator=reinforce"
+        )
+    threads = config.run.num_threads
+    num_threads = threads * (config.run.ranks + rollout.generators)
+    if threads > 1 and num_threads > cores - load + 0.5:  # the load is a mean of the last minute
+        found.append(
+            f"num_threads={threads} makes {num_threads} threads, and about {max(cores - load, 0.0):.1f} of {cores} "
+            "processor cores are free: they wait for each other, and the run may take many times as long as with "
+            "num_threads=1"
         )
     return found
 

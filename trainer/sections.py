@@ -262,7 +262,9 @@ class Cards:
     )
     nodes: int = number(0, 0, 4096, "that the cards stand in; 0: as many as they fill", free=True)
     cards_per_node: int = number(0, 0, 1024, "0: as Ray counts them, or all cards over the nodes", free=True)
-    ray: str = text("auto", "HOST:PORT; auto: RAY_ADDRESS, else this node's, else its own; local: its own", free=True)
+    ray: str = text(
+        "auto", "HOST:PORT; auto: RAY_ADDRESS, else your own on this node, else a new one; local: a new one", free=True
+    )
     restarts: int = number(2, 0, 1000, "after a process or a node is lost, from the last checkpoint", free=True)
     cluster_limit_s: float = number(120.0, 1.0, 86400.0, "for Ray, its nodes and the processes to be there", free=True)
     hang_limit_s: float = number(
