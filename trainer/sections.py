@@ -115,6 +115,19 @@ class Questions:
     filter_overlong_prompts: bool = switch(True, "false: an overlong prompt is an error")
     strict_answers: bool = switch(True, "gsm8k: only `#### number` counts; false: the last number of the answer")
     map_size: int = number(3, 2, 16, "frozen_lake, sokoban")
+    maps: str = choice(
+        "own",
+        "gymnasium",
+        "roll",
+        about="frozen_lake: the map of a seed is this trainer's, or that of generate_random_map of gymnasium (from "
+        "corner to corner) or of ROLL (from anywhere to anywhere)",
+    )
+    answer_format: str = choice(
+        "answer",
+        "think",
+        about="frozen_lake, sokoban in words: <answer>Right</answer>, or <think>...</think> before it (ROLL's "
+        "action_pattern and think_action_pattern)",
+    )
     max_turns: int = number(5, 1, 1000, "of an episode, for tasks with an environment")
     format_penalty: float = number(-0.01, -100.0, 0.0, "for a turn without a valid action")
 
