@@ -5,7 +5,8 @@
 lists the settings.
 
 Exit codes of a run: 0 it completed, whatever it learned; 2 a setting or DIR cannot be used; 1 the run broke; 130 it
-was interrupted. A run prints nothing to stdout; an error is one line on stderr.
+was interrupted. A run prints nothing to stdout; an error is one line on stderr, and so is each warning
+about its settings.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainer import device as devices
 from trainer import interrupt as interrupts
 from trainer import launch
-from trainer.config import BadSetting, Config, Given, describe, instead, read
+from trainer.config import BadSetting, Config, Given, describe, doubts, instead, read
 from trainer.interrupt import Interrupt
 from trainer.metrics.advice import Advisor
 from trainer.metrics.loggers import Loggers
@@ -35,6 +36,7 @@ from trainer.metrics.records import SCHEMA, NoRecords, Records
 from trainer.saving import resume
 from trainer.saving.manifest import CorruptCheckpoint
 from trainer.stages import failure
+from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -273,12 +275,14 @@ def _record(order: Order, progress: Progress, interrupt: Interrupt) -> int:
             end, code = {"status": "failed", "reason": str(error)}, BAD_SETTING
         except Exception as error:  # whatever broke the run is what its last record is for
             end, code = {"status": "failed", "reason": _one_line(error), "where": _where(error)}, BROKE
+            if isinstance(error, RewardBroken):
+                end["resume"] = _way_on(order.out)
             if (stage := failure.of_error(error)) is not None:
                 records.write("stage", **stage)
         interrupts.ignore()
         records.write("end", **end, **_totals(progress))
     if end["status"] == "failed":
-        _complain(str(end["reason"]), code)
+        _complain("; ".join(filter(None, (str(end["reason"]), end.get("resume")))), code)
     return code
 
 
@@ -410,6 +414,14 @@ def _goes_on(run: Running, point: resume.Point, config: Config) -> State:
 def _head(run: Running, config: Config, device: torch.device, world: World, more: Mapping[str, Any]) -> None:
     import torch
 
+    is_sft = run.order.command == _SFT
+    updates = config.run.steps * (1 if is_sft else config.optim.mini_batches)
+    warnings = [
+        *run.order.given.warnings,
+        *doubts(config, updates=updates, cores=devices.cores(), load=os.getloadavg()[0]),
+    ]
+    for warning in warnings if launch.rank() == 0 else ():
+        sys.stderr.write(f"trainer: warning: {warning}\n")
     run.records.write(
         "header",
         schema=SCHEMA,
@@ -418,6 +430,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
         translated=dict(run.order.given.translated),
         ignored=dict(run.order.given.ignored),
         assumed=dict(run.order.given.assumed),
+        warnings=warnings,
         **({"placement": json.loads(os.environ[launch.PLACED])} if launch.is_placed() else {}),
         **more,
         device=str(device),

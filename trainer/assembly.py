@@ -22,6 +22,7 @@ from trainer.rollouts import collect
 from trainer.saving import origin
 from trainer.saving.checkpoint import STORED, Saved, State, flatten, save, save_shards
 from trainer.tasks import limit
+from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,11 +38,27 @@ if TYPE_CHECKING:
     from trainer.models.base import Model
     from trainer.models.critic import Critic
     from trainer.tasks.base import Task
-    from trainer.types import Batch, Group, Prompt
+    from trainer.types import Batch, Group, Prompt, Rollout
 
 
 # Between the sampling seeds of neighbouring ranks: further apart than the seeds of neighbouring runs.
 _RANK_APART = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One rank's groups of a step with their rewards, and how many batches were drawn for them."""
+
+    groups: list[Group] = field(default_factory=list)
+    rewards_PG: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    num_draws: int = 0
+    reference_BT: Tensor | None = None
+    is_partial: bool = False  # not the groups that the reference was asked about
+
+
+def _chosen(groups: Sequence[Group], rewards_PG: Tensor, is_chosen_P: Tensor) -> list[tuple[Group, Tensor]]:
+    rows = zip(groups, rewards_PG, is_chosen_P.tolist(), strict=True)
+    return [(group, row) for group, row, is_chosen in rows if is_chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +81,15 @@ class Parts:
     world: World
     epoch: Epoch | None = None  # what is drawn from where the run is counted in epochs
     ahead: Ahead = field(default_factory=Ahead)
+    reward_errors: list[str] = field(default_factory=list)  # this rank's, where they do not end the run
 
     def rollouts(self, progress: Progress) -> Made:
         """Those of the next step: what lies ready, else made now. One step off policy, the ones after it are begun.
 
-        Raises StaleWeights where they were drawn with weights older than the run allows.
+        Raises StaleWeights where they were drawn with weights older than the run allows, and RewardBroken.
         """
+        if self.ahead.broken is not None:
+            raise self.ahead.broken
         made = self.ahead.take() or self.make(progress)
         done, limit = self.learner.steps_done, self.config.rollout.max_staleness
         if self.config.has_generators and done - made.step > limit:
@@ -87,8 +107,12 @@ class Parts:
     def settle(self, progress: Progress) -> None:
         """Waits for the rollouts that were begun, before the engine gets other weights."""
         drawn = self.ahead.arrive(progress)
-        if drawn is not None:
+        if drawn is None:
+            return
+        try:
             self.ahead.ready = self.make(progress, drawn)
+        except RewardBroken as error:  # the step at hand is done, and recorded first
+            self.ahead.broken = error
 
     def generate(self, prompts: Sequence[Prompt], progress: Progress) -> Drawn:
         """Groups from the engine's present weights, with what a reference in the generators says of them.
@@ -120,34 +144,67 @@ class Parts:
         """Groups with their rewards, from the engine's present weights; `first` are those of the first batch.
 
         With dynamic sampling (DAPO) groups whose rewards are all equal are drawn again, up to `max_generations`
-        batches. What is there then is used: if no group has a signal, the last batch as it is. A collective then.
+        batches. What is there then is used: if no group has a signal, the last batch as it is. With
+        on_reward_error=drop groups with a reward that could not be had are left out. A collective.
+        Raises RewardBroken, on all ranks, where a reward of any of them ends the run; what is drawn next is then what
+        was drawn here.
         """
+        before = self._drawn(), self.engine.random_state().clone()
+        wanted, judged, error = self.config.rollout.prompts_per_step // self.world.size, _Judged(), None
+        try:
+            judged = self._judged(progress, first)
+        except RewardBroken as found:
+            error = found
+        others = self.world.gather((error, judged.num_draws, judged.is_partial))
+        if any(found is not None for found, _, _ in others):
+            self._draw_from(before[0])
+            self.engine.restore_random_state(before[1])
+            raise error or next(found for found, _, _ in others if found is not None)
+        # All ranks draw from one stream of prompts: those that had enough earlier draw on, and use nothing of it.
+        for _ in range(max(num_draws for _, num_draws, _ in others) - judged.num_draws):
+            self.draw()
+        reference_BT = judged.reference_BT
+        if any(is_partial for _, _, is_partial in others):
+            reference_BT = self.refer(judged.groups, progress)
+        return Made(judged.groups, judged.rewards_PG, judged.num_draws * wanted, self.published(), reference_BT)
+
+    def _judged(self, progress: Progress, first: Drawn | None) -> _Judged:
+        """This rank's groups with their rewards. Raises RewardBroken."""
         algorithm, convention = self.config.algorithm, CONVENTIONS[self.config.algorithm.convention]
         wanted = self.config.rollout.prompts_per_step // self.world.size
         kept: list[tuple[Group, Tensor]] = []
         num_draws = 0
-        for _ in range(algorithm.max_generations):
+        for _ in range(algorithm.max_generations if algorithm.dynamic_sampling else 1):
             drawn, first = first or self.generate(self.draw(), progress), None
-            groups = drawn.groups
             with progress.part("reward"):
-                rewards_PG = self.score(groups)
+                rewards_PG = self.score(drawn.groups)
             num_draws += 1
-            if not algorithm.dynamic_sampling:
-                return Made(groups, rewards_PG, wanted, self.published(), drawn.reference_BT)
-            useful_P = has_signal(rewards_PG, convention).tolist()
-            kept += [
-                pair
-                for pair, is_useful in zip(zip(groups, rewards_PG, strict=True), useful_P, strict=True)
-                if is_useful
-            ]
+            has_rewards_P = torch.ones_like(rewards_PG[:, 0], dtype=torch.bool)
+            if self.config.task.on_reward_error == "drop":
+                has_rewards_P = ~rewards_PG.isnan().any(dim=1)
+            is_useful_P = has_rewards_P
+            if algorithm.dynamic_sampling:
+                is_useful_P = is_useful_P & has_signal(rewards_PG, convention)
+            kept += _chosen(drawn.groups, rewards_PG, is_useful_P)
             if len(kept) >= wanted:
                 break
-        # All ranks draw from one stream of prompts: those that had enough earlier draw on, and use nothing of it.
-        for _ in range(max(self.world.gather(num_draws)) - num_draws):
-            self.draw()
-        if kept:
-            groups, rewards_PG = [group for group, _ in kept[:wanted]], torch.stack([row for _, row in kept[:wanted]])
-        return Made(groups, rewards_PG, num_draws * wanted, self.published(), self.refer(groups, progress))
+        kept = kept[:wanted] or _chosen(drawn.groups, rewards_PG, has_rewards_P)
+        if not kept:
+            raise RewardBroken(f"no group of the step has all its rewards: {self.reward_errors[-1]}")
+        if len(kept) == len(drawn.groups) and not algorithm.dynamic_sampling:
+            return _Judged(drawn.groups, rewards_PG, num_draws, drawn.reference_BT)
+        groups, rows = [group for group, _ in kept], [row for _, row in kept]
+        return _Judged(groups, torch.stack(rows), num_draws, is_partial=True)
+
+    def is_right(self, prompt: Prompt, rollout: Rollout) -> bool:
+        """Whether an answer counts as right; one that could not be judged does not, or raises RewardBroken."""
+        try:
+            return self.task.is_right(prompt, rollout)
+        except RewardBroken as error:
+            if self.config.task.on_reward_error == "stop":
+                raise
+            self.reward_errors.append(str(error))
+            return False
 
     def sampling(self, *, is_greedy: bool = False) -> Sampling:
         """How answers are drawn in training, or one greedy answer each for validation."""
@@ -205,6 +262,12 @@ class Parts:
             return {"prompts_random": self.prompts_random.get_state()}
         return {"prompts_random": self.epoch.before, "prompts_taken": self.epoch.num_taken}
 
+    def _draw_from(self, state: Mapping[str, Any]) -> None:
+        """Draws next what came after `_drawn` gave that."""
+        self.prompts_random.set_state(state["prompts_random"].cpu())
+        if self.epoch is not None:
+            self.epoch.go_on(int(state.get("prompts_taken", 0)))
+
     def _lying_ready(self) -> dict[str, Any]:
         """The rollouts of every rank's next step, where they are made one step ahead."""
         if not self.config.rollout.off_policy:
@@ -231,9 +294,7 @@ class Parts:
         samplers, own = state["sampler_random"], str(self.world.rank)
         if own in samplers and samplers[own].shape == self.engine.random_state().shape:
             self.engine.restore_random_state(samplers[own].cpu())
-        self.prompts_random.set_state(state["prompts_random"].cpu())
-        if self.epoch is not None:
-            self.epoch.go_on(int(state.get("prompts_taken", 0)))
+        self._draw_from(state)
         if self.config.rollout.off_policy:
             # A state of shards holds no empty parts: of a run that was at its end nothing lay ready.
             ready = state.get("ready", {}).get(own, {}) if len(samplers) == self.world.size else {}
@@ -272,6 +333,11 @@ def assemble(
     """
     world = world or World.alone()
     task = faults.task(tasks.choose(config), config.run.fault)
+    if config.algorithm.overlong_buffer > task.max_new_tokens:  # as in verl's DAPO reward manager
+        raise BadSetting(
+            f"overlong_buffer={config.algorithm.overlong_buffer} is more than the {task.max_new_tokens} tokens of an "
+            "answer (max_new_tokens): every length would cost reward"
+        )
     size = task.tokenizer.vocabulary_size
     policy = build(config, size, device, seed=seed, world=world)
     reference = None
@@ -288,7 +354,7 @@ def assemble(
     if config.run.epochs and per_step <= len(task.train):
         epoch = Epoch(task.train, per_step, generator)
 
-    published = [0]
+    published, errors = [0], list[str]()
 
     def publish(step: int) -> None:
         # Ranks may have a generator in common: it keeps its weights until all have their answers, and nobody asks it
@@ -317,7 +383,7 @@ def assemble(
         engine=engine,
         learner=learner,
         draw=lambda: world.share(epoch.take() if epoch is not None else draw(task.train, per_step, generator)),
-        score=partial(score, task=task, config=config, device=device),
+        score=partial(score, task=task, config=config, device=device, errors=errors),
         pack=partial(pack, pad=task.tokenizer.pad),
         publish=publish,
         published=lambda: published[0],
@@ -327,6 +393,7 @@ def assemble(
         device=device,
         world=world,
         epoch=epoch,
+        reward_errors=errors,
     )
     if (remote := parts._referring()) is not None:
         origin.begin(learner, remote)
@@ -426,12 +493,23 @@ class Epoch:
         self._order = torch.randperm(len(self._prompts), generator=self._generator).tolist()
 
 
-def score(groups: Sequence[Group], *, task: Task, config: Config, device: torch.device) -> Tensor:
-    """Rewards [P, G]: what the environment paid, else the task's; less the penalty for answers near the limit."""
-    algorithm = config.algorithm
-    rewards = limit.score(groups, task, limit_s=reward_limit_s(config))
+def score(
+    groups: Sequence[Group], *, task: Task, config: Config, device: torch.device, errors: list[str] | None = None
+) -> Tensor:
+    """Rewards [P, G]: what the environment paid, else the task's; less the penalty for answers near the limit.
+
+    A reward that cannot be had raises RewardBroken, is 0 or NaN, as `on_reward_error` says; `errors` gets its reason.
+    """
+    algorithm, on_error = config.algorithm, config.task.on_reward_error
+    if on_error == "stop":
+        errors = None
+    elif errors is None:
+        errors = []
+    rewards = limit.score(groups, task, limit_s=reward_limit_s(config), errors=errors)
     dtype = torch.promote_types(getattr(torch, config.run.dtype), torch.float32)
     rewards_PG = torch.tensor(rewards, dtype=dtype, device=device)
+    if on_error == "zero":
+        rewards_PG = rewards_PG.nan_to_num(nan=0.0)
     if algorithm.overlong_buffer == 0:
         return rewards_PG
     lengths_PG = torch.tensor([[len(each.tokens) for each in group.rollouts] for group in groups], device=device)

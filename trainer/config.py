@@ -9,12 +9,25 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.overrides import verl
 from trainer.overrides.device_mapping import parse_device_mapping
-from trainer.sections import Algorithm, Cards, Model, Noise, Optim, Output, Questions, Run, Sampler
+from trainer.sections import (
+    SECTIONS,
+    SETTINGS,
+    Algorithm,
+    Cards,
+    Model,
+    Noise,
+    Optim,
+    Output,
+    Questions,
+    Run,
+    Sampler,
+    unread,
+)
 from trainer.settings import BadSetting, limits, shown, value_of
 
 if TYPE_CHECKING:
@@ -61,11 +74,11 @@ class Config:
     @classmethod
     def of_saved(cls, settings: Mapping[str, Any]) -> Config:
         """The configuration that `lasting` gave; of one that another version saved, what is known of it here."""
-        values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+        values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         for name, value in settings.items():
             if name in _HOME:
                 values[_HOME[name]][name] = value
-        return cls(**{section: kind(**values[section]) for section, kind in _SECTIONS.items()})
+        return cls(**{section: kind(**values[section]) for section, kind in SECTIONS.items()})
 
     @property
     def reference_at(self) -> str | None:
@@ -93,19 +106,7 @@ def _numbers(cards: str) -> frozenset[int] | str:
         return cards
 
 
-_SECTIONS: Mapping[str, Any] = {
-    "run": Run,
-    "task": Questions,
-    "model": Model,
-    "rollout": Sampler,
-    "algorithm": Algorithm,
-    "optim": Optim,
-    "noise": Noise,
-    "output": Output,
-    "placement": Cards,
-}
-_SETTINGS: Mapping[str, Field[Any]] = {each.name: each for kind in _SECTIONS.values() for each in fields(kind)}
-_HOME: Mapping[str, str] = {each.name: section for section, kind in _SECTIONS.items() for each in fields(kind)}
+_HOME: Mapping[str, str] = {each.name: section for section, kind in SECTIONS.items() for each in fields(kind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class Given:
     # Settings that nobody gave and that follow from others: as in verl, because a word of verl's was given; the
     # correction between sampler and learner, because one is a step behind the other.
     assumed: Mapping[str, str]
+    warnings: Sequence[str] = ()  # what was given and does not count
 
 
 # Where numbers can go beside the record file.
@@ -126,6 +128,33 @@ OFFLOAD_ON_CPU = "offload=true moves shards from an accelerator to the CPU, and 
 # Near names that a refusal tells; and where all of them stand.
 _NUM_NEAR = 3
 _ALL = "`python -m trainer --help` lists every setting"
+# Other trainers' names for settings, which a refusal translates. Source: transformers' TrainingArguments, TRL's
+# GRPOConfig, ROLL's pipeline configuration, the last part of verl's keys.
+_ELSEWHERE: Mapping[str, str] = {
+    "learning_rate": "lr",
+    "lr_scheduler_type": "lr_schedule",
+    "max_grad_norm": "grad_clip",
+    "num_warmup_steps": "warmup_steps",
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "save_steps": "save_every",
+    "eval_steps": "validate_every",
+    "batch_size": "prompts_per_step",
+    "rollout_batch_size": "prompts_per_step",
+    "per_device_train_batch_size": "micro_batch_rows",
+    "num_generations": "rollouts_per_prompt",
+    "num_return_sequences_in_group": "rollouts_per_prompt",
+    "n": "rollouts_per_prompt",
+    "max_prompt_length": "max_prompt_tokens",
+    "max_completion_length": "max_new_tokens",
+    "response_length": "max_new_tokens",
+    "beta": "kl_coef",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "adv_estimator": "estimator",
+    "model_name_or_path": "path",
+    "vllm_gpu_memory_utilization": "memory_fraction",
+}
 
 
 def parse(words: Iterable[str], *, devices: tuple[str, ...]) -> Config:
@@ -142,17 +171,19 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
     """
     own: dict[str, str] = {}
     foreign: dict[str, str] = {}
+    warnings = []
     for word in words:
         key, equals, given = word.partition("=")
         if not equals:
             raise BadSetting(f"{word!r} is no setting: write KEY=VALUE; {_ALL}")
         key = key.removeprefix("+").removeprefix("+")
-        if key not in _SETTINGS and verl.knows(key):
-            foreign[key] = given
-        else:
-            own[_name(key)] = given
+        is_foreign = key not in SETTINGS and verl.knows(key)
+        taken, name = (foreign, key) if is_foreign else (own, _name(key))
+        if taken.get(name, given) != given:
+            warnings.append(f"{name} is given twice, {taken[name]} and {given}: the last one counts")
+        taken[name] = given
     made = verl.translate(foreign, own)
-    values: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, given in {**made.settings, **own}.items():
         values[_HOME[name]][name] = _value(name, given, devices, made.origin.get(name) if name not in own else None)
         _refuse_contradiction(name, own, made, devices)
@@ -162,14 +193,52 @@ def read(words: Iterable[str], *, devices: tuple[str, ...], launched: int = 1) -
     if launched > 1 and not values["placement"].get("train_cards"):  # with cards a launcher starts one on each node
         values["run"].setdefault("ranks", launched)
     if values["run"].get("epochs"):
-        values["run"].setdefault("steps", _SETTINGS["steps"].metadata["high"])  # epochs alone say when it ends
-    config = Config(**{section: kind(**values[section]) for section, kind in _SECTIONS.items()})
+        values["run"].setdefault("steps", SETTINGS["steps"].metadata["high"])  # epochs alone say when it ends
+    config = Config(**{section: kind(**values[section]) for section, kind in SECTIONS.items()})
     if "prompts_per_step" not in values["rollout"]:  # as many as the ranks can share
         ranks, rollout = config.run.ranks, config.rollout
         each = max(math.ceil(rollout.prompts_per_step / ranks), config.optim.mini_batches if ranks > 1 else 1)
         config = replace(config, rollout=replace(rollout, prompts_per_step=ranks * each))
     _check_together(config)
-    return Given(config, made.said, made.ignored, assumed)
+    flat = config.flat()
+    for name in own:
+        why = unread(name, flat.__getitem__)
+        if why is not None and flat[name] != SETTINGS[name].default:
+            warnings.append(why)
+    return Given(config, made.said, made.ignored, assumed, warnings)
+
+
+# Those that take an answer's advantage from the other answers to its prompt.
+_BY_GROUP = ("grpo", "rloo", "reinforce_plus_plus_baseline", "opo")
+
+
+def doubts(config: Config, *, updates: int, cores: int, load: float) -> list[str]:
+    """What of a configuration with its final number of steps is accepted and will hardly be meant.
+
+    `updates`: the optimizer steps of the run. `cores`: those that this process may use; `load`: how many are busy with
+    other work. Threads share each product and wait for the slowest: with fewer free cores than threads a run was 8 to
+    40 times slower than with one thread (two cores, one of them busy).
+    """
+    rollout, algorithm, warmup = config.rollout, config.algorithm, config.optim.warmup_steps
+    found = []
+    if warmup > updates:
+        found.append(
+            f"warmup_steps={warmup} is more than the {updates} optimizer steps of the run: lr is never reached"
+        )
+    if rollout.rollouts_per_prompt == 1 and algorithm.estimator in _BY_GROUP:
+        found.append(
+            f"rollouts_per_prompt=1: estimator={algorithm.estimator} compares the answers to one prompt, and there is "
+            "one; give more, or estimator=reinforce"
+        )
+    threads = config.run.num_threads
+    num_threads = threads * (config.run.ranks + rollout.generators)
+    if threads > 1 and num_threads > cores - load + 0.5:  # the load is a mean of the last minute
+        found.append(
+            f"num_threads={threads} makes {num_threads} threads, and about {max(cores - load, 0.0):.1f} of {cores} "
+            "processor cores are free: they wait for each other, and the run may take many times as long as with "
+            "num_threads=1"
+        )
+    return found
 
 
 def instead(words: Iterable[str], name: str, value: str) -> list[str]:
@@ -182,7 +251,7 @@ def instead(words: Iterable[str], name: str, value: str) -> list[str]:
     for word in words:
         key = word.partition("=")[0]
         plain = key.removeprefix("+").removeprefix("+")
-        is_foreign = plain not in _SETTINGS and verl.knows(plain)
+        is_foreign = plain not in SETTINGS and verl.knows(plain)
         if is_foreign and verl.sets_alone(plain) == name:
             made.append(f"{key}={value}")
         elif is_foreign or _name(plain) != name:
@@ -194,8 +263,10 @@ def _name(key: str) -> str:
     section, dot, rest = key.rpartition(".")
     if rest in _HOME and (not dot or section == _HOME[rest]):
         return rest
-    names = [*_HOME, *verl.names()]
-    near = _nearest(key, names) or _nearest(rest, names)
+    ends = [name for name in verl.names() if name.endswith(f".{key}")]
+    names = [*_HOME, *verl.names(), *_ELSEWHERE]
+    near = ends[:_NUM_NEAR] or _nearest(key, names) or _nearest(rest, names)
+    near = list(dict.fromkeys(_ELSEWHERE.get(name, name) for name in near))
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     raise BadSetting(f"There is no setting {key!r}. {hint}{_ALL}")
 
@@ -209,7 +280,7 @@ def _nearest(key: str, names: Sequence[str]) -> list[str]:
 
 def _value(name: str, given: str, devices: tuple[str, ...], origin: str | None = None) -> Any:
     try:
-        return value_of(_SETTINGS[name], given, devices if name == "device" else None)
+        return value_of(SETTINGS[name], given, devices if name == "device" else None)
     except BadSetting as error:
         if origin is None:
             raise
@@ -226,7 +297,7 @@ def _refuse_contradiction(name: str, own: Mapping[str, str], made: verl.Translat
 
 def describe(devices: Sequence[str]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Each section's name, what it is, and its settings: `name=default (limits)` with one line about it."""
-    for section, kind in _SECTIONS.items():
+    for section, kind in SECTIONS.items():
         rows = []
         for each in fields(kind):
             taken = limits(each, devices if each.name == "device" else None)
@@ -240,8 +311,8 @@ def differing(before: Mapping[str, Any], now: Config) -> tuple[dict[str, tuple[A
     Example: {"steps": (10, 20)}, {"lr": (0.1, 0.2)}
     """
     changed = {name: (before.get(name), value) for name, value in now.lasting().items() if before.get(name) != value}
-    changed |= {name: (value, None) for name, value in before.items() if name not in _SETTINGS}
-    free = {name: pair for name, pair in changed.items() if name in _SETTINGS and _SETTINGS[name].metadata["free"]}
+    changed |= {name: (value, None) for name, value in before.items() if name not in SETTINGS}
+    free = {name: pair for name, pair in changed.items() if name in SETTINGS and SETTINGS[name].metadata["free"]}
     return free, {name: pair for name, pair in changed.items() if name not in free}
 
 
@@ -303,11 +374,11 @@ def _check_unread(config: Config) -> None:
     rollout, cards = config.rollout, config.placement
     for name in () if cards.train_cards else ("nodes", "cards_per_node", "ray"):
         value = getattr(cards, name)
-        if value != _SETTINGS[name].default:
+        if value != SETTINGS[name].default:
             raise BadSetting(f"{name}={value} needs train_cards, the cards that learn: without them Ray starts nothing")
     for name in () if rollout.engine == "vllm" else ("tensor_parallel", "sleep"):
         value = getattr(rollout, name)
-        if value != _SETTINGS[name].default:
+        if value != SETTINGS[name].default:
             raise BadSetting(f"{name}={str(value).lower()} needs engine=vllm: engine={rollout.engine} does not read it")
 
 

@@ -167,7 +167,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         return {
             "type": "cpu",
             "num_threads": torch.get_num_threads(),
-            "cores": _cores(),
+            "cores": cores(),
             "matmul_precision": torch.get_float32_matmul_precision(),
         }
     module = _module(device)
@@ -217,7 +217,7 @@ def _module(device: torch.device) -> Any:
     return getattr(torch, device.type)
 
 
-def _cores() -> int:
+def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

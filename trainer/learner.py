@@ -384,13 +384,22 @@ class Learner:
             self._convention,
             level=algorithm.correction,
             cap=algorithm.correction_cap,
+            floor=algorithm.correction_floor,
+            bound=algorithm.correction_bound,
         )
 
     def _weigh(self, corrected: Correction | None, mask_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
         if corrected is None:
             return {}
         algorithm = self._config.algorithm
-        return shares(corrected, mask_BT, totals, level=algorithm.correction, cap=algorithm.correction_cap)
+        return shares(
+            corrected,
+            mask_BT,
+            totals,
+            level=algorithm.correction,
+            cap=algorithm.correction_cap,
+            floor=algorithm.correction_floor,
+        )
 
     @torch.no_grad()
     def start_here(self) -> None:

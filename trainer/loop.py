@@ -27,6 +27,7 @@ def advance(parts: Parts, step: int, progress: Progress) -> Turn:
 
     One step off policy the rollouts lay ready, and those of the next turn are made while this one's are learnt from.
     """
+    num_errors = len(parts.reward_errors)
     made = parts.rollouts(progress)
     lag = parts.learner.steps_done - made.step
     parts.engine.sleep()
@@ -41,7 +42,18 @@ def advance(parts: Parts, step: int, progress: Progress) -> Turn:
     with progress.part("update_weights"):
         parts.engine.wake()
         parts.publish(step)
-    return Turn(made.groups, made.rewards_PG, batch, known, judged, update, made.num_drawn, parts.spent(), lag)
+    return Turn(
+        made.groups,
+        made.rewards_PG,
+        batch,
+        known,
+        judged,
+        update,
+        made.num_drawn,
+        parts.spent(),
+        None if parts.config.task.on_reward_error == "stop" else len(parts.reward_errors) - num_errors,
+        lag,
+    )
 
 
 def train(
@@ -57,26 +69,27 @@ def train(
     """The whole run from the step that the parts stand at; every record but the first and the last is written here.
 
     An interrupt leaves after the step at hand, whose state is saved. `num_validated` is for a run that goes on: the
-    prompts of its evaluation before the first step. Raises Left.
+    prompts of its evaluation before the first step. Raises Left, and RewardBroken when the state is saved.
     """
     interrupt = interrupt or Interrupt()
     watch = Watch(parts, config, out, records, progress, advance=advance, num_validated=num_validated)
-    if num_validated is None:
-        watch.validate("before", parts.learner.steps_done)
-    with interrupt.held():
-        for step in range(parts.learner.steps_done + 1, config.run.steps + 1):
-            twin = watch.split_off(step)
-            began = time.perf_counter()
-            turn = advance(parts, step, progress)
-            seconds = time.perf_counter() - began
-            watch.compare(twin, step)
-            watch.look_at(turn, step)
-            described = parts.world.gather(describe_step(turn, config, seconds, progress))
-            records.write("step", step=step, **over_ranks(described))
-            progress.steps_done = step
-            watch.between_steps(step)
-            if (name := interrupt.asked(parts.world)) is not None:
-                watch.save(step)
-                raise Left(name, step)
-        watch.validate("after", config.run.steps)
-        watch.finish()
+    with watch.saves_first():
+        if num_validated is None:
+            watch.validate("before", parts.learner.steps_done)
+        with interrupt.held():
+            for step in range(parts.learner.steps_done + 1, config.run.steps + 1):
+                twin = watch.split_off(step)
+                began = time.perf_counter()
+                turn = advance(parts, step, progress)
+                seconds = time.perf_counter() - began
+                watch.compare(twin, step)
+                watch.look_at(turn, step)
+                described = parts.world.gather(describe_step(turn, config, seconds, progress))
+                records.write("step", step=step, **over_ranks(described))
+                progress.steps_done = step
+                watch.between_steps(step)
+                if (name := interrupt.asked(parts.world)) is not None:
+                    watch.save(step)
+                    raise Left(name, step)
+            watch.validate("after", config.run.steps)
+            watch.finish()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trainer.tasks.rewards import RewardBroken
     from trainer.types import Prompt
 
 
@@ -56,6 +57,7 @@ class Ahead:
 
     def __init__(self) -> None:
         self.ready: Made | None = None
+        self.broken: RewardBroken | None = None  # why nothing lies ready, told when it is needed
         self._thread: threading.Thread | None = None
         self._drawn: list[Drawn] = []
         self._error: list[BaseException] = []

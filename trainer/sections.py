@@ -5,9 +5,13 @@ Names are unique over all sections. `trainer.config` puts the sections together 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from trainer.settings import choice, number, switch, text
+from trainer.settings import choice, number, shown, switch, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,14 @@ class Questions:
     reward: str = choice("partial", "exact", about="exact: 1 for the right answer, else 0; partial: the share in place")
     reward_function: str = text("", "FILE.py:NAME instead of the task's own reward")
     reward_timeout_s: float = number(60.0, 0.01, 86400.0, "for all answers of a step")
+    on_reward_error: str = choice(
+        "stop",
+        "zero",
+        "drop",
+        about="a reward that raises or hangs ends the run, which has saved its state; counts 0; or its group of "
+        "answers is left out",
+        free=True,
+    )
     train_files: str = text("", "parquet or jsonl, for tasks that read one; several by comma")
     val_files: str = text("", "the same, held out")
     max_prompt_tokens: int = number(512, 1, 1 << 20, "of a question; in fine-tuning, of a whole transcript")
@@ -103,6 +115,19 @@ class Questions:
     filter_overlong_prompts: bool = switch(True, "false: an overlong prompt is an error")
     strict_answers: bool = switch(True, "gsm8k: only `#### number` counts; false: the last number of the answer")
     map_size: int = number(3, 2, 16, "frozen_lake, sokoban")
+    maps: str = choice(
+        "own",
+        "gymnasium",
+        "roll",
+        about="frozen_lake: the map of a seed is this trainer's, or that of generate_random_map of gymnasium (from "
+        "corner to corner) or of ROLL (from anywhere to anywhere)",
+    )
+    answer_format: str = choice(
+        "answer",
+        "think",
+        about="frozen_lake, sokoban in words: <answer>Right</answer>, or <think>...</think> before it (ROLL's "
+        "action_pattern and think_action_pattern)",
+    )
     max_turns: int = number(5, 1, 1000, "of an episode, for tasks with an environment")
     format_penalty: float = number(-0.01, -100.0, 0.0, "for a turn without a valid action")
 
@@ -186,7 +211,16 @@ class Algorithm:
         "seq-mean-token-mean",
         about="what the sum over tokens is divided by; loss=gspo of verl: always seq-mean-token-mean",
     )
-    kl: str = choice("low_var", "k1", "k2", "k3", about="estimator of the divergence from the reference policy")
+    kl: str = choice(
+        "low_var",
+        "k1",
+        "k2",
+        "k3",
+        "abs",
+        "k1+",
+        "k3+",
+        about="estimator of the divergence from the reference policy; with +: its value, with the gradient of k2",
+    )
     kl_in: str = choice("loss", "reward", about="where the divergence counts")
     kl_coef: float = number(1e-3, 0.0, 100.0, "its weight; 0: no reference policy is kept")
     kl_controller: str = choice("fixed", "adaptive", about="whether kl_coef follows the divergence")
@@ -199,6 +233,10 @@ class Algorithm:
     overlong_factor: float = number(1.0, 0.0, 100.0, "reward lost at the limit")
     correction: str = choice("none", "token", "sequence", about="weights for the gap of sampler and learner")
     correction_cap: float = number(2.0, 1.0, 1e6, "the largest weight")
+    correction_floor: float = number(0.0, 0.0, 1.0, "the smallest weight")
+    correction_bound: str = choice(
+        "truncate", "mask", about="beyond cap and floor a weight is held there, or becomes 0 (IcePop)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +277,9 @@ class Cards:
     )
     nodes: int = number(0, 0, 4096, "that the cards stand in; 0: as many as they fill", free=True)
     cards_per_node: int = number(0, 0, 1024, "0: as Ray counts them, or all cards over the nodes", free=True)
-    ray: str = text("auto", "HOST:PORT; auto: RAY_ADDRESS, else this node's, else its own; local: its own", free=True)
+    ray: str = text(
+        "auto", "HOST:PORT; auto: RAY_ADDRESS, else your own on this node, else a new one; local: a new one", free=True
+    )
     restarts: int = number(2, 0, 1000, "after a process or a node is lost, from the last checkpoint", free=True)
     cluster_limit_s: float = number(120.0, 1.0, 86400.0, "for Ray, its nodes and the processes to be there", free=True)
     hang_limit_s: float = number(
@@ -267,3 +307,47 @@ class Output:
     peak_tflops: float = number(
         0.0, 0.0, 1e6, "of one device, for MFU; 0: measured on a large product at the start", free=True
     )
+
+
+# Settings that are read only while another one has a value: that one and its value; None: any value but the default.
+READ_WITH: Mapping[str, tuple[str, str | None]] = {
+    **dict.fromkeys(
+        ("tensor_parallel", "memory_fraction", "enforce_eager", "weight_sync", "sleep"), ("engine", "vllm")
+    ),
+    "script": ("engine", "scripted"),
+    "scale_by_std": ("estimator", "grpo"),
+    **dict.fromkeys(("lam", "critic_lr", "value_clip"), ("estimator", "gae")),
+    **dict.fromkeys(("kl_target", "kl_horizon"), ("kl_controller", "adaptive")),
+    **dict.fromkeys(("correction_cap", "correction_floor", "correction_bound"), ("correction", None)),
+    "overlong_factor": ("overlong_buffer", None),
+    "max_generations": ("dynamic_sampling", None),
+    **dict.fromkeys(("lora_alpha", "lora_targets"), ("lora_rank", None)),
+    **dict.fromkeys(
+        ("noise_start", "noise_end", "noise_shape", "noise_targets", "noise_excludes"), ("noise_stages", None)
+    ),
+    "warm_start_lr": ("warm_start_steps", None),
+}
+
+SECTIONS: Mapping[str, Any] = {
+    "run": Run,
+    "task": Questions,
+    "model": Model,
+    "rollout": Sampler,
+    "algorithm": Algorithm,
+    "optim": Optim,
+    "noise": Noise,
+    "output": Output,
+    "placement": Cards,
+}
+SETTINGS: Mapping[str, Field[Any]] = {each.name: each for kind in SECTIONS.values() for each in fields(kind)}
+
+
+def unread(name: str, chosen: Callable[[str], object]) -> str | None:
+    """Why a setting changes nothing beside the values `chosen` of others; None: it is read."""
+    if name not in READ_WITH:
+        return None
+    decides, value = READ_WITH[name]
+    found = str(chosen(decides)).lower()
+    if value is None:
+        return f"{name} is not read with {decides}={found}" if found == shown(SETTINGS[decides]) else None
+    return None if found == value else f"only {decides}={value} reads {name}, and this run has {decides}={found}"

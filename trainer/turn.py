@@ -25,4 +25,5 @@ class Turn:
     update: Update
     num_drawn: int  # groups generated; more than `groups` where some were without signal and drawn again
     spent: Spent | None = None  # of generators in other processes; None: there are none
+    reward_errors: int | None = None  # answers whose reward could not be had; None: one of them ends the run
     lag: int = 0  # steps that the weights which drew the answers were behind those that learnt from them

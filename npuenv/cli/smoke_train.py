@@ -106,13 +106,15 @@ def command(
 
 
 def parse_settings(words: tuple[str, ...]) -> dict[str, str]:
-    """`("steps=5",)` -> `{"steps": "5"}`. Raises BadInput for a word without `=`."""
-    parsed = {}
+    """`("steps=5",)` -> `{"steps": "5"}`. Raises BadInput for a word without `=` and for two values."""
+    parsed: dict[str, str] = {}
     for word in words:
         key, separator, value = word.partition("=")
         if not separator or not key:
             raise BadInput(Message("smoke.bad-setting", {"word": word}), Message("smoke.bad-setting-hint"))
-        parsed[key] = value
+        if parsed.setdefault(key, value) != value:
+            args = {"option": f"{key}={parsed[key]}", "word": word}
+            raise BadInput(Message("smoke.two-values", args), Message("smoke.refused-hint"))
     return parsed
 
 

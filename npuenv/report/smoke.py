@@ -263,6 +263,12 @@ def _rows(records: Sequence[Record], lang: str) -> Iterator[tuple[str, str]]:
         yield "model", say(Message("smoke.model-value", model), lang)
         device = {key: header.get(name, "-") for key, name in _DEVICE.items()}
         yield "device", say(Message("smoke.device-value", device), lang)
+        if ray := (header.get("placement") or {}).get("ray"):
+            kind = "own" if ray.get("is_own") else "shared" if ray.get("others") else "joined"
+            args = {"address": ray.get("address", "-"), "others": ray.get("others") or "-"}
+            yield "ray", say(Message(f"smoke.ray-{kind}", args), lang)
+        for warning in header.get("warnings") or ():
+            yield "warning", str(warning)
         if assumed := header.get("assumed"):
             yield "assumed", ", ".join(f"{name}={value}" for name, value in assumed.items())
     if rewards:

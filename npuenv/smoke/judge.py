@@ -190,6 +190,9 @@ def _reward(run: Reading) -> Finding:
         return finding(check, Status.FAIL, key, args, evidence=stage)
     if number(stage, "differ") > 0:
         return finding(check, Status.WARN, "reward-not-repeatable", args, evidence=stage)
+    if number(stage, "errors") > 0:
+        args |= {"errors": stage.get("errors"), "reason": stage.get("first_error")}
+        return finding(check, Status.WARN, "reward-errors", args, evidence=stage)
     return finding(check, Status.OK, "reward-fine", args, evidence=stage)
 
 

@@ -143,6 +143,29 @@ def test_what_is_as_in_verl_though_nobody_gave_it_stands_in_the_summary() -> Non
     assert file.getvalue().count(sentence("smoke.row-assumed")) == 1
 
 
+def test_what_was_given_and_does_not_count_stands_in_the_summary() -> None:
+    file, header = io.StringIO(), {"kind": "header", "settings": {}, "warnings": ["first", "second"]}
+    print_summary(Console(file=file, width=200), [header], (OK,), cause=None, where=WHERE, lang="en", files={})
+    lines = [line for line in file.getvalue().splitlines() if line.startswith(sentence("smoke.row-warning"))]
+    assert [line.split()[-1] for line in lines] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("ray", "key"),
+    [
+        ({"is_own": True, "others": ""}, "ray-own"),
+        ({"is_own": False, "others": ""}, "ray-joined"),
+        ({"is_own": False, "others": "job 1: 3 actors"}, "ray-shared"),
+    ],
+)
+def test_whose_ray_a_placed_run_was_in_stands_in_the_summary(ray: dict[str, Any], key: str) -> None:
+    file, header = io.StringIO(), {"kind": "header", "settings": {}, "placement": {"ray": {"address": "a:1", **ray}}}
+    print_summary(Console(file=file, width=200), [header], (OK,), cause=None, where=WHERE, lang="en", files={})
+    said = sentence(f"smoke.{key}", address="a:1", others="job 1: 3 actors")
+    (line,) = [line for line in file.getvalue().splitlines() if line.startswith(sentence("smoke.row-ray"))]
+    assert line.endswith(f"  {said}")
+
+
 def test_the_stages_before_training_stand_in_the_summary_with_their_seconds() -> None:
     file = io.StringIO()
     records: list[dict[str, Any]] = [

@@ -214,6 +214,12 @@ def test_an_estimator_without_groups_may_have_one_answer_to_each_prompt(estimato
     assert not_fine(reset(records, rollouts_per_prompt=1, estimator=estimator)) == {}
 
 
+def test_rewards_that_could_not_be_had_are_a_warning() -> None:
+    records = restaged("reward", errors=2, first_error="the reward raised KeyError")
+    assert not_fine(records)[REWARD] == (Status.WARN, "reward-errors")
+    assert not_fine(restaged("reward", errors=0, first_error=None)) == {}
+
+
 def test_a_reward_that_changes_its_mind_is_a_warning() -> None:
     assert not_fine(restaged("reward", differ=4)) == {REWARD: (Status.WARN, "reward-not-repeatable")}
 

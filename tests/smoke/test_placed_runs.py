@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cli.smoke_train import with_options
+from npuenv.cli.smoke_train import parse_settings, with_options
 from npuenv.errors import BadInput
 from npuenv.smoke import METRICS, follow, records_of
 from npuenv.smoke.judge import judge
@@ -60,6 +60,10 @@ def test_options_are_settings_and_may_be_said_twice_only_alike() -> None:
     with pytest.raises(BadInput) as refused:
         with_options({"train_cards": "0-7"}, options)
     assert refused.value.message.args == {"option": "--train-cards 0-3", "word": "train_cards=0-7"}
+    assert parse_settings(("lr=1", "lr=1")) == {"lr": "1"}
+    with pytest.raises(BadInput) as refused:
+        parse_settings(("lr=1", "seed=1", "lr=2"))
+    assert refused.value.message.args == {"option": "lr=1", "word": "lr=2"}
 
 
 def test_a_placed_run_that_ended_by_a_loss_names_it_although_no_rank_was_at_fault() -> None:

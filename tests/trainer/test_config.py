@@ -6,9 +6,11 @@ import re
 
 import pytest
 
+from trainer import config
 from trainer.config import BadSetting, Config, describe, differing, instead, parse
 from trainer.config import read as given
 from trainer.overrides import verl
+from trainer.sections import READ_WITH, SETTINGS
 
 DEVICES = ("auto", "cpu")
 
@@ -77,6 +79,28 @@ def test_an_unknown_setting_is_answered_with_three_names_at_most_and_the_place_o
     assert {*near} - {""} <= {*Config().flat(), *verl.names()}
     assert "`python -m trainer --help`" in said
     assert len(said) < 300
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("lerning_rate=1", "lr"),
+        ("optim.learning_rate=1", "lr"),
+        ("rollout.n=5", "actor_rollout_ref.rollout.n"),
+        ("num_generations=4", "rollouts_per_prompt"),
+        ("clip_ratio_c=3", "actor_rollout_ref.actor.clip_ratio_c"),
+        ("rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is"),
+    ],
+)
+def test_another_trainers_name_and_the_end_of_a_key_of_verls_are_answered_with_ours(word: str, meant: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        read(word)
+    assert f"Did you mean {meant}?" in str(caught.value)
+
+
+def test_the_names_of_other_trainers_are_no_settings_and_stand_for_some() -> None:
+    assert not {*config._ELSEWHERE} & {*Config().flat()}
+    assert {*config._ELSEWHERE.values()} <= {*Config().flat()}
 
 
 def test_every_setting_has_its_own_name() -> None:
@@ -216,3 +240,79 @@ def test_epochs_alone_say_how_long_a_run_is_and_steps_beside_them_may_end_it_ear
     both = given(["trainer.total_epochs=2", "trainer.total_training_steps=5"], devices=DEVICES)
     assert (both.config.run.epochs, both.config.run.steps, both.ignored) == (2, 5, {})
     assert both.translated["trainer.total_epochs=2"].startswith("epochs=2 (or steps=5, ")
+
+
+def warned(*words: str) -> list[str]:
+    return list(given(words, devices=DEVICES).warnings)
+
+
+def test_two_values_for_one_setting_are_told_whichever_way_it_is_named() -> None:
+    for words in (["lr=0.1", "optim.lr=0.2"], ["data.seed=1", "++data.seed=2"]):
+        (said,) = warned(*words)
+        assert re.search(r"\b(lr|data\.seed)\b.*\b(0\.1|1) and (0\.2|2)\b", said), said
+    assert warned("lr=0.1", "lr=0.1", "data.seed=1") == []
+
+
+# For each setting that decides about others, words with which it is on.
+ON = {
+    "engine": "engine={} path=x", "estimator": "estimator={}", "correction": "correction=token",
+    "kl_controller": "kl_controller={} kl_in=reward", "overlong_buffer": "overlong_buffer=1",
+    "dynamic_sampling": "dynamic_sampling=true", "lora_rank": "lora_rank=1", "noise_stages": "noise_stages=1",
+    "warm_start_steps": "warm_start_steps=1",
+}  # fmt: skip
+
+
+def another(name: str) -> object:
+    """A value of a setting that is not its default."""
+    about, default = SETTINGS[name].metadata, SETTINGS[name].default
+    if isinstance(default, str):
+        return about["accepted"][-1] if "accepted" in about else "x"
+    return not default if isinstance(default, bool) else about["low" if default == about["high"] else "high"]
+
+
+@pytest.mark.parametrize("name", READ_WITH)
+def test_what_nothing_reads_is_told_and_what_is_read_is_not(name: str) -> None:
+    decides, value = READ_WITH[name]
+    own, other = Config().flat()[name], another(name)
+    off = ["estimator=rloo"] if decides == "estimator" and value == "grpo" else []
+    words = [*off, f"{name}={other}"]
+    if name in ("tensor_parallel", "sleep"):  # nothing may read these: the run would be another one than was meant
+        with pytest.raises(BadSetting, match=f"{name}=.* needs engine=vllm"):
+            read(*words)
+    else:
+        assert [said for said in warned(*words) if re.search(rf"\b{name}\b.*\b{decides}=", said)] != []
+    assert warned(*ON[decides].format(value).split(), words[-1]) == []
+    assert warned(*off, f"{name}={own}") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "updates", "name"),
+    [
+        ("warmup_steps=11", 10, "warmup_steps=11"),
+        ("warmup_steps=10", 10, None),
+        ("rollouts_per_prompt=1", 10, "rollouts_per_prompt=1"),
+        ("rollouts_per_prompt=1 estimator=opo", 10, "rollouts_per_prompt=1"),
+        ("rollouts_per_prompt=1 estimator=reinforce", 10, None),
+        ("rollouts_per_prompt=1 estimator=gae", 10, None),
+        ("rollouts_per_prompt=2", 10, None),
+    ],
+)
+def test_what_is_accepted_and_will_hardly_be_meant_is_told(words: str, updates: int, name: str | None) -> None:
+    said = config.doubts(read(*words.split()), updates=updates, cores=2, load=0.0)
+    assert [each.partition(" ")[0].rstrip(":") for each in said] == [name] * bool(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "load", "is_told"),
+    [
+        ("num_threads=2", 0.3, False),
+        ("num_threads=2", 1.2, True),
+        ("num_threads=3", 0.0, True),
+        ("num_threads=1", 9.0, False),
+        ("num_threads=2 ranks=2", 0.0, True),
+        ("num_threads=2 generators=1", 0.0, True),
+    ],
+)
+def test_threads_that_must_wait_for_a_core_are_told_beforehand(words: str, load: float, is_told: bool) -> None:
+    said = config.doubts(read(*words.split()), updates=400, cores=2, load=load)
+    assert [each.partition(" ")[0] for each in said] == [words.split()[0]] * is_told

@@ -84,6 +84,33 @@ def test_the_correction_weighs_the_old_policy_against_the_sampler_up_to_its_cap(
     assert update(plain, of, off_policy(plain, of, math.log(0.8))).policy_loss == pytest.approx(total(of, 0.8, 0.8))
 
 
+@pytest.mark.parametrize(
+    ("gap", "settings", "weight"),
+    [
+        (0.5, {"correction_floor": 0.8}, 0.8),
+        (0.5, {"correction_floor": 0.8, "correction_bound": "mask"}, 0.0),
+        (3.0, {"correction_bound": "mask"}, 0.0),
+        (1.5, {"correction_bound": "mask"}, 1.5),
+    ],
+)
+def test_a_weight_beyond_floor_or_cap_is_held_there_or_is_0(
+    gap: float, settings: dict[str, Any], weight: float
+) -> None:
+    made = learner(correction="token", **settings)
+    found = update(made, by_policy(made, batch(), math.log(gap)))
+    assert found.weights is not None
+    assert found.weights.mean == pytest.approx(weight)
+    assert (found.weights.ratio_fraction_high, found.weights.ratio_fraction_low) == (gap > 2, gap < 0.8)
+
+
+def test_a_weight_counts_as_low_below_the_floor_where_there_is_one() -> None:
+    for floor, low in ((0.0, 0.0), (0.8, 1.0)):
+        made = learner(correction="token", correction_floor=floor)
+        found = update(made, by_policy(made, batch(), math.log(0.7)))
+        assert found.weights is not None
+        assert found.weights.ratio_fraction_low == low
+
+
 def test_the_gap_to_the_sampler_is_that_of_the_policy_before_the_update() -> None:
     made = learner()
     of = by_policy(made, batch(), math.log(1.25))

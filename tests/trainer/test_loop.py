@@ -11,7 +11,7 @@ import torch
 from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
 from trainer.assembly import assemble, draw
-from trainer.config import Config
+from trainer.config import BadSetting, Config
 from trainer.loop import advance
 from trainer.metrics.progress import Progress
 
@@ -239,3 +239,5 @@ def test_an_answer_near_its_limit_costs_reward() -> None:
     # of at most 3 tokens the last 2 cost 0.25 each
     assert rewards[:, 0].tolist() == [-0.5] * 3
     assert rewards[:, 2].tolist() == [0.0] * 3
+    with pytest.raises(BadSetting, match=r"^overlong_buffer=4 .* 3 "):
+        assemble(changed(config, overlong_buffer=4), CPU, seed=0)

@@ -76,10 +76,14 @@ def test_the_compiler_and_its_algebra_are_never_imported(plain_run: PlainRun) ->
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_says_so_and_leaves_with_130(scene: Path, number: signal.Signals) -> None:
     out = scene / "out"
-    process = forked(scene, "--out", str(out), "steps=100000", "device=cpu")
+    process = forked(scene, "--out", str(out), "steps=2", "steps=10000", "device=cpu", "warmup_steps=30000", "lam=0.5")
     wait_for(lambda: _has_steps(out))
     process.send_signal(number)
-    assert process.end() == (130, "", "")
+    code, printed, complaints = process.end()
+    assert (code, printed) == (130, "")
+    warnings = read(out)[0]["warnings"]  # in the records and, one a line, where errors go
+    assert complaints == "".join(f"trainer: warning: {each}\n" for each in warnings)
+    assert ["steps" in warnings[0], "lam" in warnings[1], "warmup_steps" in warnings[2]] == [True] * len(warnings)
     end = read(out)[-1]
     assert (end["kind"], end["status"], end["reason"]) == ("end", "interrupted", number.name)
     done = sum(record["kind"] == "step" for record in read(out))

@@ -47,7 +47,7 @@ class Spread:
     min: float  # likewise
     eff_sample_size: float  # 1: all weights equal; near 0: few tokens carry the step
     ratio_fraction_high: float  # tokens (of whole rows: rows) whose ratio was above the cap
-    ratio_fraction_low: float  # or below 1 / cap
+    ratio_fraction_low: float  # or below the floor; without one below 1 / cap
 
 
 def correction(
@@ -65,8 +65,9 @@ def correction(
 
     A sampler's NaN inside the mask counts as the learner's own value: ratio 1.
     Raises ValueError for a level or a bound that does not exist.
-    Source: truncated importance sampling, Yao et al. 2025; verl rollout_corr_helper.compute_rollout_correction_weights,
-    TRL `vllm_importance_sampling_mode`, ROLL rlvr/actor_worker.
+    Source: truncated importance sampling, Yao et al. 2025; masked: IcePop, Ling team 2025;
+    verl rollout_corr_helper.compute_rollout_correction_weights, TRL `vllm_importance_sampling_mode`,
+    ROLL rlvr/actor_worker.
     Example: learner log 0.6, sampler log 0.2: ratio 3; with cap 2 the weight is 2, or 0 when masked
     """
     if level not in ("token", "sequence") or bound not in ("truncate", "mask"):
@@ -84,13 +85,15 @@ MAXIMA = ("weight_max", "weight_min_negated")
 
 
 @torch.no_grad()
-def shares(found: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float) -> dict[str, Tensor]:
+def shares(
+    found: Correction, mask_BT: Tensor, totals: Totals, *, level: str, cap: float, floor: float = 0.0
+) -> dict[str, Tensor]:
     """What a part of a step adds to the weights' numbers, given the denominators of the whole; scalars."""
     # Squares of what is beyond 1, the usual weight: nothing cancels in the deviation.
     excess_BT = found.weights_BT - 1
     is_of_rows = level == "sequence"
     shown_BT = found.ratios_BT if is_of_rows else found.weights_BT
-    high_BT, low_BT = mask_BT & (found.ratios_BT > cap), mask_BT & (found.ratios_BT < 1 / cap)
+    high_BT, low_BT = mask_BT & (found.ratios_BT > cap), mask_BT & (found.ratios_BT < (floor or 1 / cap))
     number = totals.num_rows if is_of_rows else totals.num_tokens
     high, low = (each.any(dim=1) if is_of_rows else each for each in (high_BT, low_BT))
     return {

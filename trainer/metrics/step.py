@@ -254,6 +254,7 @@ def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress
         **of_probabilities(turn.batch, turn.known),
         **lengths,
         "groups_drawn": turn.num_drawn,
+        **({} if turn.reward_errors is None else {"reward_errors": turn.reward_errors}),
         **of_times(parts, lengths, seconds),
     }
     if progress.meter is None:
@@ -268,6 +269,7 @@ def describe_step(turn: Turn, config: Config, seconds: float, progress: Progress
 _ADDED = (
     "groups_with_signal",
     "groups_drawn",
+    "reward_errors",
     "generators/lost",
     "generated_tokens",
     "computed_tokens",

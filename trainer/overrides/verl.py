@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trainer.overrides import values
 from trainer.overrides.verl_keys import (
     ACTOR,
+    CORRECTION,
     EVERY,
     IGNORED,
     IGNORED_BELOW,
@@ -30,7 +31,8 @@ from trainer.overrides.verl_keys import (
     TOGETHER,
     WORDS,
 )
-from trainer.settings import BadSetting
+from trainer.sections import READ_WITH, SETTINGS, unread
+from trainer.settings import BadSetting, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -67,8 +69,9 @@ class Translation:
         """Leaves out a setting of ours that verl's words came to; those words are then told as ignored."""
         if name in self.origin:
             origin = self.origin.pop(name)
-            del self.settings[name], self.said[origin]
-            self.ignored[origin] = why
+            del self.settings[name]
+            self.said.pop(origin, None)  # of several settings from one word the first took it
+            self.ignored.setdefault(origin, why)
 
 
 def names() -> Iterable[str]:
@@ -139,7 +142,8 @@ def _alone(key: str, text: str, value: Value, made: Translation) -> None:
     elif key in ONLY:
         accepted, why = ONLY[key]
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in accepted):
-            raise BadSetting(f"{word} is not accepted: {why}. Accepted: {', '.join(map(values.spell, accepted))}")
+            names = ", ".join(values.spell(each) or "null" for each in accepted)
+            raise BadSetting(f"{word} is not accepted: {why}. Accepted: {names}")
         made.ignored[word] = why
 
 
@@ -214,7 +218,8 @@ def _clip(words: _Words, own: Mapping[str, str], made: Translation) -> None:
             made.put(name, words.text(used), words.word(used))
 
 
-_KL_TYPES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "low_var", "k3": "low_var"}
+_KL_TYPES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var", "k3": "low_var"}
+_KL_TYPES |= {"kl+": "k1+", "k1+": "k1+", "mse+": "k2", "k2+": "k2", "low_var_kl+": "k3+", "k3+": "k3+"}
 
 
 def _divergence(words: _Words, own: Mapping[str, str], made: Translation) -> None:
@@ -336,25 +341,29 @@ def _task(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     raise BadSetting(f"{words.word(files)} does not tell what is asked: add task=gsm8k, math, code or file")
 
 
-# Settings of ours that only one value of another setting reads: that setting, and the value.
-_READ_BY: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("tensor_parallel", "memory_fraction", "enforce_eager", "sleep"), ("engine", "vllm")),
-    **dict.fromkeys(("lam", "critic_lr", "value_clip"), ("estimator", "gae")),
-}
-# Ours where neither kind of word says it: the defaults of trainer.config, which imports this module.
-_OURS: Mapping[str, str] = {"engine": "builtin", "estimator": "grpo"}
-
-
 def _unread(words: _Words, own: Mapping[str, str], made: Translation) -> None:
     """What was translated and would change nothing is told as ignored."""
-    for name, (decides, value) in _READ_BY.items():
-        chosen = _chosen(decides, own, made)
-        if chosen != value:
-            made.drop(name, f"only {decides}={value} reads {name}, and this run has {decides}={chosen}")
+    for name, (decides, _) in READ_WITH.items():
+        why = unread(name, lambda other: _chosen(other, own, made))
+        if why is not None and not (decides == "correction" and "off_policy" in own):  # which may put a correction
+            made.drop(name, why)
 
 
 def _chosen(name: str, own: Mapping[str, str], made: Translation) -> str:
-    return made.settings.get(name, own.get(name, _OURS[name])).lower()
+    return made.settings.get(name, own.get(name, shown(SETTINGS[name]))).lower()
+
+
+def _correction(words: _Words, own: Mapping[str, str], made: Translation) -> None:
+    """One number holds weights at most there; two, `LOW_HIGH`, leave out what is beyond (IcePop)."""
+    level, threshold = f"{CORRECTION}rollout_is", f"{CORRECTION}rollout_is_threshold"
+    if level in words:
+        made.put("correction", words.text(level) or "none", words.word(level))
+    if threshold in words:
+        floor, has_floor, cap = words.text(threshold).rpartition("_")
+        made.put("correction_cap", cap, words.word(threshold))
+        if has_floor:
+            made.put("correction_floor", floor, words.word(threshold))
+            made.put("correction_bound", "mask", words.word(threshold))
 
 
 _RULES: tuple[Callable[[_Words, Mapping[str, str], Translation], None], ...] = (
@@ -364,6 +373,7 @@ _RULES: tuple[Callable[[_Words, Mapping[str, str], Translation], None], ...] = (
     _noise,
     _reward,
     _overlong,
+    _correction,
     _length,
     _task,
     _unread,

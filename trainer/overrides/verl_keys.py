@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 NOISE, REWARD, KL = "trainer.noise_injection.", "custom_reward_function.", "algorithm.kl_ctrl."
-OVERLONG = "reward_model.overlong_buffer."
+OVERLONG, CORRECTION = "reward_model.overlong_buffer.", "algorithm.rollout_correction."
 
 # One of ours in its place, with the same meaning.
 SAME: Mapping[str, str] = {
@@ -91,6 +91,8 @@ TOGETHER = (
     f"{REWARD}name",
     f"{OVERLONG}enable",
     f"{OVERLONG}len",
+    f"{CORRECTION}rollout_is",
+    f"{CORRECTION}rollout_is_threshold",
     "trainer.logger",
     "trainer.total_epochs",
     "trainer.total_training_steps",
@@ -121,6 +123,7 @@ IGNORED: Mapping[str, str] = {
     f"{ROLLOUT}load_format": "the engine gets the learner's weights before it samples",
     f"{ROLLOUT}dtype": "dtype is that of the learner",
     f"{ROLLOUT}disable_log_stats": _ENGINE,
+    f"{ROLLOUT}calculate_log_probs": "the sampler's log-probabilities are always kept",
     f"{ROLLOUT}log_prob_micro_batch_size_per_gpu": _ROWS,
     f"{ROLLOUT}log_prob_use_dynamic_bsz": _ROWS,
     f"{ROLLOUT}val_kwargs.do_sample": "validation is greedy",
@@ -153,6 +156,9 @@ IGNORED: Mapping[str, str] = {
     "data.val_batch_size": "held-out questions are answered as many at a time as a step has rows",
     "reward_model.enable": "rewards come from the task or a function",
     "reward_model.reward_manager": "rewards come from the task or a function",
+    f"{CORRECTION}loss_type": f"it is read with {CORRECTION}bypass_mode=True only",
+    f"{CORRECTION}rollout_rs_threshold": f"it is read with {CORRECTION}rollout_rs only",
+    f"{CORRECTION}rollout_rs_threshold_lower": f"it is read with {CORRECTION}rollout_rs only",
     "algorithm.filter_groups.metric": "groups are judged by their rewards",
     "trainer.project_name": _HOME,
     "trainer.experiment_name": _HOME,
@@ -180,5 +186,21 @@ ONLY: Mapping[str, tuple[tuple[Value, ...], str]] = {
     f"{ROLLOUT}top_p": ((1,), "answers are drawn from the whole distribution"),
     f"{ROLLOUT}top_k": ((-1, 0), "answers are drawn from the whole distribution"),
     f"{ROLLOUT}do_sample": ((True,), "answers are drawn"),
+    **{
+        f"{CORRECTION}{name}": (
+            (False,),
+            "the old policy is the learner's, and correction=token or sequence weighs its gap from the sampler",
+        )
+        for name in ("bypass_mode", "bypass_old_logprob_for_rollout", "use_pure_rollout_correction")
+    },
+    **{
+        f"{CORRECTION}{name}": (
+            (None,),
+            "correction_bound=mask leaves out what correction_cap and correction_floor do not admit, token by token "
+            "(correction=token) or whole answers (correction=sequence)",
+        )
+        for name in ("rollout_rs", "rollout_token_veto_threshold")
+    },
+    f"{CORRECTION}rollout_is_batch_normalize": ((False,), "weights stay as they are between correction_floor and _cap"),
     "trainer.critic_warmup": ((0,), "policy and critic learn from the first step on"),
 }

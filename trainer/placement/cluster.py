@@ -15,12 +15,13 @@ import shutil
 import signal
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.device import RAY_RESOURCES
 from trainer.placement import daemon, occupant
+from trainer.placement.busy import holders
 from trainer.placement.cards import Node, Seating, Unfit, seat, told
 from trainer.placement.reach import OWN, answers, one_line
 from trainer.settings import BadSetting
@@ -48,6 +49,7 @@ class Cluster:
     is_own: bool  # started for this run, and for nothing else
     address: str
     num_expected: int | None  # nodes that are on their way; None: those that are there are all
+    others: str = ""  # who else has processes in it, in words
 
     def nodes(self) -> list[Node]:
         """The living nodes. What Ray's status says may be older than this."""
@@ -121,16 +123,30 @@ def _open(config: Config, layout: Layout, say: Say, stack: contextlib.ExitStack)
     if address == "local":
         return _own(layout, stack)
     if address:
-        return _join(address, stack, num_expected=None, is_own=False)
+        if config.placement.ray == "auto":
+            say(f"joins the Ray at {address}, which RAY_ADDRESS names; ray=local starts another one")
+        return _join_others(address, stack, say)
     if is_to_be_made(config):
         started = stack.enter_context(daemon.head(layout.num_seats, limit_s=limit_s))
         joined = _join(started, stack, num_expected=daemon.num_nodes(), is_own=True)
         say(f"Ray's head is at {started}; waits for {daemon.num_nodes()} nodes")
         return joined
     if (running := _running()) is not None:
-        say(f"joins the Ray at {running} that runs on this node; ray=local starts another one")
-        return _join(running, stack, num_expected=None, is_own=False)
+        running, is_ours = running
+        if is_ours:
+            say(f"joins the Ray at {running} that runs on this node; ray=local starts another one")
+            return _join_others(running, stack, say)
+        say(f"another user's Ray runs on this node: starts its own; ray={running} joins that one")
     return _own(layout, stack)
+
+
+def _join_others(address: str, stack: contextlib.ExitStack, say: Say) -> Cluster:
+    """Connects to a Ray that was there before, and says who else is at work in it."""
+    joined = _join(address, stack, num_expected=None, is_own=False)
+    others = holders({node.key for node in joined.nodes()})
+    if others:
+        say(f"the Ray at {address} is shared with {others}")
+    return replace(joined, others=others)
 
 
 def _named(config: Config) -> str:
@@ -145,14 +161,14 @@ def is_to_be_made(config: Config) -> bool:
     return daemon.is_one_of_several() and not _named(config)
 
 
-def _running() -> str | None:
-    """The address of a Ray that was started on this node before, if it answers."""
-    folder = os.environ.get("RAY_TMPDIR", "/tmp")
+def _running() -> tuple[str, bool] | None:
+    """The address of a Ray that was started on this node before, if it answers, and whether by this user."""
+    file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     try:
-        address = (Path(folder) / "ray" / "ray_current_cluster").read_text(encoding="ascii").strip()
+        address, is_ours = file.read_text(encoding="ascii").strip(), file.stat().st_uid == os.getuid()
     except (OSError, UnicodeDecodeError):
         return None
-    return address if answers(address, 1.0) is None else None
+    return (address, is_ours) if answers(address, 1.0) is None else None
 
 
 def _join(address: str, stack: contextlib.ExitStack, *, num_expected: int | None, is_own: bool) -> Cluster:

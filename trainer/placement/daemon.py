@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trainer.children import exit_code, wait
+from trainer.device import cores
 from trainer.placement.cards import Unfit
 from trainer.placement.reach import OWN, answers
 
@@ -72,7 +73,7 @@ def head(num_seats: int, *, limit_s: float) -> Iterator[str]:
     host, _, port = address.rpartition(":")
     words = ["--head", f"--port={port}", f"--node-ip-address={_own_address(host)}", "--include-dashboard=false"]
     if not _has_cards():
-        words.append(f"--num-cpus={max(_cores(), num_seats)}")
+        words.append(f"--num-cpus={max(cores(), num_seats)}")
     with _ray(words) as (process, _):
         _until_it_answers(process, address, limit_s)
         yield address
@@ -87,7 +88,7 @@ def follow(num_seats: int, say: Callable[[str], object], *, limit_s: float) -> i
         time.sleep(0.3)
     words = [f"--address={address}", f"--node-ip-address={_facing(address)}"]
     if not _has_cards():
-        words.append(f"--num-cpus={max(_cores(), num_seats)}")
+        words.append(f"--num-cpus={max(cores(), num_seats)}")
     with _nothing_left(), _ray(words) as (process, last_word):
         say(f"has joined the Ray at {address}; works for it until its end")
         code, reason = _end_of_run(process, address, last_word)
@@ -205,10 +206,6 @@ def _facing(address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asked.connect((host, int(port)))
         return str(asked.getsockname()[0])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _has_cards() -> bool:

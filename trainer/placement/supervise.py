@@ -179,7 +179,7 @@ def _attempt(run: Run, cluster: Cluster, head: Head) -> Ended:
             "nodes": [node.address for node in seating.nodes],
             "ranks": [seating.nodes[each.node].address for each in seating.learners],
             "generators": [seating.nodes[each.node].address for each in seating.generators],
-            "ray": {"address": cluster.address, "is_own": cluster.is_own},
+            "ray": {"address": cluster.address, "is_own": cluster.is_own, "others": cluster.others},
             "restarts": run.restarts,
         }
         with staff.hired(seating, cluster, header, run.say, limit_s=limit_s) as hired:

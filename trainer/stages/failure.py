@@ -41,8 +41,7 @@ def _place(error: BaseException) -> tuple[str | None, str]:
     if kind in ("GeneratorLost", "StaleWeights"):
         return "generation", "generator-lost" if kind == "GeneratorLost" else "stale-weights"
     if kind in ("RewardBroken", "RewardHung"):
-        is_late = kind == "RewardHung" or type(error.__cause__).__name__ == "Hung"
-        return "reward", "reward-hangs" if is_late else "reward-raises"
+        return "reward", "reward-hangs" if kind == "RewardHung" else "reward-raises"
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in str(error).lower():
         return "memory", "out-of-memory"
     if isinstance(error, ImportError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,7 @@ from trainer.metrics.progress import Progress
 from trainer.metrics.step import of_validation
 from trainer.rollouts import collect
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, load
+from trainer.tasks.rewards import RewardBroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.metrics.records import Records
     from trainer.saving.disk import State
-    from trainer.tasks.base import Task
     from trainer.turn import Turn
     from trainer.types import Group, Prompt
 
@@ -142,7 +144,9 @@ class Watch:
         """
         if not self._reward.wants_second_opinion or bool((turn.rewards_PG == turn.rewards_PG.reshape(-1)[0]).all()):
             return None
-        return score(turn.groups, task=self._parts.task, config=self._config, device=self._parts.device)
+        # What breaks now has another reward than before, and ends nothing.
+        config = replace(self._config, task=replace(self._config.task, on_reward_error="drop"))
+        return score(turn.groups, task=self._parts.task, config=config, device=self._parts.device)
 
     def between_steps(self, step: int) -> None:
         """Validation and checkpoints that are due after a step; the last ones are `finish`'s."""
@@ -163,7 +167,7 @@ class Watch:
         }
         update = self._update.result(self._parts.learner.parameters())
         self._tell("generation", generation, spent.get("gen", 0.0))
-        self._tell("reward", self._reward.result())
+        self._tell("reward", {**self._reward.result(), **self._reward_errors()})
         self._tell("update", {**update, "device_peak_mib": devices.peak_mib(device)}, spent.get("update_actor", 0.0))
         self._tell("mask", self._mask.result())
         self._tell("sampler-weights", self._weights.result())
@@ -180,6 +184,15 @@ class Watch:
         self.save(self._config.run.steps)
         self._tell("checkpoint", self._checkpoint)
 
+    def _reward_errors(self) -> dict[str, Any]:
+        """How many rewards could not be had, and why the first; nothing where one of them ends the run."""
+        if self._config.task.on_reward_error == "stop":
+            return {}
+        errors = self._parts.reward_errors
+        told = self._parts.world.gather((len(errors), errors[:1]))
+        first = next((own[0] for _, own in told if own), None)
+        return {"errors": sum(count for count, _ in told), "first_error": first}
+
     def _tell(self, name: str, result: Mapping[str, Any], seconds: float | None = None) -> None:
         taken = self._checked.seconds.get(name, 0.0) if seconds is None else seconds
         self._records.write("stage", name=name, seconds=taken, **{"passed": None, "reason": None, **result})
@@ -188,6 +201,16 @@ class Watch:
         """The checkpoint of the state after a step; a collective."""
         with self._progress.part("save_checkpoint"), self._checked.part("checkpoint"):
             self._parts.keep(self._parts.state(step), self._out / "checkpoint")
+
+    @contextmanager
+    def saves_first(self) -> Iterator[None]:
+        """A reward that breaks ends the run when the state is saved, from which it can go on."""
+        try:
+            yield
+        except RewardBroken:
+            with suppress(OSError):  # the reward is what broke the run
+                self.save(self._parts.learner.steps_done)
+            raise
 
     def _round_trip(self, step: int) -> tuple[Parts | None, dict[str, Any]]:
         """Saves the state and restores it into fresh parts of another seed; None when it cannot be restored."""
@@ -243,18 +266,24 @@ def logprob_limits(config: Config) -> tuple[float, float]:
 def evaluate(parts: Parts, progress: Progress) -> dict[str, Any]:
     """Greedy answers to every held-out prompt, in the task's order, from the engine's present weights.
 
-    Each rank answers its share; all ranks have all of them. A collective.
+    Each rank answers its share; all ranks have all of them. A collective. Raises RewardBroken, on all ranks.
     """
     task, world = parts.task, parts.world
     own: list[tuple[int, str]] = []
-    for prompts in _at_once(world.share(task.heldout), parts):
-        # Each a part of its own: by parts that end a run is seen to get on.
-        with progress.part("testing"):
-            groups = collect(parts.engine, prompts, task, parts.sampling(is_greedy=True))
-            own += [_answer(task, group) for group in groups]
+    error = None
+    try:
+        for prompts in _at_once(world.share(task.heldout), parts):
+            # Each a part of its own: by parts that end a run is seen to get on.
+            with progress.part("testing"):
+                groups = collect(parts.engine, prompts, task, parts.sampling(is_greedy=True))
+                own += [_answer(parts, group) for group in groups]
+    except RewardBroken as found:
+        error = found
     answers: list[tuple[int, str]] = [(0, "")] * len(task.heldout)
     with progress.part("testing"):
-        for rank, some in enumerate(world.gather(own)):
+        for rank, (some, broken) in enumerate(world.gather((own, error))):
+            if broken is not None:
+                raise error or broken
             answers[rank :: world.size] = some
     correct = [is_right for is_right, _ in answers]
     shown = range(0, len(answers), -(-len(answers) // _NUM_SAMPLES))
@@ -280,7 +309,7 @@ def _at_once(prompts: Sequence[Prompt], parts: Parts) -> Iterator[Sequence[Promp
     return (prompts[at : at + size] for at in range(0, len(prompts), size))
 
 
-def _answer(task: Task, group: Group) -> tuple[int, str]:
+def _answer(parts: Parts, group: Group) -> tuple[int, str]:
     """Whether the first answer is right, and what it says."""
     first = group.rollouts[0]
-    return int(task.is_right(group.prompt, first)), task.tokenizer.decode(first.tokens)
+    return int(parts.is_right(group.prompt, first)), parts.task.tokenizer.decode(first.tokens)

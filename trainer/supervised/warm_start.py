@@ -99,7 +99,7 @@ def share_right(parts: Parts) -> float:
     prompts = draw(parts.task.train, min(_NUM_CHECKED, len(parts.task.train)), generator)
     parts.engine.receive(parts.learner.weights())
     groups = collect(parts.engine, parts.world.share(prompts), parts.task, parts.sampling(is_greedy=True))
-    right = sum(bool(parts.task.is_right(group.prompt, group.rollouts[0])) for group in groups)
+    right = sum(bool(parts.is_right(group.prompt, group.rollouts[0])) for group in groups)
     return int(parts.world.add(torch.tensor(right, device=parts.device))) / len(prompts)
 
 

@@ -16,7 +16,7 @@ from trainer.config import BadSetting
 from trainer.tasks import tokenizers
 from trainer.tasks.base import Task
 from trainer.tasks.data import questions
-from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.rewards import RewardBroken, RewardHung
 from trainer.tasks.worker import Broken, Hung, Worker
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def custom(settings: Questions, tokenizer: Tokenizer) -> Callable[[Prompt, Rollo
                 timeout_s=settings.reward_timeout_s,
             )
         except (Broken, Hung) as error:
-            raise RewardBroken(f"reward_function={given} {error}") from error
+            kind = RewardHung if isinstance(error, Hung) else RewardBroken
+            raise kind(f"reward_function={given} {error}") from error
 
     return reward

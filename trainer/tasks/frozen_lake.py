@@ -1,7 +1,8 @@
 """Walk over a frozen lake to the goal, around the holes; a new map for each seed.
 
 Rules of gymnasium's FrozenLake without slipping: a move off the edge stays in place, a hole ends the episode with
-nothing, the goal with 1. As in ROLL, start and goal lie anywhere. Only maps that `max_turns` moves solve are asked.
+nothing, the goal with 1. As in ROLL, start and goal lie anywhere, but on gymnasium's own maps, from corner to corner.
+Only maps that `max_turns` moves solve are asked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cache, lru_cache, partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from trainer.config import BadSetting
 from trainer.tasks.grids import MOVES, Level, assemble, expert, find_levels, spoken
 
 if TYPE_CHECKING:
@@ -35,8 +37,19 @@ RULES = (
 )
 
 
-def generate(seed: int, size: int, *, max_moves: int) -> tuple[Map, tuple[str, ...]] | None:
-    """The seed's map and its shortest solution; None if no map within `max_moves` was found in 100 tries."""
+def generate(seed: int, size: int, *, max_moves: int, maps: str = "own") -> tuple[Map, tuple[str, ...]] | None:
+    """The seed's map and its shortest solution; None if there is none within `max_moves`.
+
+    Of `own` maps the first within them of 100 is taken. Of `gymnasium` and `roll` the first with any way: the map that
+    these make of the seed, with their S, F and H written as P, _ and O. Raises BadSetting where numpy is missing.
+    Source: gymnasium 1.4.0, envs/toy_text/frozen_lake.py generate_random_map(size, p=0.8, seed); ROLL,
+    roll/pipeline/agentic/env/frozen_lake/utils.py, the same with start and goal drawn after the holes.
+    Example: seed 0, size 3, gymnasium's SFF/FHH/FFG -> P__/_OO/__G
+    """
+    if maps != "own":
+        drawn = _drawn_by_numpy(seed, size, from_corner=maps == "gymnasium")
+        solution = solve(drawn) or ()
+        return (drawn, solution) if len(solution) <= max_moves else None
     random = Random(seed)
     for _ in range(_TRIES):
         drawn = _draw(random, size)
@@ -53,6 +66,26 @@ def _draw(random: Random, size: int) -> Map:
     goal = (start + 1 + int(random.random() * (len(places) - 1))) % len(places)
     places[start], places[goal] = "P", "G"
     return tuple("".join(places[row * size : (row + 1) * size]) for row in range(size))
+
+
+def _drawn_by_numpy(seed: int, size: int, *, from_corner: bool) -> Map:
+    try:
+        import numpy
+    except ImportError as error:
+        raise BadSetting(
+            "maps=gymnasium and maps=roll need the package numpy, whose random numbers they are"
+        ) from error
+
+    random = numpy.random.Generator(numpy.random.PCG64(seed))  # gymnasium.utils.seeding.np_random
+    start, goal = (0, 0), (size - 1, size - 1)
+    while True:
+        places = random.choice(["_", "O"], (size, size), p=[_ICE, 1 - _ICE])
+        if not from_corner:
+            start, goal = (tuple(random.integers(size, size=2).tolist()) for _ in range(2))
+        places[start], places[goal] = "P", "G"
+        rows = tuple("".join(row) for row in places.tolist())
+        if start != goal and solve(rows) is not None:
+            return rows
 
 
 def _find(rows: Map, symbol: str) -> Place:
@@ -109,14 +142,14 @@ class Lake:
 
 def task(config: Config) -> Task:
     """The task at a size: the short form for the built-in model, words for any other."""
-    levels = _levels(config.task.map_size, config.task.max_turns)
+    levels = _levels(config.task.map_size, config.task.max_turns, config.task.maps)
     return assemble("frozen_lake", config, *spoken(config, "P_OG", RULES), levels)
 
 
 @lru_cache(maxsize=4)  # searched for once, however often a process makes the task
-def _levels(size: int, max_turns: int) -> Mapping[int, Level]:
+def _levels(size: int, max_turns: int, maps: str) -> Mapping[int, Level]:
     def level(seed: int) -> Level | None:
-        made = generate(seed, size, max_moves=max_turns)
+        made = generate(seed, size, max_moves=max_turns, maps=maps)
         if made is None:
             return None
         rows, solution = made

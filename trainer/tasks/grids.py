@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from trainer.config import BadSetting
 from trainer.tasks import tokenizers
 from trainer.tasks.base import Characters, Said, Task, Tokenizer
 from trainer.types import Prompt, Rollout
@@ -26,6 +27,7 @@ MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 _BY_LETTER = {name[0]: name for name in MOVES}
 _SHOWN = "/="  # between the rows, and after the last
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_THINK = re.compile(r"<think>.*?</think>\s*<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 
 _NUM_HELDOUT = 64
 _MOST_SEEDS = 8192  # small grids have fewer maps than wanted
@@ -59,12 +61,14 @@ class Form:
 
     is_short: bool
     rules: str = ""  # wordy only: what the symbols mean and what is wanted
+    thinks: bool = False  # wordy only: an action counts after <think>...</think> alone, as ROLL's think_action_pattern
 
     def show(self, rows: Sequence[str]) -> str:
         if self.is_short:
             return "/".join(rows) + "="
         grid = "\n".join(rows)
-        return f"The map:\n{grid}\nAnswer with one of {', '.join(MOVES)}, written as <answer>Right</answer>."
+        example = f"{'<think>your reasoning</think>' * self.thinks}<answer>Right</answer>"
+        return f"The map:\n{grid}\nAnswer with one of {', '.join(MOVES)}, written as {example}."
 
     def ask(self, rows: Sequence[str]) -> str:
         return self.show(rows) if self.is_short else f"{self.rules}\n{self.show(rows)}"
@@ -73,13 +77,13 @@ class Form:
         return self.show(rows) if self.is_short else f"That holds no valid action.\n{self.show(rows)}"
 
     def write(self, name: str) -> str:
-        return name[0] if self.is_short else f"<answer>{name}</answer>"
+        return name[0] if self.is_short else f"{'<think></think>' * self.thinks}<answer>{name}</answer>"
 
     def read(self, answer: str) -> str | None:
         """The move in an answer; None if there is none. In words the first marked one counts, in any case."""
         if self.is_short:
             return _BY_LETTER.get(answer)
-        found = _ANSWER.search(answer)
+        found = (_THINK if self.thinks else _ANSWER).search(answer)
         name = found.group(1).strip().capitalize() if found else ""
         return name if name in MOVES else None
 
@@ -125,7 +129,13 @@ def assemble(
 
     Prompts carry the seed and the right answers in `extra`. The lists depend on the size and the turns, not on a
     run's seed, and no ground that is held out is trained on, whatever stands where on it.
+    Raises BadSetting where too few maps are solved within the turns.
     """
+    if not all(_parted(levels)):
+        raise BadSetting(
+            f"max_turns={config.task.max_turns} is too few: {len(levels)} maps of map_size={config.task.map_size} are "
+            "solved in so many moves"
+        )
     train, heldout = (
         tuple(_prompt(seed, levels[seed], form, tokenizer) for seed in seeds) for seeds in _parted(levels)
     )
@@ -193,7 +203,8 @@ def _prompt(seed: int, level: Level, form: Form, tokenizer: Tokenizer) -> Prompt
 def spoken(config: Config, symbols: str, rules: str) -> tuple[Tokenizer, Form]:
     """The short form in characters of its own for the built-in model, words for a model from a folder."""
     if config.model.path:
-        return tokenizers.choose(config.model.path), Form(is_short=False, rules=rules)
+        form = Form(is_short=False, rules=rules, thinks=config.task.answer_format == "think")
+        return tokenizers.choose(config.model.path), form
     letters = "".join(letter for letter in _BY_LETTER if letter not in symbols)
     return Characters(symbols + _SHOWN + letters), Form(is_short=True)
 

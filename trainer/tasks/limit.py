@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import signal
 import threading
 import traceback
@@ -10,43 +11,57 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.rewards import RewardBroken, RewardHung
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trainer.tasks.base import Task
-    from trainer.types import Group
-
-
-class RewardHung(RewardBroken):
-    """A reward function that did not come back in time."""
+    from trainer.types import Group, Prompt, Rollout
 
 
 class _TimeUp(BaseException):
     """Raised by the alarm. No Exception, so that a function's own `except Exception` does not swallow it."""
 
 
-def score(groups: Sequence[Group], task: Task, *, limit_s: float | None) -> list[list[float]]:
+def score(
+    groups: Sequence[Group], task: Task, *, limit_s: float | None, errors: list[str] | None = None
+) -> list[list[float]]:
     """Each answer's reward: what the environment paid, else the task's.
 
-    Raises RewardBroken with the line of the function that raised, or that ran when `limit_s` (None: none) was over. The
-    alarm is heard between steps of Python code: a function of the user's, which may hang anywhere, runs in a process of
-    its own (`trainer.tasks.worker`).
+    A reward that cannot be had is NaN, and `errors` gets a sentence for it. Without `errors` raises RewardBroken. Both
+    name the line of the function that raised, or that ran when `limit_s` (None: none) was over; what was not judged
+    then has no reward either. The alarm is heard between steps of Python code: a function of the user's, which may hang
+    anywhere, runs in a process of its own (`trainer.tasks.worker`).
     """
+    answers = [(group.prompt, each) for group in groups for each in group.rollouts]
+    rewards: list[float] = []
     try:
         with _alarm(limit_s):
-            return [
-                [task.reward(group.prompt, each) if each.reward is None else each.reward for each in group.rollouts]
-                for group in groups
-            ]
-    except RewardBroken:
-        raise
+            for prompt, rollout in answers:
+                rewards.append(_judge(prompt, rollout, task, errors))
     except _TimeUp as error:
-        raise RewardHung(f"the reward did not come back within {limit_s:g} s: it was at {line_of(error)}") from error
+        late = RewardHung(f"the reward did not come back within {limit_s:g} s: it was at {line_of(error)}")
+        if errors is None:
+            raise late from error
+        errors += [str(late)] * (len(answers) - len(rewards))
+        rewards += [math.nan] * (len(answers) - len(rewards))
+    each = iter(rewards)
+    return [[next(each) for _ in group.rollouts] for group in groups]
+
+
+def _judge(prompt: Prompt, rollout: Rollout, task: Task, errors: list[str] | None) -> float:
+    try:
+        return task.reward(prompt, rollout) if rollout.reward is None else rollout.reward
     except Exception as error:
-        said = " ".join(str(error).split())
-        raise RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {said}") from error
+        broken = error
+        if not isinstance(error, RewardBroken):
+            said = " ".join(str(error).split())
+            broken = RewardBroken(f"the reward raised {type(error).__name__} at {line_of(error)}: {said}")
+        if errors is None:
+            raise broken from error.__cause__ if broken is error else error
+        errors.append(str(broken))
+        return math.nan
 
 
 def line_of(error: BaseException) -> str:

@@ -19,6 +19,10 @@ class RewardBroken(RuntimeError):
     """A reward function that raised, hung, died or gave back no number; the text names it and the line in its file."""
 
 
+class RewardHung(RewardBroken):
+    """A reward function that did not come back in time."""
+
+
 def exact(tokenizer: Tokenizer) -> Reward:
     """A reward: 1 for exactly the expected text followed by the end token, else 0."""
 

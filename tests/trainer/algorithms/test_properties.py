@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainer import sections
 from trainer.algorithms import kl
 from trainer.algorithms.advantages import CONVENTIONS, ESTIMATORS, Scores, advantages
 from trainer.algorithms.aggregation import MODES, Totals, aggregate, count
@@ -266,3 +267,12 @@ def test_logits_of_nan_give_no_gradient_where_nothing_is_learnt_from_them() -> N
         slopes.append(given.grad)
     assert torch.equal(slopes[0], slopes[1])
     assert slopes[1][0, 0].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "offered"),
+    [("estimator", ESTIMATORS), ("loss", LOSSES), ("aggregation", MODES), ("kl", kl.ESTIMATORS),
+     ("convention", CONVENTIONS)],
+)  # fmt: skip
+def test_every_variant_of_an_algorithm_is_reached_by_its_setting(setting: str, offered: Any) -> None:
+    assert {*sections.SETTINGS[setting].metadata["accepted"]} == {*offered}

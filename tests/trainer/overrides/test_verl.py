@@ -157,7 +157,7 @@ def test_the_divergence_counts_where_verl_would_count_it() -> None:
     assert values(given, *names) == {"kl_in": "reward", "kl_coef": 1e-3, "kl": "k1"}
     assert understood("algorithm.use_kl_in_reward=True", "kl=k3").config.algorithm.kl == "k3"
     assert "one place" in refused(f"{actor}use_kl_loss=True", "algorithm.use_kl_in_reward=True")
-    assert "Accepted: kl, k1, mse" in refused(f"{actor}use_kl_loss=True", f"{actor}kl_loss_type=full")
+    assert "Accepted: kl, k1, abs, mse" in refused(f"{actor}use_kl_loss=True", f"{actor}kl_loss_type=full")
 
 
 def test_one_bound_of_the_clip_may_differ_from_the_other() -> None:
@@ -267,6 +267,7 @@ OF_VLLM = {
     "tensor_model_parallel_size=2": "tensor_parallel", "gpu_memory_utilization=0.9": "memory_fraction",
     "enforce_eager=True": "enforce_eager", "free_cache_engine=True": "sleep",
 }  # fmt: skip
+CORRECTION = "algorithm.rollout_correction."
 NAME_OF_ENGINE = "actor_rollout_ref.rollout.name"
 
 
@@ -305,8 +306,40 @@ def test_what_only_a_critic_reads_is_ignored_without_one() -> None:
     assert understood("algorithm.adv_estimator=gae", "algorithm.lam=0.9").config.algorithm.lam == 0.9
 
 
-def test_what_counts_as_given_by_nobody_is_the_trainers_default() -> None:
-    assert {name: Config().flat()[name] for name in verl._OURS} == verl._OURS
+@pytest.mark.parametrize(
+    ("threshold", "settings"),
+    [
+        ("5", {"correction_cap": 5.0, "correction_floor": 0.0, "correction_bound": "truncate"}),
+        ("0.5_5.0", {"correction_cap": 5.0, "correction_floor": 0.5, "correction_bound": "mask"}),
+    ],
+)
+def test_the_correction_of_verl_is_ours(threshold: str, settings: dict[str, object]) -> None:
+    words = [f"{CORRECTION}rollout_is=sequence", f"{CORRECTION}rollout_is_threshold={threshold}"]
+    given = understood(*words)
+    assert values(given, "correction", *settings) == {"correction": "sequence", **settings}
+    assert (given.ignored, list(given.translated)) == ({}, words)
+    assert understood(f"{CORRECTION}rollout_is=null").config.algorithm.correction == "none"
+    assert list(understood(words[1]).ignored) == [words[1]]
+    assert understood(words[1], "generators=1", "off_policy=1").ignored == {}
+
+
+def test_every_key_of_verls_correction_is_known_and_one_that_cannot_be_had_names_ours() -> None:
+    """Keys: verl 0.6.1 and 0.9, trainer/config/algorithm/rollout_correction.yaml."""
+    refused_ones = {
+        "rollout_rs": "token_k1", "bypass_mode": "true", "rollout_is_batch_normalize": "true",
+        "rollout_token_veto_threshold": "1e-4", "bypass_old_logprob_for_rollout": "true",
+        "use_pure_rollout_correction": "true",
+    }  # fmt: skip
+    for key, value in refused_ones.items():
+        assert set(re.findall(r"\bcorrection_?\w*", refused(f"{CORRECTION}{key}={value}"))) & {*Config().flat()}, key
+    others = ("rollout_is", "rollout_is_threshold", "rollout_rs_threshold", "rollout_rs_threshold_lower", "loss_type")
+    assert [name for name in others if not verl.knows(f"{CORRECTION}{name}")] == []
+
+
+@pytest.mark.parametrize(("word", "name"), {"k1+": "k1+", "low_var_kl+": "k3+", "abs": "abs", "mse": "k2"}.items())
+def test_verls_estimators_of_the_divergence_are_ours(word: str, name: str) -> None:
+    given = understood("actor_rollout_ref.actor.use_kl_loss=True", f"actor_rollout_ref.actor.kl_loss_type={word}")
+    assert given.config.algorithm.kl == name
 
 
 def test_every_key_is_in_one_table_and_every_setting_that_it_names_exists() -> None:

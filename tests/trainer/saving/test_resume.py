@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_else_is_taken(out: Path, caps
     assert entry.main(["--out", str(out), *WORDS, "resume=auto", "steps=9"]) == 2
     said = capsys.readouterr().err
     assert re.search(rf"{saved.file}.*{saved.sha256[:16]}", said)
-    assert said.count("\n") == 1
+    assert [line for line in said.splitlines() if not line.startswith("trainer: warning: ")] == said.splitlines()[-1:]
     (out / resume.FOLDER / manifest.MANIFEST).write_text("{")
     assert entry.main(["--out", str(out), *WORDS, "resume=auto"]) == 2
     assert re.search(rf"{manifest.MANIFEST} .*no manifest", capsys.readouterr().err)

@@ -20,7 +20,6 @@ from trainer.stages.stage import StageFailed
 from trainer.tasks import limit
 from trainer.tasks.rewards import RewardBroken
 from trainer.tasks.successor import successor
-from trainer.tasks.worker import Hung
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,13 +106,6 @@ def test_off_the_main_thread_the_alarm_is_off_afterwards_too() -> None:
         return found
 
     assert in_a_thread(in_time) == [[1.0, 1.0]]
-
-
-def test_a_worker_that_hung_is_told_from_one_that_raised() -> None:
-    error = RewardBroken("reward_function=r.py:f did not answer")
-    error.__cause__ = Hung("did not answer")
-    found = of_error(error)
-    assert found is not None and found["cause"] == "reward-hangs"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trainer import tasks
 from trainer.config import BadSetting
 from trainer.tasks.base import prompt
 from trainer.tasks.custom import custom
-from trainer.tasks.rewards import RewardBroken
+from trainer.tasks.rewards import RewardBroken, RewardHung
 from trainer.types import Prompt, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def test_the_function_is_called_as_it_wants_to_be(tmp_path: Path, source: str, v
 def test_a_function_that_breaks_is_named_with_its_innermost_line(tmp_path: Path, source: str, said_of_it: str) -> None:
     with pytest.raises(RewardBroken) as caught:
         paid(tmp_path, source)
+    assert type(caught.value) is RewardBroken
     assert str(caught.value).startswith(f"reward_function={tmp_path / 'mine.py'}:score ")
     assert said_of_it in str(caught.value)
 
@@ -95,7 +96,7 @@ def test_a_function_that_breaks_is_named_with_its_innermost_line(tmp_path: Path,
 def test_a_function_that_hangs_is_stopped_and_named(tmp_path: Path, body: str, line: str) -> None:
     source = f"import itertools\nimport time\ndef score(**named):\n    {body}\n"
     started_s = time.monotonic()
-    with pytest.raises(RewardBroken, match=r"\b0\.3 s at mine\.py:") as caught:
+    with pytest.raises(RewardHung, match=r"\b0\.3 s at mine\.py:") as caught:
         paid(tmp_path, source, "5", "reward_timeout_s=0.3")
     assert line in str(caught.value)
     assert time.monotonic() - started_s < 300

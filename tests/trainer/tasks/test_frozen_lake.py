@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
 
-from trainer.config import parse
+from trainer.config import BadSetting, parse
 from trainer.engines.base import Sampling
 from trainer.rollouts import collect, demonstrate
 from trainer.tasks.frozen_lake import RULES, Lake, expert, generate, solve, task
-from trainer.tasks.grids import MOVES, Form, Player
+from trainer.tasks.grids import MOVES, Form, Level, Player, assemble, spoken
 from trainer.types import Rollout, Stop
 
 if TYPE_CHECKING:
@@ -65,6 +65,51 @@ def test_known_seeds_keep_their_maps() -> None:
         (("PO_", "___", "_G_"), ("Down", "Down", "Right")),
         (("___", "PG_", "___"), ("Right",)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("maps", "size", "known"),
+    [
+        ("gymnasium", 3, {0: "SFF/FHH/FFG", 1: "SFF/FFF/FFG", 42: "SFH/FFH/FFG"}),
+        (
+            "gymnasium",
+            4,
+            {0: "SFFF/HHFF/FHHF/HFFG", 1: "SHFH/FFHF/FFFF/FFFG", 42: "SFHF/FHFF/FFFH/FHFG"},
+        ),
+        (
+            "gymnasium",
+            8,
+            {0: "SFFFHHFF/FHHFHFFF/HFFFFFFF/FFHHFFFF/FFFFFHHF/FFFFFHFF/FHFFHFFF/FFFFFFFG"},
+        ),
+        ("roll", 3, {0: "FFG/FHS/FFF", 1: "GFS/FFF/FFF", 42: "FFH/FGH/FSF"}),
+        ("roll", 4, {0: "FFGS/HHFF/FHHF/HFFF", 1: "FHFH/FGHF/FFFF/SFFF", 42: "FFSF/FHFF/FFFH/GHFF"}),
+    ],
+)
+def test_a_seed_makes_the_map_that_gymnasium_or_roll_makes_of_it(maps: str, size: int, known: dict[int, str]) -> None:
+    """Printed by gymnasium 1.4.0 with numpy 2.4.6, and by ROLL's generate_random_map over them."""
+    for seed, theirs in known.items():
+        found = generate(seed, size, max_moves=100, maps=maps)
+        assert found is not None
+        rows, solution = found
+        assert "/".join(rows).translate(str.maketrans("P_O", "SFH")) == theirs
+        shorter = generate(seed, size, max_moves=len(solution) - 1, maps=maps)
+        assert shorter is None  # and never the map of another draw
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("maps", ["gymnasium", "roll"])
+def test_their_maps_make_a_task(maps: str) -> None:
+    lists = made(f"maps={maps}", "map_size=3")
+    grounds = [{prompt.text.replace("P", "_") for prompt in part} for part in (lists.train, lists.heldout)]
+    assert grounds[0] & grounds[1] == set()
+    assert {len(prompt.extra["answers"]) <= 5 for part in (lists.train, lists.heldout) for prompt in part} == {True}
+
+
+def test_turns_that_solve_no_map_are_refused() -> None:
+    config = parse(["map_size=4"], devices=("cpu",))
+    for levels in ({}, {0: Level(partial(Lake.start, MAP), ("Down", "Right", "Right"), "x")}):
+        with pytest.raises(BadSetting, match=rf"^max_turns=5 .* {len(levels)} maps of map_size=4 "):
+            assemble("lake", config, *spoken(config, "P_OG", RULES), levels)
 
 
 def test_a_lake_without_a_way_has_no_solution() -> None:
@@ -129,6 +174,24 @@ def test_an_answer_that_is_no_single_letter_costs_the_penalty_and_the_turn(answe
 )
 def test_in_words_the_first_marked_action_counts_in_any_case(answer: str, name: str | None) -> None:
     assert Form(is_short=False).read(answer) == name
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("<think>a\nwall</think>\n<answer>right</answer>", "Right"),
+        ("<think></think><answer>Up</answer> <think>no</think><answer>Down</answer>", "Up"),
+        ("<answer>Right</answer>", None),
+        ("<think>a</think> so <answer>Right</answer>", None),
+        ("<answer>Up</answer><think>a</think><answer>Down</answer>", "Down"),
+        ("<think>a<answer>Right</answer>", None),
+    ],
+)
+def test_with_thinking_an_action_counts_right_after_it_alone(answer: str, name: str | None) -> None:
+    form = Form(is_short=False, thinks=True)
+    assert form.read(answer) == name
+    assert form.read(form.write("Left")) == "Left"
+    assert form.read(form.show(MAP)) == "Right"
 
 
 def test_in_words_the_rules_are_said_once_and_a_wrong_answer_is_told() -> None:

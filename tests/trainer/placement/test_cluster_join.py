@@ -1,0 +1,81 @@
+"""Which Ray a run joins, and what it says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trainer.config import parse
+from trainer.placement import cluster as clusters
+from trainer.placement.cards import Node, read
+from trainer.placement.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OTHERS = "job 01000000 (python train.py, process 6511 on 10.0.0.1): 3 actors"
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a Ray on this node, as the file says that it leaves: something answers there."""
+    for name in ("RAY_ADDRESS", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray/ray_current_cluster").write_text(found)
+        yield found
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Cluster, list[str]]:
+    """The Ray that the words lead to, where Ray itself is left out, and what was said."""
+    asked: list[str] = []
+
+    def join(address: str, *_: Any, is_own: bool, **__: Any) -> Cluster:
+        return Cluster(is_own, address, None)
+
+    monkeypatch.setattr(clusters, "_join", join)
+    monkeypatch.setattr(clusters, "_own", lambda *_: Cluster(True, "new", None))
+    monkeypatch.setattr(clusters, "holders", lambda nodes: OTHERS if nodes == {"key"} else "")
+    monkeypatch.setattr(Cluster, "nodes", lambda self: [Node("key", "10.0.0.1", {}, is_home=True)])
+    config = parse(["train_cards=0-3", "prompts_per_step=4", *words], devices=("auto", "cpu"))
+    layout = read(config)
+    assert layout is not None
+    with contextlib.ExitStack() as stack:
+        return clusters._open(config, layout, asked.append, stack), asked
+
+
+def test_a_ray_of_ones_own_is_joined_and_who_else_is_in_it_is_told(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, said = opened(monkeypatch)
+    assert found == Cluster(False, address, None, OTHERS)
+    assert [address in each for each in said] == [True, True]
+    assert "ray=local" in said[0] and said[1].endswith(OTHERS)
+
+
+def test_a_ray_of_another_user_is_left_alone_and_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 987654)
+    found, (said,) = opened(monkeypatch)
+    assert (found.address, found.is_own) == ("new", True)
+    assert f"ray={address}" in said
+
+
+def test_a_ray_that_the_environment_names_is_joined_aloud_and_one_that_is_asked_for_without_a_word(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "holders", lambda nodes: "")
+    found, said = opened(monkeypatch, f"ray={address}")
+    assert (found.address, [each for each in said if OTHERS not in each]) == (address, [])
+    monkeypatch.setenv("RAY_ADDRESS", "10.9.9.9:6379")
+    found, said = opened(monkeypatch)
+    assert found.address == "10.9.9.9:6379"
+    assert "RAY_ADDRESS" in said[0]
+    assert opened(monkeypatch, "ray=local")[0].address == "new"
