@@ -144,10 +144,12 @@ def test_an_environment_that_is_being_worked_on_is_waited_for_and_judged_again(
     script.write_text(render_script(Plan(making(tmp_path / "env")), NO_SETTINGS, title="tiny"))
     said = sentence("execute.waiting", path=f"{tmp_path}/env") + "\n"
     with complaints.open("w") as stream, subprocess.Popen(["sh", str(script)], stderr=stream) as waiting:
-        assert until(lambda: complaints.read_text() == said) and waiting.poll() is None and thesis.exists()
-        if left == "foreign":
-            (tmp_path / "env" / MARKER).unlink()
-        os.close(held)
+        try:
+            assert until(lambda: complaints.read_text() == said) and waiting.poll() is None and thesis.exists()
+            if left == "foreign":
+                (tmp_path / "env" / MARKER).unlink()
+        finally:
+            os.close(held)
     assert (waiting.returncode, thesis.exists()) == (code, left == "foreign")
 
 
