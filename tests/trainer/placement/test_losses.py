@@ -90,7 +90,7 @@ def test_a_way_to_the_head_that_is_down_for_a_while_is_no_end(
 
     monkeypatch.setattr(daemon, "answers", answers)
     monkeypatch.setattr(daemon, "_END_S", 0.0)
-    monkeypatch.setattr(daemon.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     assert daemon._end_of_run(ray_here, "10.0.0.1:6379", str(word)) == (0, "")
     silent = iter(["nothing answered within 2 s"] * 2)
     word.unlink()
