@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -15,19 +14,18 @@ from npuenv.plan.inspector.leftovers import foreign_pth, remove_if_torn, unowned
 FOREIGN = ("nvidia-", "cuda-")  # packages of another accelerator; wanted only where the lock names them
 MAX_NOTES = 20
 PROBE = """
-import importlib, json, sys
+import importlib, sys
 importlib.import_module(sys.argv[1])
-found = {}
 for name in sys.argv[1:]:
     if name in sys.modules:
-        found[name] = str(getattr(sys.modules[name], "__version__", None) or "")
-        if not found[name]:
+        version = getattr(sys.modules[name], "__version__", None)
+        if not version:
             from importlib import metadata
             try:
-                found[name] = metadata.version(name)
+                version = metadata.version(name)
             except metadata.PackageNotFoundError:
-                pass
-print("\\nloaded: " + json.dumps(found))
+                version = ""
+        print("\\nloaded: %s %s" % (name, version))
 """
 REQUIRED = re.compile(r"^Requires-Dist: *([\w.-]+)(?!.*\bextra\b)", re.MULTILINE)
 
@@ -157,7 +155,7 @@ def imported(name: str, names: list[str], limit_s: float) -> tuple[dict[str, str
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return {}, f"import {name} did not end within {limit_s:g} s"
-    said = [line for line in out.splitlines() if line.startswith("loaded: ")]
+    said = [line.split(" ", 2)[1:] for line in out.splitlines() if line.startswith("loaded: ")]
     if process.returncode == 0 and said:
-        return json.loads(said[-1].partition(" ")[2]), ""
+        return dict(said), ""
     return {}, f"import {name} fails: {(err.rstrip().splitlines() or [f'exit {process.returncode}'])[-1]}"
