@@ -38,7 +38,8 @@ FLOORS = {
     "trainer": (
         {"children"},
         {"types", "settings", "device", "launch", "shards"},
-        {"algorithms", "sections", "overrides", "distributed", "weights"},
+        {"sections"},
+        {"algorithms", "overrides", "distributed", "weights"},
         {"config", "interrupt"},
         {"models", "tasks", "noise"},
         {"engines", "learner", "sharding"},

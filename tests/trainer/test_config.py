@@ -95,7 +95,7 @@ def test_an_unknown_setting_is_answered_with_three_names_at_most_and_the_place_o
 def test_another_trainers_name_and_the_end_of_a_key_of_verls_are_answered_with_ours(word: str, meant: str) -> None:
     with pytest.raises(BadSetting) as caught:
         read(word)
-    assert f"Did you mean {meant}?" in str(caught.value)
+    assert f" {meant}? " in str(caught.value)
 
 
 def test_the_names_of_other_trainers_are_no_settings_and_stand_for_some() -> None:

@@ -44,6 +44,10 @@ _STACKED = {
 # Set before vllm is imported, unless the user has set them. Without multiprocessing the weights are handed over by
 # reference. vllm-ascend keeps weights in the NZ layout otherwise: new ones cannot be loaded into it, and waking fails.
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_ENABLE_NZ": "0"}
+# The same for vllm-ascend as arguments, which are to replace its variables. Each version passes over what it does not
+# know: `weight_nz_mode` is known from 0.20.2rc1 on, `rl_config` after 0.26.0rc1. vLLM itself reads neither.
+# Source: vllm-ascend 182b75ea, docs/source/user_guide/configuration/additional_config.md, vllm_ascend/ascend_config.py.
+FOR_ASCEND = {"rl_config": {"enabled": True}, "weight_nz_mode": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +176,22 @@ def load(weights: Sequence[tuple[str, Tensor]], model: nn.Module) -> None:
 
 
 def reload(worker: Any) -> None:
-    """Reads the model's folder again. Through the runner: vllm-ascend's worker has no method of its own for it."""
+    """Reads the model's folder again, through the runner: vllm-ascend's worker has had no method for it before 0.24.
+
+    Under the worker's configuration, as vLLM's own worker does it: layers that are made anew ask for it.
+    """
+    from vllm.config import set_current_vllm_config
+
+    config = worker.vllm_config
     if hasattr(worker.model_runner, "reload_weights"):
-        worker.model_runner.reload_weights()
+        with set_current_vllm_config(config):
+            worker.model_runner.reload_weights()
         return
     from vllm.model_executor.model_loader import get_model_loader
 
     # The runner of vllm-ascend 0.11.0 has none either; this is what vLLM's own of that version does.
-    config = worker.vllm_config
-    get_model_loader(config.load_config).load_weights(worker.get_model(), model_config=config.model_config)
+    with set_current_vllm_config(config):
+        get_model_loader(config.load_config).load_weights(worker.get_model(), model_config=config.model_config)
 
 
 def read(shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> dict[str, Tensor]:
@@ -244,6 +255,7 @@ def arguments(config: Config, task: Task, folder: Path, *, seed: int) -> dict[st
         "tensor_parallel_size": rollout.tensor_parallel,
         "enable_sleep_mode": rollout.sleep,
         "logprobs_mode": "processed_logprobs",
+        "additional_config": dict(FOR_ASCEND),
     }
     if rollout.tensor_parallel > 1:
         # Within a placement group of Ray vllm would take Ray for its workers too, one bundle each: ours hold all cards.

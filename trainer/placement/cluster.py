@@ -131,8 +131,8 @@ def _open(config: Config, layout: Layout, say: Say, stack: contextlib.ExitStack)
         joined = _join(started, stack, num_expected=daemon.num_nodes(), is_own=True)
         say(f"Ray's head is at {started}; waits for {daemon.num_nodes()} nodes")
         return joined
-    if (running := _running()) is not None:
-        running, is_ours = running
+    if (found := _running()) is not None:
+        running, is_ours = found
         if is_ours:
             say(f"joins the Ray at {running} that runs on this node; ray=local starts another one")
             return _join_others(running, stack, say)

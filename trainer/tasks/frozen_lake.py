@@ -47,9 +47,9 @@ def generate(seed: int, size: int, *, max_moves: int, maps: str = "own") -> tupl
     Example: seed 0, size 3, gymnasium's SFF/FHH/FFG -> P__/_OO/__G
     """
     if maps != "own":
-        drawn = _drawn_by_numpy(seed, size, from_corner=maps == "gymnasium")
-        solution = solve(drawn) or ()
-        return (drawn, solution) if len(solution) <= max_moves else None
+        theirs = _drawn_by_numpy(seed, size, from_corner=maps == "gymnasium")
+        way = solve(theirs) or ()
+        return (theirs, way) if len(way) <= max_moves else None
     random = Random(seed)
     for _ in range(_TRIES):
         drawn = _draw(random, size)

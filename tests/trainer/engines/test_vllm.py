@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from dataclasses import dataclass, field
@@ -65,6 +66,23 @@ class Stacked(nn.Module):
             own[at : at + len(weight)] = weight
 
 
+CURRENT: list[Any] = [None]
+
+
+@contextlib.contextmanager
+def set_current(config: Any) -> Iterator[None]:
+    """vLLM's `set_current_vllm_config`."""
+    CURRENT.append(config)
+    yield
+    CURRENT.pop()
+
+
+def vllm_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("vllm.config")
+    module.set_current_vllm_config = set_current  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
 @dataclass
 class FakeLLM:
     """Records what it is asked; answers `5, end` and `6, 7`, each with the likelier `1` beside the drawn token."""
@@ -81,8 +99,9 @@ class FakeLLM:
         return [func(self.model)]
 
     def collective_rpc(self, method: Any) -> None:
-        runner = SimpleNamespace(reload_weights=lambda: self.calls.append(("reload_weights", None)))
-        method(SimpleNamespace(model_runner=runner))
+        # Under which configuration, as vLLM's layers ask for it.
+        runner = SimpleNamespace(reload_weights=lambda: self.calls.append(("reload_weights", CURRENT[-1])))
+        method(SimpleNamespace(model_runner=runner, vllm_config="the worker's"))
 
     def sleep(self, level: int = 1) -> None:
         self.calls.append(("sleep", level))
@@ -224,6 +243,7 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
     inputs.TokensPrompt = params  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.setitem(sys.modules, "vllm.inputs", inputs)
+    vllm_config(monkeypatch)
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, "0")
     made = start(parse(["engine=vllm", f"path={model}", "weight_sync=reload"], devices=("cpu",)), task(), seed=0)
@@ -232,7 +252,8 @@ def test_reloading_goes_through_a_folder_of_our_own(tmp_path: Path, monkeypatch:
     assert sorted(each.name for each in folder.iterdir()) == ["config.json", "model.safetensors"]
     written = dict(read_weights(folder))
     assert all(torch.equal(written[name], weight) for name, weight in WEIGHTS.items())
-    assert llm.names == ["LLM", "reload_weights", "reset_prefix_cache"]
+    assert llm.calls[1:] == [("reload_weights", "the worker's"), ("reset_prefix_cache", None)]
+    assert CURRENT == [None]
     assert (model / "model-00001-of-00002.safetensors").read_bytes() == b"old"
     del made
     gc.collect()
@@ -243,14 +264,15 @@ def test_a_runner_that_cannot_reload_is_reloaded_by_the_loader(monkeypatch: pyte
     loaded: list[Any] = []
     loader = ModuleType("vllm.model_executor.model_loader")
     loader.get_model_loader = lambda config: SimpleNamespace(  # type: ignore[attr-defined]
-        load_weights=lambda model, model_config: loaded.append((config, model, model_config))
+        load_weights=lambda model, model_config: loaded.append((config, model, model_config, CURRENT[-1]))
     )
     for name in ("vllm", "vllm.model_executor"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, loader.__name__, loader)
+    vllm_config(monkeypatch)
     config = SimpleNamespace(load_config="how", model_config="where")
     reload(SimpleNamespace(model_runner=SimpleNamespace(), vllm_config=config, get_model=lambda: "model"))
-    assert loaded == [("how", "model", "where")]
+    assert loaded == [("how", "model", "where", config)]
 
 
 def test_the_arguments_follow_the_configuration() -> None:
@@ -266,6 +288,7 @@ def test_the_arguments_follow_the_configuration() -> None:
         True,
         "processed_logprobs",
     )
+    assert given["additional_config"] == {"rl_config": {"enabled": True}, "weight_nz_mode": 0}
 
 
 def test_a_missing_package_and_a_missing_folder_are_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ END = Characters().end
 NEWEST = "0.23.0"
 # Version: what else its dependencies must be held to, or are short of in an empty build.
 VERSIONS = {"0.11.0": ("transformers<5", "numba"), "0.18.0": (), NEWEST: ()}
+NEWEST_ASCEND = "0.30.0rc2"
+ASCEND = ("0.11.0", "0.18.0", "0.23.0", "0.26.0rc1", NEWEST_ASCEND)
 TOOLS = ("setuptools==79.*", "setuptools-scm", "setuptools-rust", "wheel", "packaging", "ninja", "cmake", "jinja2")
 OUT_OF_REACH = re.compile(
     r"error sending request|failed to fetch|client error|timed out|dns error|network (?:was|is|connectivity is) "
@@ -179,7 +181,7 @@ def hold(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "version", [*(pytest.param(each, marks=pytest.mark.long) for each in VERSIONS if each != NEWEST), NEWEST]
+    "version", [*(pytest.param(each, marks=pytest.mark.long) for each in ASCEND[:-1]), NEWEST_ASCEND]
 )
 def test_vllm_ascends_worker_has_what_is_used_of_it(tmp_path: Path, version: str) -> None:
     """From its sources: to import it takes torch_npu and CANN."""
@@ -204,7 +206,11 @@ def test_vllm_ascends_worker_has_what_is_used_of_it(tmp_path: Path, version: str
     # Hence both ways of reloading: the oldest runner is not vLLM's, and has no way of its own.
     assert ("GPUModelRunner" in bases) == (version != "0.11.0")
     assert "reload_weights" not in methods
-    assert '"VLLM_ASCEND_ENABLE_NZ"' in (package / "envs.py").read_text(encoding="utf-8")
+    # Weights in the NZ layout are switched off by the variable, by the argument, or by both.
+    config = (package / "ascend_config.py").read_text(encoding="utf-8")
+    assert '"VLLM_ASCEND_ENABLE_NZ"' in (package / "envs.py").read_text(encoding="utf-8") or "weight_nz_mode" in config
+    known = {"weight_nz_mode": ASCEND.index(version) >= 2, "rl_config": ASCEND.index(version) >= 4}
+    assert {name: f'"{name}"' in config for name in known} == known
 
 
 def class_of(path: Path, name: str) -> tuple[ast.ClassDef, dict[str, list[str]]]:

@@ -158,7 +158,8 @@ def test_a_ray_that_others_have_taken_is_explained_within_seconds_and_waited_for
     with held(at, address) as give_back, trial(at, tmp_path, *words) as run:
         began = time.monotonic()
         assert run.process.stderr is not None
-        first = run.process.stderr.readline()
+        shared, first = run.process.stderr.readline(), run.process.stderr.readline()
+        assert re.search(rf"{address} .* job \w+ \(.*\): 2 actors$", shared)
         assert time.monotonic() - began < WELL_BEFORE_S
         assert re.search(r"waits: 4 CPU on \S+ .*: \S+: 2 CPU free; .* job \w+ \(.*\): 2 actors", first)
         give_back()
