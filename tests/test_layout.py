@@ -25,7 +25,7 @@ FLOWS: dict[str, set[str]] = {
         "went_on",
     },
     "doctor": {"machines", "real_torch_npu", "seeded_faults"},
-    "execute": {"inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},
+    "execute": {"corruptions", "inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},
     "facts": {"cases", "damaged_outputs", "import_program", "nodes"},
     "host": {"redaction"},
     "lint": {"any_text", "order", "reading", "rules"},
