@@ -9,7 +9,7 @@ ROOT = TESTS.parent
 # What a whole room does together, or several do, has a name of its own.
 FLOWS: dict[str, set[str]] = {
     "checks": {"any_facts", "packages", "packages_cases", "packages_locks", "packages_parts", "safe_commands"},
-    "cli": {"bad_input", "commands", "constraints", "rough_conditions", "stack_names"},
+    "cli": {"bad_input", "commands", "constraints", "road_a2", "rough_conditions", "stack_names"},
     "cluster": {"doctor_hosts", "real_ssh", "real_ssh_faults"},
     "contract": {"verl_keys"},
     "diagnose": {
