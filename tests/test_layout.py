@@ -9,7 +9,7 @@ ROOT = TESTS.parent
 # What a whole room does together, or several do, has a name of its own.
 FLOWS: dict[str, set[str]] = {
     "checks": {"any_facts", "packages", "packages_cases", "packages_locks", "packages_parts", "safe_commands"},
-    "cli": {"bad_input", "commands", "constraints", "rough_conditions", "stack_names"},
+    "cli": {"bad_input", "commands", "constraints", "road_a2", "rough_conditions", "stack_names"},
     "cluster": {"doctor_hosts", "real_ssh", "real_ssh_faults"},
     "contract": {"verl_keys"},
     "diagnose": {
@@ -25,7 +25,7 @@ FLOWS: dict[str, set[str]] = {
         "went_on",
     },
     "doctor": {"machines", "real_torch_npu", "seeded_faults"},
-    "execute": {"inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},
+    "execute": {"corruptions", "inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},
     "facts": {"cases", "damaged_outputs", "import_program", "nodes"},
     "host": {"redaction"},
     "lint": {"any_text", "order", "reading", "rules"},

@@ -273,7 +273,7 @@ def _name(key: str) -> str:
 
 def _nearest(key: str, names: Sequence[str]) -> list[str]:
     """Up to `_NUM_NEAR` names, the best first, and others only where they are about as near as that."""
-    found = difflib.get_close_matches(key, names, n=_NUM_NEAR)
+    found = difflib.get_close_matches(key, names, n=_NUM_NEAR, cutoff=0.65)
     nearness = {name: difflib.SequenceMatcher(None, name, key).ratio() for name in found}
     return [name for name in found if nearness[name] > nearness[found[0]] - 0.1]
 

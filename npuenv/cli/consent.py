@@ -47,7 +47,7 @@ def needs_consent(prepared: Prepared) -> bool:
     from npuenv.store.environments import is_complete
 
     host = prepared.wanted.machine.resolver.host
-    if is_complete(prepared.target, prepared.wanted.lock):
+    if is_complete(host, prepared.target, prepared.wanted.lock):
         return changes_more_than_its_own(prepared.steps, host)
     # The last first: what says that an environment is finished is cheap to ask, and not there yet.
     return not all(is_done(step, host) for step in reversed(prepared.steps))

@@ -362,7 +362,11 @@ def _switched(wanted: Wanted, target: Target) -> tuple[Message, ...]:
     from npuenv.store.switch import points_to
 
     before = points_to(Path(target.link)) if target.link else ""
-    if not before or before == Path(target.root).name or not is_complete(target, wanted.lock):
+    if (
+        not before
+        or before == Path(target.root).name
+        or not is_complete(wanted.machine.resolver.host, target, wanted.lock)
+    ):
         return ()
     said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
     return (Message("install.comes-into-force", said),)
@@ -439,7 +443,7 @@ def _is_proven(prepared: Prepared) -> bool:
 
     host, is_part = prepared.wanted.machine.resolver.host, prepared.steps != prepared.plan.steps
     verify = [step for step in prepared.plan.steps if step.id == VERIFY and is_part]
-    return is_complete(prepared.target, prepared.wanted.lock) and not any(unmet(step, host) for step in verify)
+    return is_complete(host, prepared.target, prepared.wanted.lock) and not any(unmet(step, host) for step in verify)
 
 
 def _strangers(target: Target) -> tuple[str, ...]:

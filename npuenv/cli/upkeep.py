@@ -12,6 +12,7 @@ from npuenv.cli.consent import confirm, list_plan, needs_consent, tell_notes
 from npuenv.cli.installing import How, install_prepared, prepare, run_install, show_plan, wanted_for
 from npuenv.cli.lock import options_of, refuse_with
 from npuenv.errors import BadInput, ExitCode
+from npuenv.facts.manifest import LOCK
 from npuenv.messages import Message
 from npuenv.messages.visible import clean
 from npuenv.resolve.types import Request
@@ -69,7 +70,8 @@ def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_shown: bool, as_
     kept, how = _chosen(request, how, "--repair"), replace(how, is_repairing=True)
     # What is there is restored: a wish for something else would be written down and not met.
     refuse_with("--repair", options_of(replace(request, stack=None, framework=None)))
-    lock, request = _lock_of(kept), _request_of(kept, Request(), how)
+    request = _request_of(kept, Request(), how)
+    lock = _lock_or_same(ui, kept, request, how)
     own = kept.described
     if own.kind == "existing":
         how = replace(how, into=str(Path(own.root) / "bin" / "python"))
@@ -77,6 +79,7 @@ def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_shown: bool, as_
         how = replace(how, target=own.root, into=None, kind=own.kind or how.kind)
     if is_shown:
         return show_plan(ui, request, how, as_script=as_script, lock=lock)
+    _put_lock_back(own.root, lock)
     run_install(ui, request, yes=yes, how=how, lock=lock)
     return ExitCode.FINE
 
@@ -173,6 +176,27 @@ def _lock_of(kept: Kept) -> Lock:
     except BadInput as error:
         said = {"path": own.root, "stack": own.stack}
         raise BadInput(Message("install.own-lock-gone", said), Message("install.own-lock-gone-hint", said)) from error
+
+
+def _lock_or_same(ui: Ui, kept: Kept, request: Request, how: How) -> Lock:
+    """The environment's own lock, or where that is lost the stack's present one if it is the same."""
+    try:
+        return _lock_of(kept)
+    except BadInput:
+        with wanted_for(ui, request, how) as wanted:
+            if wanted.lock.hash != kept.described.lock:
+                raise
+            return wanted.lock
+
+
+def _put_lock_back(root: str, lock: Lock) -> None:
+    """Else the whole environment would count as one of another lock, and be made anew."""
+    from npuenv.host.writing import write_whole
+    from npuenv.lock.file import write_lock
+
+    path, text = Path(root) / LOCK, write_lock(lock)
+    if path.is_symlink() or not path.is_file() or path.read_bytes() != text.encode():
+        write_whole(str(path), text)
 
 
 def _up_to_date(ui: Ui, kept: Kept) -> ExitCode:

@@ -77,6 +77,8 @@ def _path_state(host: Host, path: str) -> Fact[str]:
 def _file_text(host: Host, path: str) -> Fact[str]:
     looked = host.look(path)
     evidence = Evidence(path, looked.error or looked.state.value)
+    if looked.state is PathState.FILE and host.run(("readlink", path)).code == 0:
+        return absent(Evidence(path, "link"))  # what it leads to is somebody else's
     if looked.state is PathState.FILE:
         return known(looked.text, evidence)
     return unknown(evidence) if looked.state is PathState.UNREADABLE else absent(evidence)

@@ -47,7 +47,8 @@ def ask_environment(host: Host, want: Condition) -> Fact[str]:
     if want.fact == "env.verified":
         return known(str(found["verified"]), *state.evidence)
     if want.fact == "env.intact":
-        first = next((f"{name}: {why}" for name, why in sorted(found["damaged"].items())), "yes")
+        around = [*map(str, found.get("surroundings", ()))]
+        first = next((f"{name}: {why}" for name, why in sorted(found["damaged"].items())), (around or ["yes"])[0])
         return known(first, *state.evidence)
     raise KeyError(want.fact)
 

@@ -7,6 +7,7 @@ Three small files make it up. The marker (`npuenv-env.json`) says which lock, an
 from __future__ import annotations
 
 import hashlib
+import json
 import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,8 @@ class Described:
     sources: tuple[Mapping[str, str], ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)  # what was asked for, as the resolver takes it
     verified: Verified | None = None
-    lost: tuple[str, ...] = ()  # files of npuenv's own, below the root, that are not there or not as it wrote them
+    lost: tuple[str, ...] = ()  # files that belong to no package, below the root, not there or not as they were
+    hooks: tuple[str, ...] = ()  # files that Python runs whenever it starts and that came after the verification
 
     @property
     def is_proven(self) -> bool:
@@ -84,6 +86,7 @@ class Described:
             "sources": [dict(source) for source in self.sources],
             "request": dict(self.request),
             "lost": list(self.lost),
+            "hooks": list(self.hooks),
             "verified": seen and {**asdict(seen), "strangers": list(seen.strangers), "named": list(seen.named)},
         }
 
@@ -95,12 +98,13 @@ def describe(host: Host, root: str) -> Described | None:
     """
     marker = _document(host, posixpath.join(root, MARKER))
     manifest = _document(host, posixpath.join(root, MANIFEST))
-    if not isinstance(marker.get("stack"), str):
-        if host.look(posixpath.join(root, MARKER)).state is not PathState.FILE:
-            return None
-        marker = {**(_named(manifest, SCHEMA) or _locked(host, root)), "status": DAMAGED}
+    if not isinstance(marker.get("stack"), str) or marker.get("seal", seal_of(marker)) != seal_of(marker):
+        is_there = host.look(posixpath.join(root, MARKER)).state is PathState.FILE
+        # The manifest is written last but one: beside it there was a marker.
+        marker = {**(_named(manifest, SCHEMA) or (_locked(host, root) if is_there else {})), "status": DAMAGED}
         if "stack" not in marker:
             return None
+    verified = _document(host, posixpath.join(root, VERIFIED))
     # A manifest of a former lock in the same folder says nothing about the present one.
     own = manifest if manifest.get("lock") == marker.get("lock") else {}
     return Described(
@@ -116,8 +120,9 @@ def describe(host: Host, root: str) -> Described | None:
         steps=_words(own, "steps"),
         sources=_tables(own.get("sources")),
         request=next(iter(_tables([own.get("request")])), {}),
-        verified=_verified(_document(host, posixpath.join(root, VERIFIED))),
-        lost=_lost(host, root, own) if _text(marker, "status") == "complete" else (),
+        verified=_verified(verified),
+        lost=_lost(host, root, marker, own, verified),
+        hooks=_hooks(host, root, verified),
     )
 
 
@@ -126,16 +131,55 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _lost(host: Host, root: str, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The manifest itself, or those of the files it names; one by an older npuenv names none."""
-    if not manifest:
+def seal_of(document: Mapping[str, Any]) -> str:
+    """The `seal` of a marker or a verification: what the rest of it hashes to."""
+    return text_hash(json.dumps({name: document[name] for name in document if name != "seal"}, sort_keys=True))
+
+
+def _lost(
+    host: Host, root: str, marker: Mapping[str, Any], manifest: Mapping[str, Any], verified: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The marker or the manifest, else those of the files that manifest and verification name, and what is a link.
+
+    What an older npuenv wrote names fewer.
+    """
+    if marker["status"] == DAMAGED:
+        return (MARKER,)
+    if marker["status"] != "complete":
+        return ()
+    if not manifest or not _is_as(host, posixpath.join(root, MANIFEST), _text(marker, "manifest")):
         return (MANIFEST,)
-    files = manifest.get("files")
-    wanted = {str(name): str(digest) for name, digest in files.items()} if isinstance(files, dict) else {}
-    found = ((name, digest, host.look(posixpath.join(root, name))) for name, digest in wanted.items())
-    return tuple(
-        name for name, digest, looked in found if looked.state is not PathState.FILE or text_hash(looked.text) != digest
-    )
+    wanted = {MARKER: "", VERIFIED: "", **_hashes(manifest, "files")}
+    if manifest.get("kind") == "venv":
+        wanted |= _hashes(verified, "venv")
+    return tuple(name for name, digest in wanted.items() if not _is_as(host, posixpath.join(root, name), digest))
+
+
+def _hashes(document: Mapping[str, Any], key: str) -> dict[str, str]:
+    found = document.get(key)
+    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+
+
+def _is_as(host: Host, path: str, digest: str) -> bool:
+    """Whether a file is no link and has this content; "": any. The host hashes it: what it shows may be redacted."""
+    if host.run(("readlink", path)).code == 0:
+        return False
+    return not digest or host.run(("sha256sum", path)).out.partition(" ")[0] == digest
+
+
+def _hooks(host: Host, root: str, verified: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of no package that were not there when the environment was verified; () where none were listed then."""
+    site, known = _text(verified, "site"), _words(verified, "hooks")
+    names = host.look(posixpath.join(root, site)).names if site else ()
+    new = [name for name in names if is_hook(name) and name not in known]
+    records = [posixpath.join(root, site, name, "RECORD") for name in names if name.endswith(".dist-info") and new]
+    owned = {line.partition(",")[0] for path in records for line in host.look(path).text.splitlines()}
+    return tuple(posixpath.join(site, name) for name in new if name not in owned)
+
+
+def is_hook(name: str) -> bool:
+    """Whether Python runs a file of this name among the packages whenever it starts."""
+    return name.endswith(".pth") or name in ("sitecustomize.py", "usercustomize.py")
 
 
 def described(host: Host, root: str) -> Fact[Described]:
@@ -166,7 +210,7 @@ def _locked(host: Host, root: str) -> dict[str, Any]:
 
 
 def _verified(found: Mapping[str, Any]) -> Verified | None:
-    if not isinstance(found.get("lock"), str):
+    if not isinstance(found.get("lock"), str) or found.get("seal", seal_of(found)) != seal_of(found):
         return None
     counts = {name: value for name in ("files", "packages") if isinstance(value := found.get(name), int)}
     at, tree = _text(found, "at"), _text(found, "tree")

@@ -86,11 +86,16 @@ def inspector(making: Making) -> Step:
     return Step("inspector", Message("plan.why-inspector"), do, wants, is_upkeep=True)
 
 
-def mend(making: Making) -> Step:
-    """What is damaged goes out; in the user's own environment packages of the lock alone: others, nobody puts back."""
+def mend(making: Making, *, is_repairing: bool = False) -> Step:
+    """What is damaged goes out; in the user's own environment packages of the lock alone: others, nobody puts back.
+
+    A repair also puts back what the environment was made of, and sets aside what runs at every start and came later.
+    """
     root, over = making.target.root, making.over
     if not making.is_own:
         over = (*over, "--only-locked")
+    elif is_repairing:
+        over = (*over, "--surroundings")
     argv = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "mend", root, *over, "--uv", making.tools.uv)
     want = Want("env.intact", (root, *over), "yes")
     return Step(MEND, Message("plan.why-mend"), (Run(argv),), (want,), is_upkeep=making.is_own)
@@ -132,7 +137,6 @@ def finish(making: Making, steps: Sequence[Step]) -> Step:
     wants_of_files = [want for step in steps for want in step.done_when if want.fact == "file.text"]
     files = {want.of[0][len(below) :]: want.value for want in wants_of_files if want.of[0].startswith(below)}
     root, link = making.target.root, making.target.link
-    marker = marker_text(making.lock, "complete", making.target.kind)
     manifest = manifest_text(
         making.stack,
         making.lock,
@@ -143,6 +147,7 @@ def finish(making: Making, steps: Sequence[Step]) -> Step:
         supplied={each.name: text for each in making.stack.git_sources if (text := supplied(making, each))},
         files=files,
     )
+    marker = marker_text(making.lock, "complete", making.target.kind, manifest)
     do: list[Action] = [WriteFile(f"{root}/{MANIFEST}", manifest), WriteFile(f"{root}/{MARKER}", marker)]
     wants = [
         Want("file.text", (f"{root}/{MANIFEST}",), manifest),

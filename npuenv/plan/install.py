@@ -51,7 +51,7 @@ def plan_install(
     steps = [*before, environment.make(making), environment.inspector(making)]
     # What is altered in the user's own environment may be meant so: it goes out only where that was asked for.
     if making.is_own or is_repairing:
-        steps.append(environment.mend(making))
+        steps.append(environment.mend(making, is_repairing=is_repairing))
     steps += _components(making)
     files = {environment.ACTIVATION: activation} if isinstance(activation, str) else activation
     steps += [environment.activate(making, files), environment.verify(making)]

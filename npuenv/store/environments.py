@@ -16,7 +16,6 @@ from npuenv.errors import BadInput, StepFailed
 from npuenv.facts.manifest import DAMAGED, MARKER, Described, describe
 from npuenv.host.writing import claimed, write_whole
 from npuenv.messages import Message
-from npuenv.store.places import marker_text
 from npuenv.store.switch import CURRENT, PREVIOUS, points_to
 
 if TYPE_CHECKING:
@@ -72,11 +71,10 @@ def _name(kept: Kept) -> str:
     return own.root if kept.role == "elsewhere" else f"{own.stack}/{own.lock}"
 
 
-def is_complete(target: Target, lock: Lock) -> bool:
+def is_complete(host: Host, target: Target, lock: Lock) -> bool:
     """True when the environment says that it was finished with this lock."""
-    marker = Path(target.root) / MARKER
-    wanted = marker_text(lock, "complete", target.kind)
-    return marker.is_file() and marker.read_text(encoding="utf-8", errors="replace") == wanted
+    own = describe(host, target.root)
+    return own is not None and own.status == "complete" and own.lock == lock.hash
 
 
 def remember(root: Path, data: Path) -> None:

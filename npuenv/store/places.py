@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.errors import BadInput
+from npuenv.facts.manifest import seal_of, text_hash
 from npuenv.messages import Message
 
 if TYPE_CHECKING:
@@ -78,11 +79,15 @@ def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None
     return Target(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
 
 
-def marker_text(lock: Lock, status: str, kind: str = "") -> str:
-    """The marker file of an environment. `status`: building, complete; `kind`: as of its target.
+def marker_text(lock: Lock, status: str, kind: str = "", manifest: str = "") -> str:
+    """The marker file of an environment. `status`: building, complete; `kind`: as of its target;
+    `manifest`: the text of the manifest, once it is complete.
 
     That it is the user's own folder is said from the first moment, so that nobody ever deletes it.
     """
     values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
     values |= {"kind": kind} if kind == "existing" else {}
+    if manifest:
+        values["manifest"] = text_hash(manifest)
+        values["seal"] = seal_of(values)
     return json.dumps(values, sort_keys=True) + "\n"

@@ -10,9 +10,10 @@ import pytest
 
 from npuenv.checks import Status
 from npuenv.facts.manifest import LOCK as LOCK_FILE
-from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described
+from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described, seal_of, text_hash
 from npuenv.facts.python.packages import Owned
 from npuenv.host.local import LocalHost
+from npuenv.host.recorded import RecordingHost
 from npuenv.messages import LANGUAGES, say
 from tests.support.changes import HEALTHY, both, find, part, put
 
@@ -117,3 +118,53 @@ def test_what_was_not_verified_may_have_been_edited_and_is_not_passed_off_as_rec
     assert finding.status is Status.OK
     assert "as recorded" not in say(finding.says)
     assert any("jinja2/__init__.py" in item.line for item in finding.evidence)
+
+
+def finished(root: Path) -> None:
+    """An environment with a finished installation's own words: marker, manifest, verification, one file of its own."""
+    (root / ".npuenv").mkdir(parents=True)
+    text = f"export ROOT={root}\n"
+    (root / "activate.sh").write_text(text)
+    manifest = json.dumps({"lock": LOCK, "kind": "venv", "files": {"activate.sh": text_hash(text)}})
+    (root / MANIFEST).write_text(manifest)
+    marker = {**MARK, "status": "complete", "manifest": text_hash(manifest)}
+    (root / MARKER).write_text(json.dumps({**marker, "seal": seal_of(marker)}))
+    proven = {**PROVEN, "site": "site", "hooks": ["old.pth"], "venv": {}}
+    (root / VERIFIED).write_text(json.dumps({**proven, "seal": seal_of(proven)}))
+    (root / "site/own-1.dist-info").mkdir(parents=True)
+    (root / "site/own-1.dist-info/RECORD").write_text("own.pth,sha256=x,1\n")
+    for name in ("old.pth", "own.pth"):
+        (root / "site" / name).touch()
+
+
+def test_what_is_redacted_before_it_is_judged_counts_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home/marialuisa"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USER", "marialuisa")
+    finished(home / "env")
+    host = RecordingHost(LocalHost())
+    assert "marialuisa" not in host.look(str(home / "env/activate.sh")).text
+    found = described(host, str(home / "env")).value
+    assert found is not None and (found.lost, found.hooks, found.is_proven) == ((), (), True)
+
+
+@pytest.mark.parametrize("name", ["new.pth", "sitecustomize.py"])
+def test_a_hook_that_came_after_the_verification_is_named_and_a_packages_own_is_not(tmp_path: Path, name: str) -> None:
+    finished(tmp_path / "env")
+    (tmp_path / "env/site" / name).touch()
+    python = dataclasses.replace(HEALTHY.python, made=described(LocalHost(), str(tmp_path / "env")))
+    finding = find(dataclasses.replace(HEALTHY, python=python), "python.made")
+    assert (finding.status, finding.says.key) == (Status.WARN, "check_python.made-hooks")
+    assert finding.says.args["files"] == (f"site/{name}",)
+    assert finding.fix is not None and "--repair" in finding.fix.commands[0]
+
+
+@pytest.mark.parametrize("name", [MARKER, MANIFEST, "activate.sh"])
+def test_a_link_in_place_of_a_file_of_npuenvs_own_is_named(tmp_path: Path, name: str) -> None:
+    finished(tmp_path / "env")
+    (tmp_path / "env" / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "env" / name).symlink_to(tmp_path / "elsewhere")
+    found = described(LocalHost(), str(tmp_path / "env")).value
+    assert found is not None and found.lost == (name,)

@@ -1,7 +1,8 @@
 """A process that installs when it is told to, each time in a child of its own that a test may kill.
 
 Started with a pickled (root, plan, settings). Each line on stdin starts an installation; lines on stdout: `pid N`,
-then `start STEP` and `done STEP` as steps begin and end, and `end CODE` when the child is gone (-9: killed).
+then `start STEP` and `done STEP` as steps begin and end, `waits WHO` for another
+execution in the same place, and `end CODE` when the child is gone (-9: killed).
 Loading everything once and forking makes a run cost a tenth of a fresh `npuenv install`.
 """
 
@@ -37,7 +38,7 @@ def install(job: bytes) -> int:
     """The exit code that the command would have."""
     root, plan, settings = pickle.loads(job)
     try:
-        execute(plan, Session(LocalHost(), root, settings, tell))
+        execute(plan, Session(LocalHost(), root, settings, tell, wait=lambda who: say_line(f"waits {who}")))
     except KeyboardInterrupt:
         return 130
     except NpuenvError as error:

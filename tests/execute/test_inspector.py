@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.facts.environment import INSPECTOR
-from npuenv.facts.manifest import describe
+from npuenv.facts.manifest import describe, seal_of
 from npuenv.host.local import LocalHost
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
@@ -79,7 +79,9 @@ def test_a_verification_leaves_its_time_its_counts_and_a_hash_over_all_files(wor
     world.installed()
     verified = world.root / ".npuenv/verified.json"
     first = json.loads(verified.read_text())
-    assert sorted(first) == ["at", "files", "hashed", "lock", "named", "packages", "strangers", "tree"]
+    around, counts = {"hooks", "seal", "site", "venv"}, {"files", "hashed", "packages"}
+    assert set(first) == {"at", "lock", "named", "strangers", "tree", *around, *counts}
+    assert first["seal"] == seal_of(first) and {"pyvenv.cfg", "bin/activate"} <= set(first["venv"])
     assert first["named"] == ["numbers", "tools", "torch"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first["at"])
     assert (first["packages"], first["files"]) == (3, first["hashed"])
@@ -113,7 +115,8 @@ def test_what_a_verification_said_is_not_about_a_package_that_went_in_later(worl
     plan = world.installed()
     path = world.root / ".npuenv/verified.json"
     first = json.loads(path.read_text())
-    path.write_text(json.dumps({**first, "at": "2001-01-01T00:00:00Z"}))
+    old = {**first, "at": "2001-01-01T00:00:00Z"}
+    path.write_text(json.dumps({**old, "seal": seal_of(old)}))
     assert world.install(plan).done == () and json.loads(path.read_text())["at"].startswith("2001")
     out = [find_uv(), "pip", "uninstall", "--quiet", "--python", str(world.root / "bin/python"), "tools"]
     subprocess.run(out, check=True)

@@ -13,6 +13,7 @@ import os
 import pickle
 import platform
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,12 @@ class Bed:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.kill()
             psutil.wait_procs(victims[1:], 10)
+
+    def kill_one(self, draw: random.Random) -> None:
+        """One process alone, whichever: the installation itself or one that it started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self.pid)
+            draw.choice([parent, *parent.children(recursive=True)]).kill()
 
     def times(self) -> dict[str, float]:
         """How long each step takes from START on, in a run that nobody disturbs."""
@@ -201,29 +208,29 @@ def bed(world: World, tmp_path: Path) -> Iterator[Bed]:
         yield made
 
 
-def points(times: dict[str, float], number: int) -> list[tuple[str, float, bool]]:
-    """(step, seconds after its start, with an empty cache): four in five while packages are written."""
+def points(times: dict[str, float], number: int) -> list[tuple[str, float, bool, bool]]:
+    """(step, seconds after its start, with an empty cache, one process alone): four in five while files are written."""
     draw = random.Random(SEED)
     writing = [step for step in times if step == "torch+rest"]
     chosen = []
     for _ in range(number):
         step = draw.choice(writing) if draw.random() < 0.8 else draw.choice(list(times))
         chosen.append((step, draw.uniform(0, 1.05) * times[step], draw.random() < 0.25))
-    return chosen
+    return [(*point, number % 2 == 1) for number, point in enumerate(chosen)]
 
 
-def kill_at(bed: Bed, step: str, seconds: float) -> int:
-    """The exit code: -9 where the kill came before the end."""
+def kill_at(bed: Bed, step: str, seconds: float, kill: Callable[[], None] | None = None) -> int:
+    """The exit code: -9 where the kill came before the end, 1 where it was that of a program that it started."""
     bed.start()
     bed.until(f"start {step}")
     time.sleep(seconds)
-    bed.kill()
+    (kill or bed.kill)()
     return bed.end()
 
 
-def kill_before_the_end(bed: Bed, step: str, seconds: float) -> int:
+def kill_before_the_end(bed: Bed, step: str, seconds: float, kill: Callable[[], None] | None = None) -> int:
     """The same in an environment made anew, and earlier where the machine is faster than when the times were taken."""
-    while (code := kill_at(bed, step, seconds)) != -9 and seconds > 0.01:
+    while (code := kill_at(bed, step, seconds, kill)) == 0 and seconds > 0.01:
         shutil.rmtree(bed.root)
         seconds /= 2
     return code
@@ -236,20 +243,28 @@ def test_killed_at_random_points_and_run_again_it_is_complete(bed: Bed, num_poin
     if num_points > FEW:
         shutil.rmtree(bed.root)  # the second time the cache is warm, as it is at most points
         times = bed.times()
-    num_killed = num_left_incomplete = 0
-    for step, seconds, is_cold in points(times, num_points):
+    num_killed = num_left_incomplete = num_waited = 0
+    draw = random.Random(SEED)
+    for step, seconds, is_cold, is_one in points(times, num_points):
         shutil.rmtree(bed.root)
         if is_cold:
             shutil.rmtree(bed.cache)
-        num_killed += kill_before_the_end(bed, step, seconds) == -9
+        kill = (lambda: bed.kill_one(draw)) if is_one else None
+        code = kill_before_the_end(bed, step, seconds, kill)
+        assert code in (0, 1, -9), (step, seconds, bed.said)
+        num_killed += code != 0
         flaws = bed.flaws()
         num_left_incomplete += bool(flaws)
         assert not (flaws and bed.is_complete()), (step, seconds, flaws[:5])
         assert bed.run() == 0, (step, seconds, bed.said)
         assert bed.flaws() == [], (step, seconds, is_cold)
         assert bed.is_complete()
+        waits = [line for line in bed.said if line.startswith("waits ")]
+        assert all(re.search(r"[0-9]", line) for line in waits)  # for a process that is named
+        num_waited += bool(waits)
     sys.stderr.write(
-        f"{num_points} points: {num_killed} killed, {num_left_incomplete} left incomplete, all whole after\n"
+        f"{num_points} points: {num_killed} killed, {num_left_incomplete} left incomplete, "
+        f"{num_waited} repeats waited, all whole after\n"
     )
     assert num_killed > num_points / 4 and num_left_incomplete > 0  # else the points lie where nothing happens
 
@@ -434,7 +449,7 @@ def test_killed_with_real_wheels_it_is_complete(tmp_path: Path, monkeypatch: pyt
     with bed_of(plan, settings, root=root, wheels=wheels) as bed:
         bed.times()
         shutil.rmtree(root)  # the second time the cache is warm, as it is at the points
-        for step, seconds, _ in points(bed.times(), NUM_REAL_KILLS):
+        for step, seconds, *_ in points(bed.times(), NUM_REAL_KILLS):
             shutil.rmtree(root)
             num_killed += kill_before_the_end(bed, step, seconds) == -9
             num_left_incomplete += bool(bed.flaws())

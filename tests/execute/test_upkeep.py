@@ -258,7 +258,13 @@ def test_the_request_in_the_manifest_can_be_asked_again() -> None:
 
 
 def test_a_repair_without_the_own_lock_says_how_to_make_it_anew(product: Product) -> None:
-    (product.current / ".npuenv/lock.toml").unlink()
+    own, root = product.current / LOCK, product.current
+    before = own.read_bytes()
+    own.unlink()
+    assert product.run("install", "--repair", "tiny", "--yes")[0] == 0  # the stack's present lock is the same
+    assert (own.read_bytes(), product.current) == (before, root)
+    own.unlink()
+    product.release()
     code, _, err = product.run("install", "--repair", "tiny", "--yes")
     assert code == 2
     assert f"npuenv install tiny --target {product.home}" in err

@@ -107,9 +107,9 @@ def put_in(context: Context) -> frozenset[str]:
     return frozenset(made.verified.named if made is not None and made.is_proven and made.verified is not None else ())
 
 
-def repair(made: Described) -> Fix:
+def repair(made: Described, says: str = "python.restore") -> Fix:
     """Puts back what an environment of npuenv's own lost, whatever it is."""
-    return fix("python.restore", ("npuenv", "install", "--repair", "--target", made.root))
+    return fix(says, ("npuenv", "install", "--repair", "--target", made.root))
 
 
 def restore(context: Context, names: Iterable[str]) -> Fix:

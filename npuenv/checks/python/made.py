@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
 from npuenv.checks.python.installed import repair
 from npuenv.facts.base import Evidence
-from npuenv.facts.manifest import LOCK
+from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
 
 def _made(context: Context) -> Verdict:
@@ -16,14 +16,19 @@ def _made(context: Context) -> Verdict:
     told = context.facts.python.made.evidence
     cure = fix("python.made", ("npuenv", "install", made.stack, "--target", made.root))
     args = {"stack": made.stack, "lock": made.lock}
-    if made.status != "complete":
+    if made.status not in ("complete", DAMAGED):
         return fail("python.made-unfinished", *told, fix=cure, **args)
-    if not made.is_proven or made.verified is None:
-        return warn("python.made-unproven", *told, fix=cure, **args)
+    if made.status == "complete" and (not made.is_proven or made.verified is None):
+        unproven = Evidence(f"{made.root}/{VERIFIED}", "not there, of another lock, or altered")
+        return warn("python.made-unproven", *told, unproven, fix=cure, **args)
     if made.lost:
         told = tuple(Evidence(f"{made.root}/{name}", "not there, or not as npuenv wrote it") for name in made.lost)
         needs_anew = LOCK in made.lost  # from which a repair would restore
         return warn("python.made-lost", *told, fix=cure if needs_anew else repair(made), **args, files=made.lost)
+    if made.hooks:
+        told = tuple(Evidence(f"{made.root}/{name}", "belongs to no package") for name in made.hooks)
+        return warn("python.made-hooks", *told, fix=repair(made, "python.hooks"), **args, files=made.hooks)
+    assert made.verified is not None
     return ok("python.made-ok", *told, **args, at=made.verified.at or "-", packages=made.verified.packages)
 
 

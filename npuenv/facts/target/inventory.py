@@ -134,7 +134,10 @@ class Inventory:
         elif has is None:
             self.unread.add(os.path.dirname(path))
         elif has < 0:
-            (self.spared if SPARED.search(path) else self.missing).add(key, path)
+            is_metadata = path.startswith(
+                distribution.entry + "/"
+            )  # some packagers strip it; METADATA is told by itself
+            (self.spared if is_metadata or SPARED.search(path) else self.missing).add(key, path)
         elif size.isdigit() and has != int(size):
             (self.emptied if has == 0 else self.altered).add(key, f"{path} ({has} bytes, {size} recorded)")
         elif self.sizes.is_linked(place, distribution.folder):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLES_AT_MOST = 5
 LIBRARIES_AT_MOST = 64  # torch for CUDA has 20, and what fails to load names one of them
+NO_HASH = re.compile(r".+,(?!(?:md5|sha1|sha224|sha256|sha384|sha512)=)[^,]+,\d*$")
 HEADERS = ("name", "version", "requires-python", "requires-dist")
 
 
@@ -118,16 +119,17 @@ class Distribution:
             return None
         elif text and not text.endswith("\n") and self.installer in ("pip", "uv"):
             self.trouble.append("RECORD breaks off")  # both end each line that they write
+        elif text and any(NO_HASH.match(line) for line in text.splitlines() if ",sha256=" not in line):
+            self.trouble.append("RECORD has something else in place of a hash")
         return text
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Path as RECORD names it, and "DIGEST,SIZE", each "" where it gives none; no compiled files, no metadata."""
-        own = self.entry + "/"
+        """Path as RECORD names it, and "DIGEST,SIZE", each "" where it gives none; no compiled files."""
         for line in (self.record or "").splitlines():
             path, _, rest = line.rpartition(",sha256=") if '"' not in line else quoted(line)
             if not path:
                 path, _, rest = line.partition(",")
-            if not path.endswith(".pyc") and not path.startswith(own) and "__pycache__/" not in path:
+            if not path.endswith(".pyc") and "__pycache__/" not in path:
                 yield path, rest
 
     def origin(self) -> dict[str, Any]:

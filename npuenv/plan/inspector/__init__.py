@@ -8,7 +8,7 @@ from __future__ import annotations
 from npuenv.facts.target import joined
 
 # In the order in which each needs those before it.
-_PARTS = ("files", "inspection", "leftovers", "mending", "verifying", "program")
+_PARTS = ("files", "inspection", "leftovers", "surroundings", "mending", "verifying", "program")
 
 
 def text() -> str:

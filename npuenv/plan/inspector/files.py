@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 FEW = 64
+HASH = re.compile(r"$|(md5|sha1|sha224|sha256|sha384|sha512)=")  # that a file may have in RECORD; else it is no hash
 
 
 def normal(name: str) -> str:
@@ -54,7 +55,9 @@ def read_record(info: str, *, is_installed: bool = True) -> list[list[str]] | No
     except (OSError, UnicodeDecodeError, csv.Error):
         return None
     is_whole = bool(rows) and (text.endswith("\n") or not is_installed)
-    if not is_whole or any(len(row) != 3 or not (row[2].isdigit() or not row[2]) for row in rows):
+    if not is_whole or any(
+        len(row) != 3 or not HASH.match(row[1]) or not (row[2].isdigit() or not row[2]) for row in rows
+    ):
         return None
     return [row for row in rows if not row[0].endswith(".pyc")]
 
@@ -68,6 +71,15 @@ def lock_names(path: str) -> set[str]:
         return set()
 
 
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def seal_of(document: dict[str, Any]) -> str:
+    """What the rest of a document hashes to; kept in it, an alteration is seen."""
+    return text_hash(json.dumps({name: document[name] for name in document if name != "seal"}, sort_keys=True))
+
+
 def list_folder(path: str) -> list[str]:
     """Names in a folder; none where there is no such folder."""
     try:
@@ -77,13 +89,14 @@ def list_folder(path: str) -> list[str]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The document in a file, or {} when it is not there or torn: such files only save time."""
+    """The document in a file, or {} when it is not there, torn or not as its seal says: such files only save time."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
     except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    is_whole = isinstance(value, dict) and value.get("seal", seal_of(value)) == seal_of(value)
+    return value if is_whole else {}
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:

@@ -168,7 +168,8 @@ class Inspection:
         return sorted(damaged.union(*self.rivals.values()) - self.left_alone if damaged else ())
 
     def as_json(self) -> dict[str, Any]:
-        verified = read_json(os.path.join(self.own, "verified.json")).get("lock", "")
+        path = os.path.join(self.own, "verified.json")
+        verified = "" if os.path.islink(path) else read_json(path).get("lock", "")
         is_changed = bool(self.damaged) or self.is_put_in_since()
         return {
             "dists": self.versions,
@@ -201,7 +202,8 @@ class Inspection:
             os.remove(os.path.join(self.own, "verified.json"))
         marker = os.path.join(self.root, "npuenv-env.json")
         if os.path.exists(marker):
-            write_json(marker, {**read_json(marker), "status": "building"})
+            found = {**read_json(marker), "status": "building"}
+            write_json(marker, {name: found[name] for name in found if name not in ("manifest", "seal")})
 
     def save(self, name: str, value: dict[str, Any]) -> None:
         try:

@@ -9,10 +9,11 @@ nothing but the standard library.
     python inspector.py verify ROOT LOCK [--import MODULE[==VERSION]]... NAME[==VERSION]...
     python inspector.py switch ROOT LINK                      LINK leads to ROOT, `previous` beside it to where it led
 
---over LATER=EARLIER: what both packages own belongs to LATER. --rehash: trust no earlier look. --only-locked: packages
-that the lock does not name are nobody's business, whatever is wrong with them. --limit: seconds an
-import may take. A file counts as whole when size and sha256 agree with RECORD. A file is hashed once: while size and
-times stay the same it is not hashed again (`.npuenv/stamps.json`).
+--over LATER=EARLIER: what both packages own belongs to LATER. --rehash: trust no earlier look. --only-locked:
+packages that the lock does not name are nobody's business, whatever is wrong with them. --surroundings: also files of
+no package, as they were when it was verified. --limit: seconds an import may take. A file counts as whole when size
+and sha256 agree with RECORD. A file is hashed once: while size and times stay the same it is not hashed again
+(`.npuenv/stamps.json`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import sys
 from npuenv.plan.inspector.files import settle
 from npuenv.plan.inspector.inspection import Inspection, deviations, report
 from npuenv.plan.inspector.mending import mend
+from npuenv.plan.inspector.surroundings import added, altered, restore
 from npuenv.plan.inspector.verifying import verify
 
-FLAGS = ("--rehash", "--only-locked")
+FLAGS = ("--rehash", "--only-locked", "--surroundings")
 # What an environment says of itself.
 OWN_WORDS = ("npuenv-env.json", ".npuenv/lock.toml", ".npuenv/manifest.json", ".npuenv/verified.json")
 
@@ -50,9 +52,13 @@ def main(argv: list[str]) -> int:
         return report(deviations(inspection, options[""]))
     inspection.read()
     inspection.examine(is_fresh=bool(options["--rehash"]))
+    around = bool(options["--surroundings"])
     if argv[0] == "state":
-        print(json.dumps(inspection.as_json(), sort_keys=True))
+        surroundings = sorted({**altered(inspection), **added(inspection)}) if around else []
+        print(json.dumps({**inspection.as_json(), "surroundings": surroundings}, sort_keys=True))
         return 0
+    if argv[0] == "mend" and around:
+        restore(inspection)
     return mend(inspection, options["--uv"]) if argv[0] == "mend" else verify(inspection, options)
 
 

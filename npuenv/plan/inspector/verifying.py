@@ -7,9 +7,10 @@ import re
 import sys
 import time
 
-from npuenv.plan.inspector.files import normal, read_json, write_json
+from npuenv.plan.inspector.files import normal, read_json, seal_of, text_hash, write_json
 from npuenv.plan.inspector.inspection import Inspection, deviations, folder_of, report
 from npuenv.plan.inspector.leftovers import foreign_pth, remove_if_torn, unowned
+from npuenv.plan.inspector.surroundings import KEPT, hooks, venv_texts
 
 FOREIGN = ("nvidia-", "cuda-")  # packages of another accelerator; wanted only where the lock names them
 MAX_NOTES = 20
@@ -46,8 +47,13 @@ def verify(inspection: Inspection, options: dict[str, list[str]]) -> int:
     if not found:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         told = {"tree": inspection.tree(), "strangers": strangers, "named": sorted(named), **counts}
-        text = {"lock": lock, "at": at, **told}
+        texts = venv_texts(inspection)
+        around = {"hooks": hooks(inspection), "venv": {name: text_hash(text) for name, text in texts.items()}}
+        site = os.path.relpath(inspection.site, inspection.root)
+        text = {"lock": lock, "at": at, **told, "site": site, **around}
+        text["seal"] = seal_of(text)
         try:
+            write_json(os.path.join(inspection.own, KEPT), texts)
             write_json(os.path.join(inspection.own, "verified.json"), text)
         except OSError as error:
             found = [f"{error.filename}: {error.strerror}"]
