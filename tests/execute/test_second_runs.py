@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def content(root: Path) -> dict[str, bytes]:
-    """Every file but npuenv's own notes, byte code, and what uv notes of a wheel's age, with its row of RECORD."""
-    left_out = {".npuenv", "__pycache__", "uv_cache.json"}
+    """Every file but npuenv's own words, byte code, and what uv notes of a wheel's age, with its row of RECORD."""
+    left_out = {".npuenv", "npuenv-env.json", "__pycache__", "uv_cache.json"}
     paths = (path for path in root.rglob("*") if not left_out & set(path.relative_to(root).parts))
     return {str(path.relative_to(root)): _without_age(path) for path in paths if path.is_file()}
 
