@@ -189,3 +189,10 @@ def test_a_program_that_is_not_known_is_shown_with_an_ellipsis() -> None:
 def test_the_server_that_generates_is_not_judged_as_a_trainer() -> None:
     for program in ("main_generation_server", "main_eval", "sft_trainer"):
         assert find_call(["python3", "-m", f"verl.trainer.{program}", "actor_rollout_ref.rollout.n=2"]) is None
+
+
+@pytest.mark.parametrize(("cards", "severity"), [("0,1,2,3,4,5,6,7", "warning"), ("0,1,2,3", "error")])
+def test_a_variable_for_gpus_that_hides_no_card_ends_no_launch(cards: str, severity: str) -> None:
+    text = f"export CUDA_VISIBLE_DEVICES={cards}\npython3 -m verl.trainer.main_ppo {' '.join(RIGHT)}\n"
+    found = alarms(read_text(text, PATH, asked(CASES[0])))
+    assert [(each.rule, each.severity) for each in found] == [("preflight.visibility", severity)]
