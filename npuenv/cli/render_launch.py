@@ -180,10 +180,14 @@ def _list(ui: Ui, framework: str) -> int:
 
 
 def _write(files: Mapping[str, str], out: Path, *, force: bool) -> tuple[str, ...]:
-    """The names that were written; files with the same text are left alone. Raises: BadInput before the first write."""
+    """The names that were written; files with the same text are left alone, and what an earlier run on
+    several nodes left is removed. Raises: BadInput before the first write."""
+    from npuenv.render.launch.ray import FILES
+
     try:
         changed = {name: text for name, text in files.items() if not _holds(out / name, text)}
-        taken = [name for name in changed if (out / name).exists() or (out / name).is_symlink()]
+        stale = [name for name in FILES if name not in files and _is_ours(out / name)]
+        taken = [*(name for name in changed if (out / name).exists() or (out / name).is_symlink()), *stale]
         if taken and not force:
             args = {"folder": str(out), "files": tuple(taken)}
             raise BadInput(Message("launch_roll.exists", args), Message("launch_roll.exists-hint"))
@@ -191,10 +195,17 @@ def _write(files: Mapping[str, str], out: Path, *, force: bool) -> tuple[str, ..
         for name, text in changed.items():
             (out / name).write_bytes(text.encode())
             (out / name).chmod(_SCRIPT_MODE if name.endswith(".sh") else _FILE_MODE)
+        for name in stale:
+            (out / name).unlink()
     except OSError as error:
         args = {"path": str(error.filename or out), "reason": error.strerror or str(error)}
         raise BadInput(Message("render.cannot-write", args), Message("render.cannot-write-hint")) from error
     return tuple(changed)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is one that this command wrote: its second line says so."""
+    return path.is_file() and b"\n# npuenv " in path.read_bytes()[:200]
 
 
 def _holds(path: Path, text: str) -> bool:

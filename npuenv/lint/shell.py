@@ -24,9 +24,11 @@ _OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "&>", "<(", ";",
 _OPERATOR = re.compile("|".join(map(re.escape, _OPERATORS)))
 _REDIRECTIONS = ("<<<", ">>", ">&", "&>", "<(", ">", "<")
 _PLAIN = re.compile(r"[^\\'`\"$ \t\r\n;&|<>()]+")  # what neither ends a word nor holds one together
-_SPECIAL = re.compile(r"['\"\\$`]")  # a word with none of these stands for itself
+_SPECIAL = re.compile(r"['\"\\$`~]")  # a word with none of these stands for itself
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|\{([A-Za-z_]\w*):?-([^}]*)\}|([A-Za-z_]\w*))")
+# A home folder that the shell puts in: at the start of a word, of an assigned value, or of a default outside quotes.
+_HOME = re.compile(r"(^|^[A-Za-z_]\w*=|\$\{[A-Za-z_]\w*:?-)~(?=[/}]|$)")
 _ARCH_COMMAND = re.compile(r"\$\(\s*(?:uname -[mi]|arch|dpkg --print-architecture)\s*\)|`\s*uname -[mi]\s*`")
 _ARCH_NAMES = {"aarch64": "aarch64", "arm64": "aarch64", "x86_64": "x86_64", "amd64": "x86_64"}
 _TESTS = ("[", "[[", "test")
@@ -105,7 +107,7 @@ def expand(word: str, env: Mapping[str, str]) -> str:
         elif piece.startswith("\\"):
             parts.append(piece[1:])
         else:
-            parts.append(_fill(piece.strip('"') if piece.startswith('"') else piece, env))
+            parts.append(_fill(piece.strip('"') if piece.startswith('"') else _HOME.sub(r"\1$HOME", piece), env))
         size += len(parts[-1])
         if size > LONGEST:
             return UNKNOWN

@@ -11,6 +11,7 @@ import pytest
 from npuenv import versions
 from npuenv.cli import main
 from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import known_releases
 from npuenv.messages import Message, say
 from tests.support.sentences import says, sentence
 
@@ -379,3 +380,39 @@ def test_recipe_and_release_that_nobody_named_are_said(tmp_path: Path, capsys: p
     took = re.search(r"verl (\S+), recipe (\S+),.* stack (\S+)$", head)
     assert took is not None
     assert says(said, "launch_roll.took", framework="verl", release=took[1], recipe=took[2], stack=took[3])
+
+
+def test_a_folder_rendered_again_for_one_node_keeps_no_script_of_two(render: Any, tmp_path: Path) -> None:
+    render("--for", "verl==0.9.0", "--recipe", "grpo-qwen3-8b", "--nodes", "2")
+    (tmp_path / "out" / "mine.sh").write_text("#!/bin/sh\n")
+    render("--for", "verl==0.9.0", "--recipe", "grpo-qwen3-8b", "--force")
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {"run.sh", "config.yaml", "mine.sh"}
+
+
+@pytest.mark.parametrize("release", ["483b8a009", "main@1dda039b9c63", "main"])
+def test_a_commit_of_verl_gets_the_form_of_the_newest_release(render: Any, release: str) -> None:
+    code, document = render("--for", "verl", "--release", release)
+    assert (code, document["release"]) == (0, release)
+    newest = known_releases("verl")[-1]
+    args = {"framework": "verl", "release": release.rpartition("@")[2], "nearest": newest}
+    assert say(Message("launch.judged-as", args)) in document["notes"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "release", "script", "option"),
+    [
+        ("grpo-qwen3-8b", "0.9.0", "gsm8k", "--local_save_dir"),
+        ("sft-lora-qwen3-8b", "0.9.0", "gsm8k_multiturn_sft", "--local_save_dir"),
+        ("grpo-qwen2.5-vl-7b", "0.5.0", "geo3k", "--local_dir"),
+    ],
+)
+def test_the_file_says_how_its_data_is_made_and_takes_it_from_there(
+    render: Any, tmp_path: Path, recipe: str, release: str, script: str, option: str
+) -> None:
+    words = ("--for", f"verl=={release}", "--recipe", recipe, "--force")
+    told = say(Message("launch.prepared", {"script": script, "option": option, "folder": f"/data/{script}"}))
+    render(*words)
+    text = (tmp_path / "out" / "run.sh").read_text()
+    assert told in text and f"data.train_files=/data/{script}/train.parquet" in text
+    render(*words, "data.train_files=/mine/a.parquet", "data.val_files=/mine/b.parquet")
+    assert "examples/data_preprocess" not in (tmp_path / "out" / "run.sh").read_text()

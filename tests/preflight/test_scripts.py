@@ -193,3 +193,43 @@ def test_a_program_that_is_not_known_is_shown_with_an_ellipsis() -> None:
 def test_the_server_that_generates_is_not_judged_as_a_trainer() -> None:
     for program in ("main_generation_server", "main_eval", "sft_trainer"):
         assert find_call(["python3", "-m", f"verl.trainer.{program}", "actor_rollout_ref.rollout.n=2"]) is None
+
+
+@pytest.mark.parametrize(("cards", "severity"), [("0,1,2,3,4,5,6,7", "warning"), ("0,1,2,3", "error")])
+def test_a_variable_for_gpus_that_hides_no_card_ends_no_launch(cards: str, severity: str) -> None:
+    text = f"export CUDA_VISIBLE_DEVICES={cards}\npython3 -m verl.trainer.main_ppo {' '.join(RIGHT)}\n"
+    found = alarms(read_text(text, PATH, asked(CASES[0])))
+    assert [(each.rule, each.severity) for each in found] == [("preflight.visibility", severity)]
+
+
+@pytest.mark.parametrize(
+    ("release", "word", "severity"),
+    [
+        ("0.7.1", "model_engine=megatron", "error"),
+        ("0.8.0.dev0", "model_engine=megatron", None),  # came with 0.8.0
+        ("0.8.0.dev0", "model_engine=nobody", "error"),  # neither neighbour has it
+        ("0.99.0", "model_engine=nobody", "warning"),  # nobody knows what comes
+        ("0.7.1", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "error"),
+        ("0.8.0.dev0", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "warning"),
+    ],
+)
+def test_a_development_build_may_have_what_came_with_the_release_it_leads_to(
+    release: str, word: str, severity: str | None
+) -> None:
+    known = replace(asked(CASES[0]), release=release)
+    reading = read_text(f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT)} {word}\n", PATH, known)
+    rules = ("preflight.choice", "preflight.micro-batch")
+    assert [each.severity for each in alarms(reading) if each.rule in rules] == ([severity] if severity else [])
+
+
+def test_a_search_path_that_names_verls_own_folder_brings_no_keys() -> None:
+    words = "+trainer.nnodes=2 \"hydra.searchpath=['pkg://verl.trainer.config']\""
+    text = f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT[:-2])} {words}\n"
+    assert "preflight.key-exists" in {each.rule for each in alarms(read_text(text, PATH, asked(CASES[0])))}
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_validation_that_samples_needs_a_temperature(samples: bool) -> None:
+    words = f"actor_rollout_ref.rollout.temperature=0 actor_rollout_ref.rollout.val_kwargs.do_sample={samples}"
+    reading = read_text(f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT)} {words}\n", PATH, asked(CASES[0]))
+    assert ("preflight.number" in {each.rule for each in alarms(reading)}) is samples

@@ -469,3 +469,13 @@ def test_the_room_of_a_shared_reference_is_said_for_the_waking_engine_only() -> 
     [text] = [text for name, text in render(FROZEN_LAKE, "0.3.0").items() if name.endswith(".yaml")]
     words = " ".join(text.replace("#", " ").split())
     assert says(words, "launch_roll.why-shared")
+
+
+def test_where_ray_runs_already_neither_rank_nor_head_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "ray").write_text('#!/bin/sh\n[ "$*" = status ]\n', encoding="utf-8")
+    (tmp_path / "tools" / "ray").chmod(0o755)
+    ran = run(tmp_path, TWO_NODES)
+    assert (ran.returncode, ran.stdout.splitlines()[0].split()[0]) == (0, "examples/start_rlvr_pipeline.py")
+    # ROLL takes no number here: with one, it would be a script of every node.
+    assert "MASTER_ADDR" in run(tmp_path, TWO_NODES, RANK="1").stderr

@@ -152,13 +152,17 @@ def is_at_least(launch: Launch, release: str) -> bool | None:
 
 
 def reaches(have: str | None, wanted: str) -> bool | None:
-    """Whether a version is `wanted` or later; None where there is none, or one that nobody can read."""
+    """Whether a version is `wanted` or later; None where there is none, or one that nobody can read.
+
+    A development build on the way to `wanted` may have what came with it, or not: 0.8.0.dev0 of 0.8.0 gives None.
+    """
     if not have:
         return None
     try:
-        return versions.python_version(have) >= versions.python_version(wanted)
+        found, other = versions.python_version(have), versions.python_version(wanted)
     except BadInput:
         return None
+    return None if found.is_devrelease and found < other and found.release == other.release else found >= other
 
 
 def cards_of_machine(machine: Machine) -> int | None:

@@ -151,7 +151,7 @@ def _micro_batch(launch: Launch) -> Iterator[Problem]:
     per_card = mini * n // parts
     if per_card % micro:
         # From 0.8.0 on the last part of a mini batch may be smaller; before, the worker stops.
-        severity: Severity = "warning" if is_at_least(launch, "0.8.0") else "error"
+        severity: Severity = "error" if is_at_least(launch, "0.8.0") is False else "warning"
         yield problem(
             launch,
             "micro-batch",

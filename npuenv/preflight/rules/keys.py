@@ -87,7 +87,9 @@ def _unknown(launch: Launch) -> Iterator[_Strange]:
 
 def has_own_keys(launch: Launch) -> bool:
     """Whether a program is started whose configuration is not in the table, such as one of verl's recipes."""
-    has_more = "hydra.searchpath" in launch.settings  # configurations of another package
+    path = launch.settings.get("hydra.searchpath")  # configurations of another package, mostly
+    places = path.value if path is not None and isinstance(path.value, list) else [path]
+    has_more = path is not None and any(place != "pkg://verl.trainer.config" for place in places)
     return has_more or (bool(launch.program) and not program_config(module_of(launch.program)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.preflight.rules.base import Rule, is_at_least, is_true, matching, problem, roles, value, written
+from npuenv.preflight.rules.base import Rule, is_at_least, is_true, matching, problem, roles, value, whole, written
 from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
 
@@ -98,10 +98,14 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
             changes = (Change("CUDA_VISIBLE_DEVICES", None, is_variable=True),)
         elif str(setting.value):
             changes = (Change(new, setting.value, is_variable=True, renames="CUDA_VISIBLE_DEVICES"),)
+        # A list of all the cards that the launch asks for would hide none of them.
+        asked = whole(launch, "trainer.n_gpus_per_node", 8) or 0
+        is_whole = str(setting.value) == ",".join(map(str, range(asked)))
         yield problem(
             launch,
             "visibility",
             ("CUDA_VISIBLE_DEVICES",),
+            severity="warning" if is_whole else "error",
             changes=changes,
             name="CUDA_VISIBLE_DEVICES",
             new=new,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.matrix.keys import configs_of, programs_of
+from npuenv.matrix.keys import configs_of, is_recorded, programs_of, releases_beside
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.rules.base import Rule, nearest, problem
 from npuenv.preflight.rules.keys import TABLE, has_own_keys, is_slip
@@ -38,9 +38,12 @@ def _group(launch: Launch) -> Iterator[Problem]:
     """A choice that its configuration group does not have; files of the user's own may bring more of them."""
     if has_own_keys(launch) or launch.from_files or launch.is_partial or launch.release is None:
         return
+    beside = releases_beside("verl", launch.release)
+    configs = frozenset[str]().union(*(configs_of("verl", name) for name in beside))
+    is_sure = len(beside) == 2 or is_recorded("verl", launch.release)
     for key, setting in launch.settings.items():
         folder = f"{_GROUPS}{key.partition('@')[0]}/"
-        known = sorted(each.removeprefix(folder) for each in configs_of("verl", launch.release) if folder in each)
+        known = sorted(each.removeprefix(folder) for each in configs if folder in each)
         is_choice = known and isinstance(setting.value, str) and not setting.is_open and setting.mark != "~"
         if is_choice and setting.value not in known:
             near = nearest(setting.value, known)
@@ -48,6 +51,7 @@ def _group(launch: Launch) -> Iterator[Problem]:
                 launch,
                 "choice",
                 (key,),
+                severity="error" if is_sure else "warning",
                 changes=(Change(key, near),) if near else (),
                 key=key,
                 text=setting.text,

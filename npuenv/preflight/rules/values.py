@@ -33,7 +33,7 @@ def _holds(row: Choice, launch: Launch) -> bool:
     if launch.release is None:
         return not (row.since or row.until)
     is_from = not row.since or is_at_least(launch, row.since)
-    return bool(is_from) and not (row.until and is_at_least(launch, row.until))
+    return bool(is_from) and (not row.until or is_at_least(launch, row.until) is False)
 
 
 def _no_choice(launch: Launch, row: Choice, setting: Setting) -> Problem:

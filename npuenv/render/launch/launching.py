@@ -12,7 +12,7 @@ from npuenv.messages import Message
 from npuenv.placement import estimate, find_model, plan
 from npuenv.placement.types import Cards, Placement
 from npuenv.render.launch.job import Places, chosen_placement, parse_cards, safe, unknown
-from npuenv.render.launch.releases import judged_as
+from npuenv.render.launch.releases import form_of, judged_as
 from npuenv.render.launch.roll import render_roll, replaced_value
 from npuenv.render.launch.roll_recipe import filled, job_of, placed_job, published_placement, published_train, recipe_of
 from npuenv.resolve.model_types import missing_type
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.placement.types import Estimate, Job, Layout
+    from npuenv.render.launch.paths import Paths
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
 FRAMEWORKS = ("verl", "roll")
 FIRST_RECIPE = {"verl": "quick-start", "roll": "agentic-frozen-lake"}
 _TRAIN_FILE, _VALIDATION_FILE = "data.train_files", "data.val_files"
-# Where verl's own preparation of GSM8K is told to write, in the data folder of the run manifests.
-_VERL_FILES = {_TRAIN_FILE: "/data/gsm8k/train.parquet", _VALIDATION_FILE: "/data/gsm8k/test.parquet"}
+# What a recipe's data must hold -> verl's preparation that writes it; it is told to write below the data folder of the
+# run manifests.
+_PREPARATIONS = {"launch.image-data": "geo3k", "launch.sft-data": "gsm8k_multiturn_sft"}
 
 # What the cards and the model decide: said with options of their own, so that nothing contradicts the plan.
 _VERL_OPTION = {
@@ -184,13 +186,13 @@ def _roll_placement(asked: Asked, recipe: Filled, job: Job) -> Placement:
 
 def _verl(asked: Asked, stack: Stack) -> Launch:
     from npuenv.render.launch.judging import refuse_verl
-    from npuenv.render.launch.paths import Paths
     from npuenv.render.launch.verl import PROGRAMS, overrides, render_verl, words_of
     from npuenv.render.launch.verl_check import check_recipe
     from npuenv.render.launch.verl_job import environment, job_for
 
     found = next(row for row in load_matrix().launch_recipes if row.id == asked.recipe)
-    release = asked.release.rpartition("@")[2]
+    asked = replace(asked, release=form_of(asked.framework, asked.release))
+    release = asked.release
     # First of all: a recipe that is not rendered has no values to judge.
     check_recipe(found, release)
     recipe = _with_overrides(found, asked)
@@ -198,8 +200,7 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
     model = safe(asked.model or recipe.model, "--model")
     job = job_for(recipe, model=find_model(model), cards=cards, release=release)
     placement = _verl_placement(asked, recipe, job)
-    said = {**_VERL_FILES, **asked.overrides}
-    paths = Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE])
+    paths = _verl_paths(recipe, model, asked.overrides)
     added = {word.lstrip("+") for word in asked.overrides if word.startswith("+")}
     files = render_verl(job, placement, recipe, stack=stack, paths=paths, added=added)
     if recipe.entry != "sft":  # no rule judges that program
@@ -209,6 +210,19 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
     scripts = {} if recipe.entry == "sft" else _ray(asked, cards, stack, environment(recipe))
     because = _because(asked, cards, recipe.cards_per_node)
     return Launch({**files, **scripts}, job, placement, estimate(job, placement), because)
+
+
+def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:
+    from npuenv.render.launch.paths import Paths
+
+    preparation = next((_PREPARATIONS[note] for note in recipe.notes if note in _PREPARATIONS), "gsm8k")
+    prepared = {
+        _TRAIN_FILE: f"/data/{preparation}/train.parquet",
+        _VALIDATION_FILE: f"/data/{preparation}/test.parquet",
+    }
+    said = {**prepared, **overrides}
+    own = any(said[key] != prepared[key] for key in prepared)
+    return Paths(model, said[_TRAIN_FILE], said[_VALIDATION_FILE], preparation="" if own else preparation)
 
 
 def _verl_placement(asked: Asked, recipe: LaunchRecipe, job: Job) -> Placement:
@@ -256,7 +270,7 @@ def _with_overrides(recipe: LaunchRecipe, asked: Asked) -> LaunchRecipe:
     strange = next((key for key in asked.overrides if not key.startswith("+") and key not in known), None)
     if strange is not None:
         raise unknown(strange, sorted(known), "verl-key")
-    values = {key: value for key, value in keys.items() if key not in _VERL_FILES}
+    values = {key: value for key, value in keys.items() if key not in (_TRAIN_FILE, _VALIDATION_FILE)}
     return replace(recipe, values={**recipe.values, **values})
 
 

@@ -13,3 +13,4 @@ class Paths:
     train_file: str
     validation_file: str
     output: str | None = None  # folder of the checkpoints; None: where the framework puts them
+    preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own

@@ -1,10 +1,12 @@
 """Whether launch files can be rendered for a release, and whether it goes with the stack that was named.
 
-Start from `judged_as` and `refuse_contradiction`. A commit is no version: ROLL's are known by name, verl's by no one.
+Start from `judged_as`, `form_of` and `refuse_contradiction`. A commit is no version: ROLL's are known by name,
+and the newest release stands for verl's.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from npuenv import versions
@@ -17,24 +19,36 @@ from npuenv.render.launch.roll_recipe import release_of
 if TYPE_CHECKING:
     from npuenv.matrix.rows import Recipe
 
+_COMMIT = re.compile(r"[0-9a-f]{7,40}|main")
+
 
 def judged_as(framework: str, release: str) -> Message | None:
     """What to tell about a release that is not known itself, but lies near one that is; None for a known one.
 
-    Raises: BadInput for a version older than all known ones, or of another major number than the newest.
+    Raises: BadInput for a name that is neither a version nor a commit, and for a version older than all known ones or
+    of another major number than the newest.
     Example: verl 0.9.1 -> None; 0.10.0 -> "judged as 0.9.1"; 9.9 -> BadInput
     """
     name = release.strip().rpartition("@")[2].removeprefix("v")
-    if not versions.is_release(name):
+    if framework == "roll" and not versions.is_release(name):
         return None
     known = _known(framework)
     if name in known:
         return None
+    if _COMMIT.fullmatch(name):
+        newest = form_of(framework, name)
+        return Message("launch.judged-as", {"framework": framework, "release": name, "nearest": newest})
     nearest = nearest_release(framework, name)
     args: dict[str, object] = {"framework": framework, "release": name, "nearest": nearest or "-", "known": known}
     if nearest is None or versions.python_version(name).major != versions.python_version(known[-1]).major:
         raise BadInput(Message("launch.no-release", args), Message("launch.no-release-hint", args))
     return Message("launch.judged-as", args)
+
+
+def form_of(framework: str, release: str) -> str:
+    """The release whose form launch files get: a version itself, and the newest one for a commit of verl."""
+    name = release.strip().rpartition("@")[2].removeprefix("v")
+    return known_releases(framework)[-1] if _COMMIT.fullmatch(name) else name
 
 
 def refuse_contradiction(row: Recipe, framework: str | None, release: str | None) -> None:

@@ -67,8 +67,7 @@ def _many_nodes(job: Job, head: str, lang: str) -> list[str]:
     if head and not _ADDRESS.fullmatch(head):
         raise BadInput(Message("launch_roll.bad-head", {"head": repr(head)}), Message("launch_roll.bad-head-hint"))
     default = [f'MASTER_ADDR="${{MASTER_ADDR:-{head}}}"'] if head else []
-    return [
-        "",
+    lines = [
         *_comment("sh-nodes", lang, {"nodes": nodes, "last": nodes - 1}),
         *_stop_if('[ -z "${RANK:-}" ]', "sh-no-rank", {"last": nodes - 1}, lang),
         *default,
@@ -96,6 +95,8 @@ def _many_nodes(job: Job, head: str, lang: str) -> list[str]:
         "    fi",
         "fi",
     ]
+    opens = 'if [ -n "${RANK:-}" ] || ! ray status >/dev/null 2>&1; then'
+    return ["", *_comment("sh-by-hand", lang), opens, *(f"    {line}" for line in lines), "fi"]
 
 
 def _start(recipe: Filled, lang: str) -> list[str]:

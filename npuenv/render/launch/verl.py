@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import npuenv
+from npuenv import versions
 from npuenv.matrix import load_matrix
 from npuenv.messages import Message, say
 from npuenv.render.launch import ray_environ, verl_keys
@@ -60,7 +61,7 @@ def render_verl(
     """
     values = overrides(job, placement, recipe, paths)
     nodes = on_nodes(job.cards, placement)
-    head = _head(job, recipe, stack)
+    head = _head(job, recipe, stack, paths)
     return {
         "run.sh": _script(words_of(values, recipe, added), nodes, recipe, stack=stack, head=head),
         "config.yaml": _yaml(values, recipe, head),
@@ -93,14 +94,18 @@ def _section(key: str) -> int:
     return found[0] if found else len(_SECTIONS)
 
 
-def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None) -> tuple[str, ...]:
+def _head(job: Job, recipe: LaunchRecipe, stack: Stack | None, paths: Paths) -> tuple[str, ...]:
     """The sentences at the top of both files."""
     args: dict[str, object] = {"version": npuenv.__version__, "release": job.release, "recipe": recipe.id}
     made = "made" if stack is not None else "made-without-stack"
     args |= {"stack": stack.name if stack is not None else "", "model": safe(job.model.id, "model")}
     about = {"script": recipe.script, "cards": recipe.cards_per_node * recipe.nodes, "nodes": recipe.nodes}
     notes = (*recipe.notes, *verl_keys.left_out(written(recipe), job.release))
-    lines = (Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes))
+    lines = [Message(f"launch.{made}", args), Message("launch.recipe", about), *(Message(note) for note in notes)]
+    if paths.preparation:
+        option = "--local_save_dir" if versions.accepts(">=0.6.0", job.release) else "--local_dir"
+        folder = paths.train_file.rpartition("/")[0]
+        lines.append(Message("launch.prepared", {"script": paths.preparation, "option": option, "folder": folder}))
     return tuple(say(line) for line in lines)
 
 
