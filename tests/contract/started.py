@@ -22,7 +22,7 @@ case ${0##*/} in
     [ $# -lt 2 ] || { shift; exec "$@"; } ;;
   uv)
     while [ $# -gt 0 ]; do case $1 in python*) exec "$@" ;; esac; shift; done ;;
-  python*)
+  python* | torchrun)
     code=
     [ "$1" != -c ] || code=$2
     [ "$1" != - ] || code=$(cat)

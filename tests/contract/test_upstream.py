@@ -25,6 +25,7 @@ def run(folder: Path, text: str) -> Started:
         ("python3 -m verl.trainer.main_ppo a.b='x y' \"$@\"\n", ("a.b=x y",)),
         ("set -u\nuv run --frozen python3 -m verl.trainer.main_ppo a.b=$NEEDED\n", ("a.b=needed",)),
         ("python3 verl/trainer/main_ppo.py a.b=~/c 2>&1 | tee /nowhere/x.log\n", ("a.b=~/c",)),
+        ("torchrun --nnodes=1 -m verl.trainer.main_ppo a.b=1\n", ("a.b=1",)),
         ("ray job submit --x=1 -- python3 -m verl.trainer.main_ppo a.b=1\n", ("a.b=1",)),
         ("N=$(python3 -c 'print(2 * 4)')\npython3 -m verl.trainer.main_ppo a.b=$N\n", ("a.b=8",)),
     ],

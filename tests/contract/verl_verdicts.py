@@ -125,6 +125,10 @@ def main() -> None:
     sys.path.insert(0, str(tree))
     os.environ["HYDRA_FULL_ERROR"] = "1"
     cases = json.load(sys.stdin)
+    import transformers
+
+    if not hasattr(transformers, "AutoModelForVision2Seq"):  # the older name, which verl imports until 0.7.0
+        transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
     with contextlib.suppress(ImportError):
         from verl.workers.config.model import HFModelConfig
 

@@ -209,16 +209,18 @@ def test_a_variable_for_gpus_that_hides_no_card_ends_no_launch(cards: str, sever
         ("0.8.0.dev0", "model_engine=megatron", None),  # came with 0.8.0
         ("0.8.0.dev0", "model_engine=nobody", "error"),  # neither neighbour has it
         ("0.99.0", "model_engine=nobody", "warning"),  # nobody knows what comes
+        ("0.9.1", "+trainer.nnodes=2", "error"),
+        ("0.99.0", "+trainer.nnodes=2", "warning"),
         ("0.7.1", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "error"),
         ("0.8.0.dev0", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "warning"),
     ],
 )
-def test_a_development_build_may_have_what_came_with_the_release_it_leads_to(
+def test_what_no_recorded_release_decides_is_no_error(
     release: str, word: str, severity: str | None
 ) -> None:
     known = replace(asked(CASES[0]), release=release)
     reading = read_text(f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT)} {word}\n", PATH, known)
-    rules = ("preflight.choice", "preflight.micro-batch")
+    rules = ("preflight.choice", "preflight.key-exists", "preflight.micro-batch")
     assert [each.severity for each in alarms(reading) if each.rule in rules] == ([severity] if severity else [])
 
 

@@ -285,6 +285,7 @@ def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
 def _key_exists(launch: Launch) -> Iterator[Problem]:
     beside = () if has_own_keys(launch) else releases_beside("verl", launch.release)
     tables = [defaults_of("verl", name) for name in beside]
+    is_sure = len(beside) == 2 or is_recorded("verl", launch.release)
     for setting in launch.settings.values() if tables else ():
         standing = [defaults.get(setting.key) for defaults in tables]
         if (
@@ -296,6 +297,7 @@ def _key_exists(launch: Launch) -> Iterator[Problem]:
                 launch,
                 "key-exists",
                 (setting.key,),
+                severity="error" if is_sure else "warning",
                 changes=(Change(setting.key, setting.value, renames=setting.key),),
                 key=setting.key,
                 release=launch.release,
