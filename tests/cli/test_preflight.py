@@ -42,7 +42,7 @@ python3 -m verl.trainer.main_ppo \\
     trainer.n_gpus_per_node=8 \\
     trainer.nnodes=1 "$@" 2>&1 | tee run.log
 """
-CARDS = "0,1,2,3,4,5,6,7"
+CARDS = "4,5,6,7,0,1,2,3"
 BAD = GOOD.replace(
     "export HCCL_CONNECT_TIMEOUT=3600", f"export CUDA_VISIBLE_DEVICES={CARDS}\nexport WANDB_API_KEY={KEY}"
 )

@@ -57,7 +57,7 @@ def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
         update = parts.learner.update(batch, known, judged)
     turn = SimpleNamespace(
         groups=groups, rewards_PG=rewards_PG, batch=batch, known=known, judged=judged, update=update,
-        num_drawn=num_drawn, spent=None,
+        num_drawn=num_drawn, reward_errors=None, spent=None,
     )  # fmt: skip
     return step.describe_step(turn, config, 2.0, progress)  # type: ignore[arg-type]
 
