@@ -164,7 +164,7 @@ def test_chinese_has_the_same_keys_and_other_sentences(bad: Path, capsys: pytest
     assert english["problems"][0].keys() == chinese["problems"][0].keys()
     assert english["problems"][0]["says"] != chinese["problems"][0]["says"]
     assert main(["preflight", str(bad), *AT[:-1], "zh"]) == 1
-    assert "应为：export ASCEND_RT_VISIBLE_DEVICES=0" in capsys.readouterr().out
+    assert f"应为：export ASCEND_RT_VISIBLE_DEVICES={CARDS}" in capsys.readouterr().out
 
 
 def test_the_document_has_its_keys(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
