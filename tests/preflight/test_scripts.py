@@ -215,9 +215,7 @@ def test_a_variable_for_gpus_that_hides_no_card_ends_no_launch(cards: str, sever
         ("0.8.0.dev0", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "warning"),
     ],
 )
-def test_what_no_recorded_release_decides_is_no_error(
-    release: str, word: str, severity: str | None
-) -> None:
+def test_what_no_recorded_release_decides_is_no_error(release: str, word: str, severity: str | None) -> None:
     known = replace(asked(CASES[0]), release=release)
     reading = read_text(f"python3 -m verl.trainer.main_ppo {' '.join(RIGHT)} {word}\n", PATH, known)
     rules = ("preflight.choice", "preflight.key-exists", "preflight.micro-batch")
