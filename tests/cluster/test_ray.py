@@ -228,7 +228,7 @@ def test_ray_starts_with_what_the_activation_of_its_environment_sets(
     plan = ray.Plan(nodes, ray=str(tmp_path / named) if named else "", limit_s=30)
     ray_node = replace(HERE, node=plan.nodes[0], cards=0)
     (result,) = ray.raise_up(plan, [ray_node], local.way, lambda _: None)
-    assert isinstance(result, ray.Failed) and result.said.endswith("sh ray_worker.sh " + own_address()), result
+    assert isinstance(result, ray.Failed) and f"sh ray_worker.sh {own_address()}\n" in result.said, result
     seen = dict(line.split("=", 1) for line in (tmp_path / "environ").read_text().splitlines() if "=" in line)
     assert (seen["ASCEND_HOME_PATH"], seen["NPUENV_SEEN"]) == ("/cann", "multi")
     assert "NPUENV_RAY_START" in seen
