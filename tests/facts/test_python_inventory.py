@@ -208,6 +208,24 @@ def test_what_cann_puts_on_the_path_is_left_to_cann(
     assert not [each for each in cann.files().missing if each.owner == "te"]
 
 
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_metadata_of_another_size_counts_where_npuenv_has_installed(site: Site, is_ours: bool) -> None:
+    """Wheels are published like this: torch_npu 2.1.0.post13."""
+    info = site.add("thing", {"thing.py": "x"})
+    with (info / "RECORD").open("a") as record:
+        record.write(f"{info.name}/METADATA,,5\n")
+    mark = Path(site.python).parents[1] / ".npuenv"
+    if is_ours:
+        mark.mkdir()
+    try:
+        files = site.files()
+    finally:
+        if is_ours:
+            mark.rmdir()
+    owners = {name: [each.owner for each in getattr(files, name)] for name in ("spared", "altered")}
+    assert ("thing" in owners["altered"], "thing" in owners["spared"]) == (is_ours, not is_ours)
+
+
 def test_a_triton_under_another_name_is_owned(site: Site) -> None:
     site.add("pytorch_triton", {"triton/__init__.py": ""})
     assert site.packages().shadows == ()

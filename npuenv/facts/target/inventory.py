@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXTENSIONS_AT_MOST = 24
 # Files that many packages put at the same place and that overwrite nothing of worth.
 HARMLESS = ("../", "tests/", "test/", "docs/", "examples/", "LICENSE", "README")
+IS_OURS = os.path.isdir(os.path.join(sys.prefix, ".npuenv"))
 # What images and packagers take out to save space; nothing imports it.
 SPARED = re.compile(
     r"(^|/)(tests?|testing|docs?|examples?|benchmarks?|include|share)/|\.(pyi|h|hpp|a|md|rst|txt|c|pyx)$"
@@ -134,12 +135,15 @@ class Inventory:
         elif has is None:
             self.unread.add(os.path.dirname(path))
         elif has < 0:
-            is_metadata = path.startswith(
-                distribution.entry + "/"
-            )  # some packagers strip it; METADATA is told by itself
+            # Some packagers strip it; METADATA is told by itself.
+            is_metadata = path.startswith(distribution.entry + "/")
             (self.spared if is_metadata or SPARED.search(path) else self.missing).add(key, path)
         elif size.isdigit() and has != int(size):
-            (self.emptied if has == 0 else self.altered).add(key, f"{path} ({has} bytes, {size} recorded)")
+            # Some wheels are published with a METADATA of another size than their own RECORD says (torch_npu
+            # 2.1.0.post13). Where npuenv has installed, it has held the files against that.
+            as_published = path == distribution.entry + "/METADATA" and has > 0 and not IS_OURS
+            tally = self.spared if as_published else self.emptied if has == 0 else self.altered
+            tally.add(key, f"{path} ({has} bytes, {size} recorded)")
         elif self.sizes.is_linked(place, distribution.folder):
             self.linked.add(key, path)
 
