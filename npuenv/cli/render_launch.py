@@ -90,12 +90,14 @@ def _render(
     asked = Asked(framework, recipe, release, overrides=parse_overrides(settings), cards_of_host=there or None, **said)
     made = launch(asked, stack, lang=ui.lang)
     is_refused = made.estimate.verdict == "infeasible" and not force
-    written = () if is_refused else _write(made.files, out, force=force)
+    written, removed = ((), ()) if is_refused else _write(made.files, out, force=force)
     code = ExitCode.PROBLEMS if is_refused else ExitCode.FINE
     if ui.is_json:
-        ui.print_json(_document(made, asked, stack.name, written, ui.lang, int(code)))
+        ui.print_json(_document(made, asked, stack.name, (written, removed), ui.lang, int(code)))
     else:
         _tell(ui, made, asked, stack.name, out, is_refused=is_refused, written=written)
+        if removed:
+            ui.say(Message("launch_roll.removed", {"folder": str(out), "files": removed}))
     return int(code)
 
 
@@ -179,9 +181,11 @@ def _list(ui: Ui, framework: str) -> int:
     return int(ExitCode.FINE)
 
 
-def _write(files: Mapping[str, str], out: Path, *, force: bool) -> tuple[str, ...]:
-    """The names that were written; files with the same text are left alone, and what an earlier run on
-    several nodes left is removed. Raises: BadInput before the first write."""
+def _write(files: Mapping[str, str], out: Path, *, force: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that were written, and those of an earlier run on several nodes that were removed.
+
+    Files with the same text are left alone. Raises: BadInput before the first write.
+    """
     from npuenv.render.launch.ray import FILES
 
     try:
@@ -200,12 +204,15 @@ def _write(files: Mapping[str, str], out: Path, *, force: bool) -> tuple[str, ..
     except OSError as error:
         args = {"path": str(error.filename or out), "reason": error.strerror or str(error)}
         raise BadInput(Message("render.cannot-write", args), Message("render.cannot-write-hint")) from error
-    return tuple(changed)
+    return tuple(changed), tuple(stale)
 
 
 def _is_ours(path: Path) -> bool:
     """Whether a file is one that this command wrote: its second line says so."""
-    return path.is_file() and b"\n# npuenv " in path.read_bytes()[:200]
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b"\n# npuenv " in file.read(200)
 
 
 def _holds(path: Path, text: str) -> bool:
@@ -213,7 +220,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def _document(
-    made: Launch, asked: Asked, stack: str, written: tuple[str, ...], lang: str, code: int
+    made: Launch, asked: Asked, stack: str, changed: tuple[tuple[str, ...], tuple[str, ...]], lang: str, code: int
 ) -> dict[str, object]:
     found = made.estimate
     return {
@@ -240,7 +247,8 @@ def _document(
         },
         "notes": [say(each, lang) for each in made.notes],
         "files": sorted(made.files),
-        "written": sorted(written),
+        "written": sorted(changed[0]),
+        "removed": sorted(changed[1]),
     }
 
 

@@ -385,7 +385,8 @@ def test_recipe_and_release_that_nobody_named_are_said(tmp_path: Path, capsys: p
 def test_a_folder_rendered_again_for_one_node_keeps_no_script_of_two(render: Any, tmp_path: Path) -> None:
     render("--for", "verl==0.9.0", "--recipe", "grpo-qwen3-8b", "--nodes", "2")
     (tmp_path / "out" / "mine.sh").write_text("#!/bin/sh\n")
-    render("--for", "verl==0.9.0", "--recipe", "grpo-qwen3-8b", "--force")
+    _, document = render("--for", "verl==0.9.0", "--recipe", "grpo-qwen3-8b", "--force")
+    assert document["removed"] == ["network.sh", "ray_auto.sh", "ray_head.sh", "ray_worker.sh"]
     assert {each.name for each in (tmp_path / "out").iterdir()} == {"run.sh", "config.yaml", "mine.sh"}
 
 

@@ -62,9 +62,9 @@ set -e
 cd {place}
 mount -t tmpfs tmpfs cover
 for top in usr/local etc; do
-  mkdir -p cover/upper/$top cover/work/$top
-  [ ! -d files/$top ] || cp -a files/$top/. cover/upper/$top/
-  mount -t overlay overlay -o lowerdir=/$top,upperdir=cover/upper/$top,workdir=cover/work/$top /$top
+  mkdir -p cover/laid/$top cover/own/$top
+  [ ! -d files/$top ] || cp -a files/$top/. cover/laid/$top/
+  mount -t overlay overlay -o lowerdir=/$top,upperdir=cover/laid/$top,workdir=cover/own/$top /$top
 done
 mkdir cover/dev
 for name in null zero full random urandom tty; do touch cover/dev/$name; mount --bind /dev/$name cover/dev/$name; done
