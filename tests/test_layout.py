@@ -11,7 +11,7 @@ FLOWS: dict[str, set[str]] = {
     "checks": {"any_facts", "packages", "packages_cases", "packages_locks", "packages_parts", "safe_commands"},
     "cli": {"bad_input", "commands", "constraints", "road_a2", "rough_conditions", "stack_names"},
     "cluster": {"doctor_hosts", "real_ssh", "real_ssh_faults"},
-    "contract": {"upstream", "verl_keys"},
+    "contract": {"images", "upstream", "verl_keys"},
     "diagnose": {
         "diagnosed_cases",
         "from_report",

@@ -85,9 +85,17 @@ class Running:
 def main(
     argv: Sequence[str] | None = None, *, progress: Progress | None = None, interrupt: Interrupt | None = None
 ) -> int:
-    """Runs and gives back the exit code. Signals are taken over unless an `interrupt` is given that hears of them."""
-    progress = progress or Progress()
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Runs and gives back the exit code. Signals are taken over unless an `interrupt` is given that hears of them.
+
+    A caller that gives `argv` has its own handlers of signals back afterwards; without, the process is about to end.
+    """
+    if argv is None:
+        return _main(sys.argv[1:], progress or Progress(), interrupt)
+    with interrupts.given_back():
+        return _main(list(argv), progress or Progress(), interrupt)
+
+
+def _main(words: list[str], progress: Progress, interrupt: Interrupt | None) -> int:
     if words[:1] == [_COMPARE]:
         from trainer.metrics import compare
 

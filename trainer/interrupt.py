@@ -85,6 +85,18 @@ class Interrupt:
         return next(filter(None, world.gather(self.name)), None)
 
 
+@contextmanager
+def given_back() -> Iterator[None]:
+    """After it the signals have the effect that they had before it. They are the main thread's alone."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 def ignore() -> None:
     """From here on signals do nothing: what is left to do takes no time. They are the main thread's alone."""
     if threading.current_thread() is not threading.main_thread():

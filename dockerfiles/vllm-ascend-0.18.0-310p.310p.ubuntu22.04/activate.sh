@@ -6,4 +6,5 @@ if [ "${NPUENV_STACK-}" != vllm-ascend-0.18.0-310p ]; then
     if [ -r /usr/local/Ascend/nnal/atb/set_env.sh ]; then . /usr/local/Ascend/nnal/atb/set_env.sh; fi
     PYTHONPATH="${PYTHONPATH-}"
     export PYTHONPATH="${PYTHONPATH%:}"
+    if [ -r "/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2" ]; then export LD_PRELOAD="/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2${LD_PRELOAD:+:${LD_PRELOAD}}"; fi
 fi

@@ -126,8 +126,8 @@ class Matrix:
         return self._table("systems", rows.System)
 
     @functools.cached_property
-    def system_names(self) -> tuple[rows.SystemName, ...]:
-        return self._table("system_names", rows.SystemName)
+    def system_packages(self) -> tuple[rows.SystemPackage, ...]:
+        return self._table("system_packages", rows.SystemPackage)
 
     @functools.cached_property
     def cann_files(self) -> tuple[rows.CannFile, ...]:
@@ -190,8 +190,13 @@ class Matrix:
 
     def dnf_names(self, packages: Iterable[str]) -> tuple[str, ...]:
         """System packages, named as on Debian, under their names where dnf or yum installs them, each once."""
-        named = {row.id: row.dnf for row in self.system_names}
+        named = {row.id: row.dnf for row in self.system_packages}
         return tuple(dict.fromkeys(name for package in packages for name in named.get(package, (package,))))
+
+    def packages_among(self, packages: Iterable[str]) -> tuple[rows.SystemPackage, ...]:
+        """The rows of system packages, named as on Debian; what is only a name has none."""
+        named = {row.id: row for row in self.system_packages}
+        return tuple(named[name] for name in packages if name in named)
 
     def system_row(self, name: str) -> rows.System | None:
         return next((row for row in self.systems if row.id == name), None)

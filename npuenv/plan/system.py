@@ -1,7 +1,7 @@
 """The operating system's packages that a stack needs and that lack here. Start from `look_at_system`.
 
-Stacks name packages as Debian and Ubuntu do; names that differ elsewhere stand in `matrix/system_names.toml`. Nothing
-is installed without consent: without it, what lacks is told with the command that brings it.
+Stacks name packages as Debian and Ubuntu do; names that differ elsewhere stand in `matrix/system_packages.toml`.
+Nothing is installed without consent: without it, what lacks is told with the command that brings it.
 """
 
 from __future__ import annotations

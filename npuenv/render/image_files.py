@@ -41,6 +41,10 @@ def image_files(recipe: Recipe) -> dict[str, str]:
             nnal=nnal,
             # An empty entry would put the working folder on the path: CANN's scripts leave one at the end of an empty
             # variable, which is why the script takes a colon off before these.
+            preload="".join(
+                f'    if [ -r "{path}" ]; then export LD_PRELOAD="{path}${{LD_PRELOAD:+:${{LD_PRELOAD}}}}"; fi\n'
+                for path in layers.preloaded(stack)
+            ),
             more_path="".join(f'    export PYTHONPATH={path}"${{PYTHONPATH:+:${{PYTHONPATH}}}}"\n' for path in on_path),
         ),
         "entrypoint.sh": fill(

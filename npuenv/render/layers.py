@@ -80,7 +80,9 @@ def system_layer(recipe: Recipe) -> list[Instruction]:
     """The distribution's packages, without the lists that were read for them; nothing where the stack asks for none."""
     if not recipe.stack.system_packages:
         return []
-    return [Comment(recipe.say(Message("render.system-packages"))), Run(_system_packages(recipe))]
+    rows = load_matrix().packages_among(recipe.stack.system_packages)
+    reasons = [Comment(f"* {recipe.say(Message(row.why))}") for row in rows if row.why]
+    return [Comment(recipe.say(Message("render.system-packages"))), *reasons, Run(_system_packages(recipe))]
 
 
 def _system_packages(recipe: Recipe) -> tuple[Command, ...]:
@@ -97,6 +99,11 @@ def _system_packages(recipe: Recipe) -> tuple[Command, ...]:
             Exec(("apt-get", "update")),
             Exec(("apt-get", "install", "-y", "--no-install-recommends", *packages), env=quiet),
             Exec(("rm", "-rf", Glob("/var/lib/apt/lists"))),
+            *(
+                Exec(("update-alternatives", "--install", f"/usr/bin/{name}", name, f"/usr/bin/{program}", "20"))
+                for row in load_matrix().packages_among(packages)
+                for name, program in row.alternatives.items()
+            ),
         ),
     )
 
@@ -121,6 +128,18 @@ def _with_mirror(folder: str, kinds: str, install: tuple[Command, ...]) -> tuple
 def _dnf_names(packages: Sequence[str]) -> tuple[str, ...]:
     """The packages under their names on systems with dnf, each once."""
     return load_matrix().dnf_names(packages)
+
+
+def preloaded(stack: Stack) -> tuple[str, ...]:
+    """The libraries of the stack's system packages that every process loads first, as a shell finds them in an image.
+
+    Example: ("/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2",)
+    """
+    is_dnf = package_tool(stack.platform.os or "") == "dnf"
+    folder = "/usr/lib64" if is_dnf else "/usr/lib/$(uname -m)-linux-gnu"
+    return tuple(
+        f"{folder}/{row.preload}" for row in load_matrix().packages_among(stack.system_packages) if row.preload
+    )
 
 
 def package_tool(os: str) -> str | None:

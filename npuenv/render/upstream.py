@@ -65,7 +65,7 @@ def compare(stack: Stack, matrix: Matrix, lock: Lock | None = None) -> Compariso
     the same hardware and another operating system is compared with that file; its base differs then.
     """
     row = corresponding(stack, matrix)
-    return Comparison(stack.name, row, tuple(_differences(stack, row, lock)) if row else ())
+    return Comparison(stack.name, row, tuple(_differences(stack, row, matrix, lock)) if row else ())
 
 
 def corresponding(stack: Stack, matrix: Matrix) -> Upstream | None:
@@ -75,7 +75,7 @@ def corresponding(stack: Stack, matrix: Matrix) -> Upstream | None:
     return rows[0] if rows else None
 
 
-def _differences(stack: Stack, row: Upstream, lock: Lock | None) -> Iterator[Difference]:
+def _differences(stack: Stack, row: Upstream, matrix: Matrix, lock: Lock | None) -> Iterator[Difference]:
     if row.base != stack.image:
         yield Difference("base", "base image", row.base, stack.image)
     cann = stack.pin("cann")
@@ -83,21 +83,29 @@ def _differences(stack: Stack, row: Upstream, lock: Lock | None) -> Iterator[Dif
         yield Difference("cann", "CANN", row.cann, cann.version)
     if row.python != stack.platform.python:
         yield Difference("python", "Python", row.python, stack.platform.python)
-    yield from _of_system(stack, row)
+    yield from _of_system(stack, row, matrix)
     yield from _of_packages(stack, row, lock)
     yield from _of_sources(stack, row)
     yield from _of_order(stack, row)
-    for name in sorted({*row.env, *stack.env}):
-        if row.env.get(name) != stack.env.get(name):
-            yield Difference("setting", name, row.env.get(name), stack.env.get(name))
+    env = {**stack.env, **_preloads(stack, matrix)}
+    for name in sorted({*row.env, *env}):
+        if row.env.get(name) != env.get(name):
+            yield Difference("setting", name, row.env.get(name), env.get(name))
     for patch in row.patches:
         yield Difference("patch", patch, patch, None)
 
 
-def _of_system(stack: Stack, row: Upstream) -> Iterator[Difference]:
-    """Nothing where the published file's packages were not recorded."""
+def _preloads(stack: Stack, matrix: Matrix) -> dict[str, str]:
+    found = [each.preload for each in matrix.packages_among(stack.system_packages) if each.preload]
+    return {"LD_PRELOAD": f"{' '.join(found)} prepended"} if found else {}
+
+
+def _of_system(stack: Stack, row: Upstream, matrix: Matrix) -> Iterator[Difference]:
+    """Both under the names of the published file's system."""
     theirs, ours = set(row.system_packages), set(stack.system_packages)
-    for name in sorted(theirs ^ ours) if theirs else ():
+    if row.os.startswith("openeuler"):
+        ours = set(matrix.dnf_names(stack.system_packages))
+    for name in sorted(theirs ^ ours):
         yield Difference("system-package", name, name if name in theirs else None, name if name in ours else None)
 
 

@@ -101,12 +101,19 @@ def _release(name: str, row: VllmAscend, image: ReleaseImage, hardware: tuple[st
         image_repository="quay.io/ascend/cann",
         soc={name: _SOC[name] for name in hardware},
         requirements=(*_BUILD_TOOLS, *((f"ray{image.ray}",) if image.ray else ())),
-        system_packages=_SYSTEM_PACKAGES,
+        system_packages=(*_SYSTEM_PACKAGES, *_of_image(row, hardware, matrix)),
         override=tuple(_overrides(row, pins, matrix)),
         git=_git(row),
         dispute=tuple(_disputes(row, image, pins)),
         lacks=lacks,
     )
+
+
+def _of_image(row: VllmAscend, hardware: tuple[str, ...], matrix: Matrix) -> Iterator[str]:
+    """The system packages that the release's own images have for this hardware, as far as they serve a run."""
+    for package in matrix.system_packages:
+        if package.since and versions.accepts(f">={package.since}", row.version) and {*hardware} <= {*package.hardware}:
+            yield package.id
 
 
 def _pythons(row: VllmAscend, image: ReleaseImage) -> tuple[str, ...]:

@@ -44,14 +44,12 @@ def test_what_is_said_later_reaches_commands_that_already_run(tmp_path: Path) ->
         "import sys\nfor _ in range(3):\n    print(sys.argv[-2], sys.stdin.readline().strip(), flush=True)\n",
         encoding="utf-8",
     )
-    heard: list[tuple[str, bytes]] = []
+    heard: list[bytes] = []
+    # What is said, to a stranger too, once that many lines have come, in however many pieces.
+    words = {2: {"a": b"go a\nto ", "b": b"go b\n", "c": b"go c\n"}, 4: {"a": b"node05\n", "b": b"b ends\n"}}
 
     def further() -> dict[str, bytes]:
-        """A word to each once both have repeated the first; to one of them alone two more, and to a stranger."""
-        if len(heard) == 2:
-            heard.append(("", b""))
-            return {"a": b"go a\nto ", "b": b"go b\n", "c": b"go c\n"}
-        return {"a": b"node05\n", "b": b"b ends\n"} if len(heard) == 5 else {}
+        return words.pop(b"".join(heard).count(b"\n"), {})
 
     answers = ask(
         [Node("a", "a"), Node("b", "b")],
@@ -60,7 +58,7 @@ def test_what_is_said_later_reaches_commands_that_already_run(tmp_path: Path) ->
         limit_s=60,
         client=(sys.executable, str(client)),
         keeps_stdin=True,
-        heard=lambda node, chunk: heard.append((node.name, chunk)),
+        heard=lambda node, chunk: heard.append(chunk),
         more=further,
     )
     said = {answer.node.name: answer.out.decode().splitlines() for answer in answers}

@@ -168,9 +168,11 @@ def bed_of(plan: Plan, settings: object, *, root: Path, wheels: Path) -> Iterato
         text=True,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
     ) as process:
-        yield Bed(root, wheels, Path(os.environ["UV_CACHE_DIR"]), process)
         assert process.stdin is not None
-        process.stdin.close()
+        try:
+            yield Bed(root, wheels, Path(os.environ["UV_CACHE_DIR"]), process)
+        finally:
+            process.stdin.close()
 
 
 # uv, which waits before it installs as long as there is a file `hold`.
@@ -301,15 +303,16 @@ def test_nothing_outlives_an_installation_that_is_killed_and_the_next_one_goes_o
     bed = small_bed
     shutil.rmtree(bed.root)
     (tmp_path / "hold").touch()
-    bed.start()
-    assert until((tmp_path / "held").exists)
-    process = psutil.Process(bed.pid)
-    started = [child for child in process.children(recursive=True) if child.name() != process.name()]
-    assert started
-    kill(bed.pid, signal.SIGKILL)
-    bed.end()
-    assert until(lambda: all(is_gone(child.pid) for child in started))
-    (tmp_path / "hold").unlink()
+    try:
+        bed.start()
+        assert until((tmp_path / "held").exists)
+        started = psutil.Process(bed.pid).children(recursive=True)
+        assert started
+        kill(bed.pid, signal.SIGKILL)
+        bed.end()
+        assert until(lambda: all(is_gone(child.pid) for child in started))
+    finally:
+        (tmp_path / "hold").unlink()
     assert bed.run() == 0 and bed.flaws() == []
 
 

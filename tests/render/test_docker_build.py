@@ -6,6 +6,8 @@ Nothing of the machine is touched: PATH holds the recorders alone, and absolute 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import shlex
 import shutil
@@ -15,11 +17,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.matrix import load_matrix
 from npuenv.messages import Message
 from npuenv.render.docker import render_docker
 from npuenv.render.dockerfile import Run, script
 from npuenv.render.layers import Recipe, layer
-from npuenv.resolve.types import BuildStep, GitSource, Platform
+from npuenv.resolve import resolve
+from npuenv.resolve.types import BuildStep, GitSource, Platform, Request, Stack
 from tests.support.sentences import says
 
 if TYPE_CHECKING:
@@ -386,6 +390,56 @@ def test_the_entry_point_runs_the_script_of_tritons_compiler_before_nnals_where_
         done = subprocess.run(["bash", "-c", f". {file}"], env={}, capture_output=True, text=True, check=False)
         found[len(wanted)] = (done.stdout.split(), done.stderr)
     assert found == {3: (["toolkit", "compiler", "nnal"], ""), 2: (["toolkit", "nnal"], "")}
+
+
+@pytest.mark.parametrize(
+    ("release", "hardware", "wanted"),
+    [
+        ("0.12.0rc1", "a2", set()),
+        ("0.13.0rc1", "a2", {"libjemalloc2"}),
+        ("0.13.0", "a3", {"libjemalloc2", "clang-15"}),
+        ("0.18.0", "a2", {"libjemalloc2", "clang-15", "numactl"}),
+        ("0.18.0-310p", "310p", {"libjemalloc2", "numactl"}),
+        ("0.30.0rc2", "a3", {"libjemalloc2", "clang-15", "numactl"}),
+    ],
+)
+def test_an_image_has_what_vllm_ascends_own_images_have_for_a_run(
+    release: str, hardware: str, wanted: set[str]
+) -> None:
+    stack = resolve(Request(stack=f"vllm-ascend-{release}", hardware=hardware, arch="aarch64"), load_matrix())
+    assert isinstance(stack, Stack)
+    assert set(stack.system_packages) - {"gcc", "g++", "cmake", "libnuma-dev", "git"} == wanted
+
+
+def test_clang_is_found_by_its_plain_name_where_the_distribution_numbers_it(sample: SimpleNamespace) -> None:
+    stacks = {arch: sample.stack(arch, system_packages=("gcc", "clang-15")) for arch in ("x86_64", "aarch64")}
+    text = render_docker(stacks, sample.locks, indexes=sample.indexes)[f"{FOLDER}/Dockerfile"]
+    assert "update-alternatives --install /usr/bin/clang clang /usr/bin/clang-15 20" in text
+    assert "update-alternatives --install /usr/bin/clang++ clang++ /usr/bin/clang++-15 20" in text
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_library_that_is_there_is_loaded_first_before_what_the_caller_preloads(
+    sample: SimpleNamespace, tmp_path: Path, is_there: bool
+) -> None:
+    stacks = {arch: sample.stack(arch, system_packages=("libjemalloc2",)) for arch in ("x86_64", "aarch64")}
+    text = render_docker(stacks, sample.locks, indexes=sample.indexes)[f"{FOLDER}/activate.sh"]
+    library = tmp_path / f"usr/lib/{platform.machine()}-linux-gnu/libjemalloc.so.2"
+    if is_there:
+        library.parent.mkdir(parents=True)
+        library.touch()
+    file = tmp_path / "activate.sh"
+    file.write_text(re.sub(r'(["=])/usr/lib/', rf"\g<1>{tmp_path}/usr/lib/", text).replace("    . ", "    : "))
+    script = f". {file} 2>&1; printf '%s|' \"${{LD_PRELOAD-}}\""
+    found = [
+        subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False).stdout.rpartition(
+            "\n"
+        )[2]
+        for env in ({"PATH": os.environ["PATH"]}, {"PATH": os.environ["PATH"], "LD_PRELOAD": "/no/libmine.so"})
+    ]
+    first = f"{library}" if is_there else ""
+    assert found[0] == f"{first}|"
+    assert found[1].endswith(f"{first}:/no/libmine.so|" if is_there else "/no/libmine.so|")
 
 
 def test_activation_twice_is_activation_once(sample: SimpleNamespace, tmp_path: Path) -> None:

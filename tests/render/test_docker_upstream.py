@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.matrix import load_matrix
+from npuenv.lock.file import read_lock
+from npuenv.matrix import Matrix, load_matrix
 from npuenv.matrix.rows import Upstream
 from npuenv.messages import say
 from npuenv.render.upstream import Comparison, Difference, compare
@@ -18,6 +20,8 @@ from npuenv.resolve.types import Request, Stack
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import SimpleNamespace
+
+ROOT = Path(__file__).parents[2]
 
 
 def theirs(**changes: object) -> Upstream:
@@ -59,8 +63,9 @@ def beside(sample: SimpleNamespace, row: Upstream, **changes: object) -> tuple[D
 class _With:
     """A matrix with one published Dockerfile."""
 
-    def __init__(self, _: object, *rows: Upstream) -> None:
+    def __init__(self, matrix: Matrix, *rows: Upstream) -> None:
         self.upstream = rows
+        self.packages_among, self.dnf_names = matrix.packages_among, matrix.dnf_names
 
 
 def test_an_equal_file_differs_in_nothing(sample: SimpleNamespace) -> None:
@@ -111,7 +116,7 @@ def test_a_package_of_ours_alone_is_a_pin_and_not_what_others_require(sample: Si
 def test_the_file_of_the_same_system_is_taken_before_another(sample: SimpleNamespace) -> None:
     other = theirs(os="openeuler24.03", base="x")
     same = theirs()
-    found = compare(sample.stack(), _With(None, other, same))  # type: ignore[arg-type]
+    found = compare(sample.stack(), _With(load_matrix(), other, same))  # type: ignore[arg-type]
     assert found.row is same
 
 
@@ -154,8 +159,41 @@ def test_every_row_names_stacks_that_exist() -> None:
 def differences(name: str, hardware: str) -> dict[tuple[str, str], tuple[str | None, str | None]]:
     stack = resolve(Request(stack=name, hardware=hardware, arch="aarch64"), load_matrix())
     assert isinstance(stack, Stack)
-    found = compare(stack, load_matrix())
+    lock = read_lock(ROOT / "lockfiles" / f"{name}.{stack.platform.tag}.toml")
+    found = compare(stack, load_matrix(), lock)
     return {(each.kind, each.name): (each.theirs, each.ours) for each in found.differences}
+
+
+def test_names_of_another_distribution_are_no_difference_and_a_preloaded_library_is_a_setting(
+    sample: SimpleNamespace,
+) -> None:
+    ours = {"system_packages": ("g++", "libnuma-dev", "libjemalloc2")}
+    fit = theirs(
+        system_packages=ours["system_packages"], env={**theirs().env, "LD_PRELOAD": "libjemalloc.so.2 prepended"}
+    )
+    assert beside(sample, fit, **ours) == ()
+    named = ("gcc-c++", "numactl-devel", "jemalloc")
+    other = dataclasses.replace(fit, os="openeuler24.03", system_packages=named)
+    assert beside(sample, other, **ours) == ()
+    bare = beside(sample, dataclasses.replace(other, env=theirs().env, system_packages=(*named, "clang")), **ours)
+    preload = Difference("setting", "LD_PRELOAD", None, "libjemalloc.so.2 prepended")
+    assert bare == (Difference("system-package", "clang", "clang", None), preload)
+
+
+@pytest.mark.parametrize("row", load_matrix().upstream, ids=lambda row: row.id)
+def test_the_system_packages_of_every_published_file_are_recorded(row: Upstream) -> None:
+    assert {"gcc", "git"} <= set(row.system_packages)
+
+
+def test_a_vllm_ascend_image_names_what_it_leaves_out_and_what_upstream_put_in_last() -> None:
+    found = differences("vllm-ascend-0.18.0", "a3")
+    left_out = {name for kind, name in found if kind == "system-package"}
+    assert {"net-tools", "vim", "wget"} == left_out
+    assert {"modelscope", "vllm[audio]"} <= {name for kind, name in found if kind == "package"}
+    assert found["setting", "LD_LIBRARY_PATH"] == ("/usr/local/lib appended", None)
+    assert ("setting", "LD_PRELOAD") not in found
+    assert found["package", "torch-npu"] == ("==2.9.0.post1+gitee7ba04", "==2.9.0")
+    assert found["package", "triton-ascend"] == ("==3.2.0.dev20260322", "==3.2.0")
 
 
 @pytest.mark.parametrize("hardware", ["a2", "a3"])

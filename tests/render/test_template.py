@@ -23,6 +23,7 @@ VALUES = {
     "compiler": "    if [ -r /c ]; then . /c; fi\n",
     "nnal": "/n",
     "more_path": "    export X=1\n",
+    "preload": "    export Y=1\n",
 }
 
 

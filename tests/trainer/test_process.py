@@ -19,7 +19,7 @@ from tests.trainer.shared import LIMIT_S, forks
 from tests.trainer.trainer_cases import only, read
 from trainer import __main__ as entry
 from trainer.config import Config
-from trainer.interrupt import Interrupt
+from trainer.interrupt import SIGNALS, Interrupt
 from trainer.metrics.records import FILE, SCHEMA
 from trainer.saving import manifest, resume
 
@@ -177,6 +177,13 @@ def test_an_interrupt_between_the_opening_of_the_records_and_the_run_stands_in_t
     assert entry.main(["--out", str(tmp_path / "out"), "device=cpu", "steps=1"]) == 130
     (end,) = read(tmp_path / "out")
     assert (end["status"], end["reason"]) == ("interrupted", "SIGTERM")
+
+
+def test_a_caller_of_the_trainer_has_its_handlers_of_signals_back(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    assert entry.main(["--out", str(tmp_path), "no-such-setting=1"]) == 2
+    assert entry.main(["--out", str(tmp_path / "run"), "steps=1"]) == 0
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_a_signal_that_was_put_off_is_heard_in_the_end_and_a_second_one_at_once(

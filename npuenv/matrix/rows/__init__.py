@@ -41,7 +41,7 @@ _SUBJECTS = {
         "Probe",
         "Setting",
         "System",
-        "SystemName",
+        "SystemPackage",
         "Variable",
     ),
     "models": ("ModelShape", "ModelType"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping  # noqa: TC003 - the loader reads these annotations at run time
+from dataclasses import dataclass, field
 from typing import Literal
 
 from npuenv.matrix.rows.base import Row
@@ -47,10 +48,15 @@ class System(Row):
 
 
 @dataclass(frozen=True, slots=True)
-class SystemName(Row):
-    """A system package that is called otherwise where dnf or yum installs it. `id` is its name on Debian and Ubuntu."""
+class SystemPackage(Row):
+    """A system package: its other names, and what images of vllm-ascend do with it. `id` is its Debian name."""
 
-    dnf: tuple[str, ...]
+    dnf: tuple[str, ...]  # what it is called where dnf or yum installs it
+    since: str = ""  # the first vllm-ascend release whose own images have it; "": only stacks that name it
+    hardware: tuple[str, ...] = ()  # on which they have it
+    why: str = ""  # message key: what it is for
+    preload: str = ""  # the library in it that every process of an image loads first
+    alternatives: Mapping[str, str] = field(default_factory=dict)  # program -> the one with a version that stands in
 
 
 @dataclass(frozen=True, slots=True)
