@@ -120,8 +120,9 @@ def written(text: str, wanted: dict[str, list[str]]) -> str:
     for number, block in enumerate(blocks):
         found = re.match(r'id = "([^"]+)"', block)
         for line in wanted.get(found[1], ()) if found else ():
-            column = line.partition(" =")[0]
-            blocks[number] = re.sub(rf"(?m)^{column} = .*$", lambda _, line=line: line, blocks[number])
+            column = line.partition("=")[0] + "="
+            olds = blocks[number].split("\n")
+            blocks[number] = "\n".join(line if old.startswith(column) else old for old in olds)
     result = "[[row]]\n".join(blocks)
     _toml.loads(result)
     return result
