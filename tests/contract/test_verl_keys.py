@@ -59,6 +59,7 @@ def _run(command: list[str]) -> str:
 
 @pytest.mark.registry
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_table_equals_what_the_wheels_say(wheels: Path) -> None:
     made = _run([str(wheels / "V" / "bin" / "python"), str(MAKER), str(wheels)])
     assert loads(made) == loads(TABLE.read_text(encoding="utf-8"))

@@ -1,11 +1,12 @@
-"""`npuenv preflight` against verl itself: scripts that verl runs, rendered recipes, and planted mistakes.
+"""`npuenv preflight` and rendered recipes against verl and ROLL themselves.
 
-    python -m tests.contract.upstream [--verl DIR]... [--python EXE]
+    python -m tests.contract.upstream [--verl DIR]... [--roll DIR]... [--python EXE]
 
-DIR is a checkout of verl: no error of preflight about one of its scripts that verl, the shell or the engine does not
-give too. Without one, that part is left out, because the packages on the index hold no scripts; recipes and mistakes
-are judged by those packages all the same. EXE has torch and all that verl imports; left out, one is made of the larger
-CPU stack and packages of the index. Ends with 1 where the figures are worse than they must be.
+A checkout of verl: no error of preflight about one of its scripts that verl, the shell or the engine does not give too.
+Without one, that part is left out, because the packages on the index hold no scripts; recipes and mistakes are judged
+by those packages all the same. A checkout of ROLL, which is on no index: its own loader takes every recipe that is
+rendered for it. EXE has torch and all that both import; left out, one is made of the larger CPU stack and packages of
+the index. Ends with 1 where the figures are worse than they must be.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuenv.cli import main as cli
 from npuenv.errors import NpuenvError
+from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases
 from npuenv.messages import say
 from npuenv.preflight.examine import examine
@@ -42,10 +45,11 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Problem
 
 VERDICTS = Path(__file__).with_name("verl_verdicts.py")
+ROLL_VERDICTS = Path(__file__).with_name("roll_verdicts.py")
 # What verl imports beside torch, ray, transformers and tensordict: without dependencies, which the CPU stack has.
 MORE = ("hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.3", "orjson", "pillow", "codetiming",
         "dill", "torchdata", "pandas", "datasets", "peft", "accelerate", "multiprocess", "xxhash", "pytz",
-        "python-dateutil", "six", "tzdata", "cachetools", "pybind11", "megatron-core")  # fmt: skip
+        "python-dateutil", "six", "tzdata", "cachetools", "pybind11", "megatron-core", "dacite")  # fmt: skip
 # What only a card or the generating engine could show: preflight says it of scripts that are written for GPUs, or from
 # the engine's own check.
 OF_THE_MACHINE = {
@@ -59,10 +63,22 @@ MOST, LEAST_FOUND = 60, 57
 
 
 class Framework:
-    """A Python that can import verl out of a tree."""
+    """A Python that can import verl or ROLL out of a tree."""
 
     def __init__(self, python: Path, packages: Sequence[Path] = ()) -> None:
         self._python, self._packages = python, packages
+
+    def judge(self, program: Path, tree: Path, cases: object) -> list[str]:
+        """The lines of a program of verdicts. Raises SystemExit where it gives none."""
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._packages)), "RAY_DEDUP_LOGS": "0"}
+        done = subprocess.run(
+            [str(self._python), str(program), str(tree)], cwd=tree, input=json.dumps(cases), env=environ,
+            capture_output=True, text=True, check=False, timeout=1800,
+        )  # fmt: skip
+        lines = done.stdout.splitlines()
+        if not lines and cases:
+            raise SystemExit(f"{program.stem}: nothing can be asked: {done.stderr[-1500:]}")
+        return lines
 
     def verdicts(self, tree: Path, launches: Sequence[tuple[str, Sequence[str]]]) -> list[str | None]:
         """What verl says of each launch, in their order: None where it takes it."""
@@ -72,16 +88,8 @@ class Framework:
                 "programs": programs(tree),
                 "launches": [[name, list(words)] for name, words in launches[len(said) :]],
             }
-            environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self._packages)), "RAY_DEDUP_LOGS": "0"}
-            done = subprocess.run(
-                [str(self._python), str(VERDICTS), str(tree)], cwd=tree, input=json.dumps(cases), env=environ,
-                capture_output=True, text=True, check=False, timeout=1800,
-            )  # fmt: skip
-            lines = done.stdout.splitlines()
-            said += [json.loads(line) for line in lines]
+            said += [json.loads(line) for line in self.judge(VERDICTS, tree, cases)]
             if len(said) < len(launches):
-                if not lines:
-                    raise SystemExit(f"verl cannot be asked: {done.stderr[-1500:]}")
                 said.append("the process ended")
         return said
 
@@ -228,6 +236,34 @@ def recipes(release: str, tree: Path, verl: Framework) -> bool:
     return not wrong and bool(said)
 
 
+def roll_recipes(tree: Path, release: str, roll: Framework) -> bool:
+    """Whether ROLL's loader takes every recipe that is rendered for a checkout of it."""
+    cases = []
+    for row in load_matrix().roll_recipes:
+        place = tree / "examples" / "npuenv" / row.id
+        words = ["--for", "roll", "--release", release, "--recipe", row.id, "-o", str(place), "--quiet"]
+        if cli(["render-launch", *words]) != 0:
+            print(f"  ROLL {release}: {row.id} cannot be rendered")
+            return False
+        shutil.move(place / f"{row.id}.yaml", tree / "examples" / "npuenv" / f"{row.id}.yaml")
+        cases.append((row.pipeline, "npuenv", row.id))
+    said = list(map(json.loads, roll.judge(ROLL_VERDICTS, tree, cases)))
+    wrong = {name: text for (_, _, name), text in zip(cases, said) if text is not None}
+    print(f"  ROLL {release}: {len(said)} recipes, {len(wrong)} refused")
+    print("".join(f"    {name}: {text}\n" for name, text in wrong.items()), end="")
+    return not wrong and len(said) == len(cases)
+
+
+def release_of(checkout: Path) -> str:
+    """The tag of a checkout without its v, else the commit's first digits."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(("git", "-C", str(checkout), *words), capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return git("describe", "--tags", "--exact-match").removeprefix("v") or git("rev-parse", "--short=8", "HEAD")
+
+
 def errors_of(mutant: Mutant, release: str, folder: Path) -> list[str]:
     """The rules that call a mutant an error; a text that cannot be read is one, too."""
     try:
@@ -277,6 +313,7 @@ def bases_of(tree: Path) -> Iterator[tuple[str, str]]:
 def main(arguments: Sequence[str] | None = None) -> bool:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--verl", type=Path, action="append", default=[], metavar="DIR")
+    words.add_argument("--roll", type=Path, action="append", default=[], metavar="DIR")
     words.add_argument("--python", type=Path, metavar="EXE")
     words.add_argument("--only", choices=("scripts", "recipes", "mistakes"), action="append")
     given = words.parse_args(arguments)
@@ -297,6 +334,12 @@ def main(arguments: Sequence[str] | None = None) -> bool:
             print("\nrendered recipes, composed and validated")
             taken = [recipes(each, wheel(each, Path(scratch, each)), verl) for each in releases]
             good = all(taken) and good
+        if "recipes" in parts and not given.roll:
+            print("\nROLL's recipes: left out, there is no checkout of ROLL (--roll DIR)")
+        for at, checkout in enumerate(given.roll if "recipes" in parts else ()):
+            tree = Path(scratch, f"roll{at}")
+            shutil.copytree(checkout, tree, ignore=shutil.ignore_patterns(".git"), symlinks=True)
+            good = roll_recipes(tree, release_of(checkout), verl) and good
         if "mistakes" in parts:
             print("\nplanted mistakes")
             newest = known_releases("verl")[-1]

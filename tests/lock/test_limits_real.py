@@ -54,7 +54,9 @@ def test_every_limit_is_shown() -> None:
     assert set(SHOWN) == {row.id for row in load_matrix().limits}
 
 
-@pytest.mark.parametrize("limit", SHOWN)
+@pytest.mark.parametrize(
+    "limit", [pytest.param(each, marks=pytest.mark.long) if n else each for n, each in enumerate(SHOWN)]
+)
 def test_the_limit_is_where_it_breaks(tmp_path: Path, limit: str) -> None:
     what, broken, whole = SHOWN[limit]
     row = next(row for row in load_matrix().limits if row.id == limit)
