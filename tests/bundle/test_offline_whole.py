@@ -19,7 +19,7 @@ from tests.support.sentences import says
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.registry, pytest.mark.slow]
+pytestmark = [pytest.mark.registry, pytest.mark.slow, pytest.mark.long]
 
 OFFLINE = ("unshare", "-rn")
 ROOM = 5 * 1024**3  # bytes: the bundle, what is unpacked of it, two environments
@@ -77,7 +77,6 @@ def test_the_command_installs_from_a_bundle_where_there_is_no_network(bundle: Pa
     assert torch.stdout == "tensor(2.)\n", torch.stderr
 
 
-@pytest.mark.long
 def test_the_script_of_a_bundle_installs_where_there_is_no_network(bundle: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(bundle, tmp_path / "bundle", filter="data")
     (script,) = (tmp_path / "bundle").glob("*/install.sh")

@@ -68,6 +68,7 @@ def test_the_stub_covers_what_torch_npu_wants(python: Path) -> None:
     assert len(names) >= 84
 
 
+@pytest.mark.long
 def test_without_cann_the_report_is_complete_and_names_the_library(
     python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

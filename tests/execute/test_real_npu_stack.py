@@ -354,6 +354,7 @@ def test_with_cann_the_activated_environment_sees_eight_devices(reduced: Environ
     assert Path(triton) == reduced.site / "triton/__init__.py"
 
 
+@pytest.mark.long
 def test_triton_over_triton_ascend_is_told_and_the_same_plan_restores_it(reduced: Environment) -> None:
     whole = _tree(reduced)
     over = ("--over", "triton-ascend=triton")

@@ -92,6 +92,31 @@ def test_a_disk_that_is_too_small_is_told_with_both_numbers() -> None:
     assert "2 MiB free" in say(caught.value.message) and "4 MiB" in say(caught.value.message)
 
 
+def test_a_disk_with_just_enough_room_will_do() -> None:
+    check_target(Machine({}, free_kib=4096), Target("/x/env"), LOCK)
+    with pytest.raises(BadInput):
+        check_target(Machine({}, free_kib=4095), Target("/x/env"), LOCK)
+
+
+class WithEnvironments(Machine):
+    """A machine with one environment in a folder of pyenv's or conda's."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__({f"{place}/mine/bin/python3.11": [3, 11, 7, "x86_64", "/real/python3.11"]})
+        self.place = place
+
+    def look(self, path: str) -> Looked:
+        return Looked(path, PathState.FOLDER, names=("mine",)) if path == self.place else super().look(path)
+
+    def environ(self) -> Mapping[str, str]:
+        return {**super().environ(), "CONDA_PREFIX": "/c"}
+
+
+@pytest.mark.parametrize("place", ["/h/.pyenv/versions", "/h/miniconda3/envs", "/opt/conda/envs", "/c/envs"])
+def test_interpreters_of_pyenv_and_conda_are_found(place: str) -> None:
+    assert find_python(WithEnvironments(place), "3.11", "x86_64") == "/real/python3.11"
+
+
 def test_a_new_and_an_empty_folder_will_do(tmp_path: Path) -> None:
     check_target(LocalHost(), Target(str(tmp_path / "a/b/c")), LOCK)
     check_target(LocalHost(), Target(str(tmp_path)), LOCK)

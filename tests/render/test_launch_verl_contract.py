@@ -89,9 +89,8 @@ def wheel(tmp_path: Path, hydra: Path, release: str) -> Path:
 
 
 @pytest.mark.registry
-@pytest.mark.parametrize(
-    "release", [*(pytest.param(each, marks=pytest.mark.long) for each in RELEASES[:-1]), RELEASES[-1]]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("release", RELEASES)
 def test_every_recipe_composes_under_the_real_configuration(release: str, wheel: Path, hydra: Path) -> None:
     cases: list[dict[str, object]] = []
     refused = set()
