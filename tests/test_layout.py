@@ -27,6 +27,7 @@ FLOWS: dict[str, set[str]] = {
     "doctor": {"machines", "real_torch_npu", "seeded_faults"},
     "execute": {"corruptions", "inspector", "kill", "real_npu_stack", "second_runs", "upkeep"},
     "facts": {"cases", "damaged_outputs", "import_program", "nodes"},
+    "golden": {"documents"},
     "host": {"redaction"},
     "lint": {"any_text", "order", "reading", "rules"},
     "lock": {"limits_real"},

@@ -268,7 +268,8 @@ def test_killed_at_random_points_and_run_again_it_is_complete(bed: Bed, num_poin
         f"{num_points} points: {num_killed} killed, {num_left_incomplete} left incomplete, "
         f"{num_waited} repeats waited, all whole after\n"
     )
-    assert num_killed > num_points / 4 and num_left_incomplete > 0  # else the points lie where nothing happens
+    if num_points > FEW:  # else the points lie where nothing happens
+        assert num_killed > num_points / 4 and num_left_incomplete > 0
 
 
 @pytest.mark.slow
