@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from npuenv._toml import load_file
 from npuenv.cli import app
+from npuenv.core.toml_input import load_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

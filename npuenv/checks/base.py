@@ -8,15 +8,15 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from npuenv.facts.base import Evidence
+    from npuenv.core.fact import Evidence
+    from npuenv.core.plan import Want
     from npuenv.facts.collect import Facts
     from npuenv.matrix import Matrix
-    from npuenv.plan.types import Want
     from npuenv.resolve.types import Stack
 
 NPU_FRAMEWORKS = frozenset({"verl", "roll", "vllm-ascend", "torch-npu"})

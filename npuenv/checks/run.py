@@ -5,13 +5,13 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
-from npuenv.checks.automatic import declared
+from npuenv.checks.autofix import declared
 from npuenv.checks.base import SEVERITY, Check, Context, Finding, Status, Verdict, skip, unsure
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
-from npuenv.errors import ExitCode
-from npuenv.facts.asker import was_asked
-from npuenv.facts.base import Evidence, State
+from npuenv.core.errors import ExitCode
+from npuenv.core.fact import Evidence, State
+from npuenv.facts.collector import was_asked
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from npuenv import versions
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence
 
 # The variables that a capture keeps; of others nothing can be said.
 _SEEN = re.compile(r"(VLLM|HCCL|RAY|OMP|ASCEND|PYTORCH|TORCH|TASK|NPU)_\w+")

@@ -11,12 +11,12 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv._json import loads
+from npuenv.core.json_input import loads
+from npuenv.core.messages import Message, say
+from npuenv.core.plan import Action, Plan, Step, Want, WriteFile
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.prerequisites import PREFIX_PYTHON
-from npuenv.messages import Message, say
-from npuenv.plan.types import Action, Plan, Step, Want, WriteFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def _claim(plan: Plan, lang: str, *, is_replacing: bool) -> list[str]:
 def _guard(root: str, made: Mapping[str, Any], *, is_replacing: bool) -> list[str]:
     """Conditions of which one holds where the folder is new, was begun and not finished, or holds what the plan makes.
 
-    What `npuenv.plan.target` asks, but that a damaged marker says nothing here.
+    What `npuenv.install.plan.target` asks, but that a damaged marker says nothing here.
     """
     marker, manifest = posixpath.join(root, MARKER), posixpath.join(root, MANIFEST)
     begun = " | ".join(map(shlex.quote, ("", ".npuenv", f".npuenv\n{MARKER}.new")))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import Status, title
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
+from npuenv.core.shell import shell_line
 from npuenv.facts.collect import to_json
-from npuenv.host.shell import shell_line
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
 from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, machine_lines
 
 if TYPE_CHECKING:

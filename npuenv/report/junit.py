@@ -11,9 +11,9 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks import Status, title
-from npuenv.host.shell import shell_line
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
+from npuenv.core.shell import shell_line
 from npuenv.report.doctor import counts
 
 if TYPE_CHECKING:

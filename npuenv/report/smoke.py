@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import Finding, Status
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
 from npuenv.report.advice import advice
 from npuenv.report.doctor import finding_json
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.checks import Status, title
-from npuenv.host.shell import shell_line
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
+from npuenv.core.shell import shell_line
 from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, is_mendable, machine_lines
 
 if TYPE_CHECKING:

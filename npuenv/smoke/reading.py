@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from npuenv.checks import Finding, Fix, Status
-from npuenv.facts.base import Evidence
-from npuenv.messages import Message
+from npuenv.core.fact import Evidence
+from npuenv.core.messages import Message
 from npuenv.smoke.run import METRICS, Record
 
 _SOURCE = "the run's own records"

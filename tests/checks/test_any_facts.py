@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from npuenv.checks import Status, check_all
-from npuenv.facts.base import Fact
+from npuenv.core.fact import Fact
 from tests.support.changes import HEALTHY, WHY, gone
 
 GROUPS = [field.name for field in dataclasses.fields(HEALTHY) if field.name != "environment"]

@@ -14,7 +14,8 @@ from npuenv.checks.base import Check, Context, Verdict
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.run import REPORTED_BY
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
+from npuenv.core.messages import say
 from npuenv.facts import Evidence, Fact, State, unknown
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.hccn.conf import HccnConf
@@ -24,7 +25,6 @@ from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
 from npuenv.facts.python.interpreter import SharedFiles
 from npuenv.host.recorded import load_capture
-from npuenv.messages import say
 from tests.support.changes import (
     HEALTHY,
     HOSTS,

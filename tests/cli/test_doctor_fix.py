@@ -19,17 +19,17 @@ import jsonschema
 import pytest
 
 import npuenv.report
+from npuenv.app.examine import Judged
 from npuenv.checks import Finding, Fix, Status
 from npuenv.cli import main
 from npuenv.cli.common import Stop, Ui
 from npuenv.cli.fix import mend
-from npuenv.errors import BadInput, ExitCode
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
+from npuenv.core.plan import Want
 from npuenv.facts.collect import collect
-from npuenv.front.judging import Judged
 from npuenv.host.local import LocalHost
 from npuenv.lock.wheels import write_wheel
-from npuenv.messages import Message
-from npuenv.plan.types import Want
 from tests.support.own_signals import interruptible
 from tests.support.sentences import part, says, sentence
 
@@ -182,7 +182,7 @@ def test_a_shell_that_reads_the_file_is_looked_at_too(capsys: pytest.CaptureFixt
 
 
 def test_programs_of_a_sourced_shell_get_its_variables_and_no_others() -> None:
-    from npuenv.host.sourced import sourced
+    from npuenv.host.sourced_env import sourced
 
     file = data() / "session.sh"
     file.parent.mkdir(parents=True)
@@ -417,7 +417,7 @@ def test_this_machine_is_mended_from_the_command_line(capsys: pytest.CaptureFixt
 
 
 def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_names() -> None:
-    from npuenv.plan.fix import Place, plan_cures
+    from npuenv.install.plan.fix import Place, plan_cures
     from npuenv.report.fix import plan_lines
 
     saved = Message("cli.saved", {"path": "/home/user1/x"})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import loads
 from npuenv.checks import check_all
+from npuenv.core.toml_input import loads
 from npuenv.facts.collect import collect
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.recorded import parse_capture

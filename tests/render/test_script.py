@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.messages import Message, say
+from npuenv.core.plan import Plan, Run, Step, Want, WriteFile
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.pip import UvSettings
 from npuenv.host.writing import claim
-from npuenv.messages import Message, say
-from npuenv.plan.types import Plan, Run, Step, Want, WriteFile
 from npuenv.render.script import render_script
 from tests.support.sentences import sentence
 from tests.support.waiting import until

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.checks import Fix, Status, check_all
-from npuenv.facts.base import Evidence, known
+from npuenv.core.fact import Evidence, known
+from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
-from npuenv.messages import Message
 from npuenv.report.html import render_html
 
 if TYPE_CHECKING:

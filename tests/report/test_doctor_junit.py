@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from npuenv.checks import Fix, Status, check_all
+from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
-from npuenv.messages import Message
 from npuenv.report.junit import render_junit
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 import npuenv.report
 from npuenv.checks import Fix, Status, check_all
+from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost, load_capture
-from npuenv.messages import Message
 from npuenv.report.doctor import document
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 from npuenv.report.smoke import Where, print_summary
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.messages import say
+from npuenv.core.messages import say
 from npuenv.report.smoke import Where, headline, verdict
 from npuenv.smoke import cause, judge
 from tests.support.sentences import part, says, sentence

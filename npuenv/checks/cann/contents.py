@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import Check, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.session.variables import generation
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence, State
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, warn
 from npuenv.checks.cann.session import source
 from npuenv.checks.session.variables import environment, installed, line, setting
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.facts.cann.toolkit import Cann, Nnal

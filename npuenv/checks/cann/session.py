@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import Check, Fix, fail, fix, ok, skip, warn
 from npuenv.checks.session.variables import environment, installed, line, setting
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.checks.base import Context, Verdict

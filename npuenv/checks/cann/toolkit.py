@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
 from npuenv.checks.cann.session import source
 from npuenv.checks.python.installed import resolve_here
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence, State
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence, State
 from npuenv.facts.cann.installs import home_of
 
 if TYPE_CHECKING:

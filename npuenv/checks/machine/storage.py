@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.facts.machine.mounts import Folder

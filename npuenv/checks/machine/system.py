@@ -6,13 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.facts.base import State
+from npuenv.core.fact import State
 from npuenv.facts.machine.account import DRIVER_GROUP
 from npuenv.facts.machine.processes import line_of
 from npuenv.facts.machine.system import UNLIMITED
 
 if TYPE_CHECKING:
-    from npuenv.facts.base import Fact
+    from npuenv.core.fact import Fact
     from npuenv.facts.machine.processes import Process, Processes
 
 _GIB_KIB = 1 << 20

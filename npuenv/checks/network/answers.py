@@ -6,13 +6,13 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npuenv.checks.base import Context, Verdict, skip, unread
-from npuenv.facts.asker import was_asked
-from npuenv.facts.base import Evidence, State
+from npuenv.core.fact import Evidence, State
+from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.facts.base import Fact
+    from npuenv.core.fact import Fact
 
 _REACH = ("receive timeout", "unreachable", "time exceeded")
 SICK = "get device health status failed"  # said of a card that the driver gets nothing from

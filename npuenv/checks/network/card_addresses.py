@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Fix, Status, Verdict, fail, fix, ok, skip, unsure, warn, worst
 from npuenv.checks.network.answers import answers, cards_here, stands_back, stranded_cards, unread_cards
-from npuenv.facts.base import Evidence, State
+from npuenv.core.fact import Evidence, State
 
 if TYPE_CHECKING:
     import ipaddress

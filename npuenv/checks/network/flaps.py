@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, warn, worst
 from npuenv.checks.network.answers import answers, unread_cards
-from npuenv.facts.base import Evidence, Fact, State
+from npuenv.core.fact import Evidence, Fact, State
 
 if TYPE_CHECKING:
     import datetime

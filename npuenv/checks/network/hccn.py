@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn, worst
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stands_back, stranded_cards, unread_cards
-from npuenv.facts.base import State
+from npuenv.core.fact import State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.facts.base import Evidence
+    from npuenv.core.fact import Evidence
 
 LEVEL = 2
 _VERIFY = "vllm-ascend installation and multi-node pages, list of verifications"

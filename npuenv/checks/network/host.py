@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
-from npuenv.facts.base import Evidence, State
+from npuenv.core.fact import Evidence, State
 from npuenv.facts.network import hccl_ports
 from npuenv.facts.network.interfaces import number_of, way_to
-from npuenv.facts.network.launch import host_of, is_loopback
+from npuenv.facts.network.rendezvous import host_of, is_loopback
 
 if TYPE_CHECKING:
     from npuenv.facts.collect import Facts

@@ -9,9 +9,9 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 from npuenv.facts.network.interfaces import number_of, way_to
-from npuenv.facts.network.launch import is_loopback
+from npuenv.facts.network.rendezvous import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

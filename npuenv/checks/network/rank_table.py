@@ -8,7 +8,7 @@ from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, wor
 from npuenv.checks.network import card_addresses
 from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.checks.network.interfaces import own_addresses
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.facts.hccn.rank_table import RankTable, Server

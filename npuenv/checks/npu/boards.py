@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unread, unsure, warn, worst
 from npuenv.checks.npu.listed import unread_of
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn, worst
 from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, without_table
-from npuenv.facts.asker import was_asked
-from npuenv.facts.base import Evidence, State
+from npuenv.core.fact import Evidence, State
+from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

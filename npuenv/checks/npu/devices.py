@@ -21,7 +21,7 @@ from npuenv.checks.base import (
     worst,
 )
 from npuenv.checks.npu.listed import TABLE, interface_is_down, without_table
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import (
     NPU_FRAMEWORKS,
     Check,
@@ -21,9 +20,10 @@ from npuenv.checks.base import (
     warn,
 )
 from npuenv.checks.npu.listed import TABLE, without_table
-from npuenv.errors import BadInput
-from npuenv.facts.asker import was_asked
-from npuenv.facts.base import Evidence, State
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence, State
+from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import skip, unread, unsure
-from npuenv.facts.base import Evidence, State
+from npuenv.core.fact import Evidence, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

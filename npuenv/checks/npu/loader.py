@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Check, fail, fix, ok, skip
 from npuenv.checks.npu.driver import library_path
-from npuenv.facts.base import Evidence, Fact
+from npuenv.core.fact import Evidence, Fact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

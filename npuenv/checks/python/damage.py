@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import Check, Context, Verdict, fail, ok, skip, warn
 from npuenv.checks.python.installed import CORE, put_in, restore, version_of
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

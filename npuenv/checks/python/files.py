@@ -9,7 +9,7 @@ from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, war
 from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
 from npuenv.checks.python.installed import accepts, python_of, version_of
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from npuenv.facts.python.elf import Elf, MissingLibrary

@@ -12,7 +12,7 @@ from npuenv.checks.python.damage import cause_of
 from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
 from npuenv.checks.python.limits import broken_limits
 from npuenv.checks.python.parts import missing_parts
-from npuenv.facts.base import Evidence, State
+from npuenv.core.fact import Evidence, State
 from npuenv.facts.python import tried
 
 if TYPE_CHECKING:

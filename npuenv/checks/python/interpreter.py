@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
-from npuenv.facts.asker import was_asked
-from npuenv.facts.base import Evidence, State
+from npuenv.core.fact import Evidence, State
+from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
     from npuenv.checks.base import Fix

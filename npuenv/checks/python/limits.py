@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import (
     FRAMEWORKS,
     NPU_FRAMEWORKS,
@@ -40,8 +39,9 @@ from npuenv.checks.python.installed import (
     where,
 )
 from npuenv.checks.python.parts import missing_parts
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

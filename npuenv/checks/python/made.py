@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
 from npuenv.checks.python.installed import repair
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, warn
 from npuenv.checks.network.interfaces import spans_nodes
 from npuenv.checks.python.installed import lines, version_of
-from npuenv.versions import accepts
+from npuenv.core.versions import accepts
 
 
 def _ray(context: Context) -> Verdict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.python.installed import (
     is_for_gpus,
@@ -18,8 +17,9 @@ from npuenv.checks.python.installed import (
     torch_fix,
     version_of,
 )
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence
 
 _PTA = "Ascend/pytorch COMPATIBILITY.en.md"
 _CUDA = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime|nccl)(-cu\d+)?")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
 from npuenv.checks.python.installed import (
     chip_generations,
@@ -15,6 +14,7 @@ from npuenv.checks.python.installed import (
     resolve_here,
     version_of,
 )
+from npuenv.core import versions
 
 if TYPE_CHECKING:
     from npuenv.facts.python.interpreter import Python

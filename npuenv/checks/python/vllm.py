@@ -6,7 +6,6 @@ import os.path
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Status, Verdict, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.python.installed import (
     accepts,
@@ -25,7 +24,8 @@ from npuenv.checks.python.installed import (
 from npuenv.checks.python.limits import broken_limits, numpy_era
 from npuenv.checks.python.torch_family import torch_npu_cann, torch_pair
 from npuenv.checks.python.triton import triton
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

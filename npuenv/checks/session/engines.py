@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import Check, fail, fix, ok, warn
 from npuenv.checks.session.variables import environment, generation, installed, line, setting
-from npuenv.errors import BadInput
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
     from npuenv.checks.base import Context, Verdict

@@ -12,7 +12,7 @@ from npuenv.checks.session import hccl as session_hccl
 from npuenv.checks.session import torch as session_torch
 from npuenv.checks.session import variables
 from npuenv.checks.session.variables import environment, line, setting
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
 
 # Variable, the values that mean debugging, and what that costs is said in its document.
 _DEBUGGING = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import NPU_FRAMEWORKS, Check, fail, fix, ok, warn
 from npuenv.checks.session.variables import generation, installed, line, setting
-from npuenv.errors import BadInput
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

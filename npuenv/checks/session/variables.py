@@ -9,10 +9,10 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
 from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, warn
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
