@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import Row
     from npuenv.matrix.tables import Matrix
-    from tests.maintain.refresh.conftest import Served
+    from tests.support.package_index import Served
 
 pytest.importorskip("pypi_simple", reason="reading an index needs the package pypi-simple")
 
