@@ -86,7 +86,7 @@ def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_shown: bool, as_
 
 def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -> ExitCode:
     """Puts the former environment in force again, once it is seen to be whole. A second time returns."""
-    from npuenv.core.plan import Want
+    from npuenv.core.plan import Condition
     from npuenv.facts.environment import ask_environment
     from npuenv.host.local import LocalHost
 
@@ -95,7 +95,7 @@ def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool
     if kept.role == "elsewhere":
         raise BadInput(Message("store.no-previous", {"path": kept.described.root}), Message("store.no-previous-hint"))
     before = switch.previous_of(home)
-    fact = ask_environment(LocalHost(), Want("env.intact", (str(before),), "yes"))
+    fact = ask_environment(LocalHost(), Condition("env.intact", (str(before),), "yes"))
     if fact.value != "yes":
         why = fact.value or next((item.line for item in fact.evidence), "")
         again = f"npuenv install --repair --target {before}"

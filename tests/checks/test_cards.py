@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status, check_all, exit_code
+from npuenv.checks import check_all, exit_code
 from npuenv.checks.npu.boards import CHECKS as BOARDS
 from npuenv.checks.npu.cards import CHECKS as CARDS
 from npuenv.checks.npu.devices import CHECKS as DEVICES
 from npuenv.checks.npu.driver import CHECKS as DRIVER
 from npuenv.core.errors import ExitCode
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.toml_input import load_file
 from npuenv.facts import Evidence

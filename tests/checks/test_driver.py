@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.npu.driver import CHECKS
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts import Evidence
 from npuenv.facts.machine.account import Account

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.network.hccn import CHECKS
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import collect
 from npuenv.report.doctor import grouped

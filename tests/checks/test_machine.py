@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.checks.registry import CHECKS
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine.account import Account
 from npuenv.facts.machine.folders import Cache

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.python import CHECKS
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.cann.installs import Install, Installs
 from npuenv.facts.collector import not_asked

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine.mounts import Folder, Mount
 from npuenv.facts.machine.processes import Process, Processes

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.session.variables import misread
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts import absent, known
 from npuenv.facts.cann.surroundings import Named

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency import _without_consequences, agreement, title
 from npuenv.cluster.consistency.identity import Offset
 from npuenv.cluster.consistency.rules import aspects
 from npuenv.core.fact import Evidence, known
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import not_asked

@@ -19,10 +19,10 @@ from npuenv.bundle.offline import compatibility as meant
 from npuenv.bundle.offline import reader as opened
 from npuenv.bundle.offline.manifest import FileRow, Manifest, manifest_text, request_values
 from npuenv.bundle.offline.write import settle, write_tar
-from npuenv.checks import Finding, Status
 from npuenv.cli import installing
 from npuenv.cli.common import Ui
 from npuenv.cli.step_progress import Teller
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan, Run, Step
 from npuenv.facts.environment import INSPECTOR

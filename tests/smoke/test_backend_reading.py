@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.core.errors import StepFailed
+from npuenv.core.finding import Status
 from npuenv.host.local import LocalHost
 from npuenv.smoke.backends import cause, judge
 from npuenv.smoke.backends.dataset import rows
