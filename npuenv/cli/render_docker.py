@@ -143,7 +143,7 @@ def _forms(words: tuple[str, ...]) -> tuple[str, ...]:
     """The forms asked for, each once. Raises BadInput for one that does not exist, with the nearest name."""
     if not words:
         return (_DOCKERFILE,)
-    from npuenv.render.container.formats import FORMS
+    from npuenv.render.container.writing import FORMS
 
     known = (_DOCKERFILE, *FORMS)
     asked = [word.strip() for words_of_one in words for word in words_of_one.split(",")]
@@ -175,7 +175,7 @@ def _refuse_beside_check(said: dict[str, bool]) -> None:
 
 def _said(wish: dict[str, Any]) -> dict[str, bool]:
     """Which options about the running container were given."""
-    from npuenv.render.container.options import Wish
+    from npuenv.render.container.description import Wish
 
     names = {item.name: "--" + item.name.removeprefix("has_").replace("_", "-") for item in fields(Wish)}
     return {names[item.name]: wish[item.name] != item.default for item in fields(Wish)}
@@ -203,9 +203,8 @@ def _run_files(
     if not forms:
         return "", {}
     from npuenv.matrix import load_matrix
-    from npuenv.render.container.description import describe
-    from npuenv.render.container.formats import render_container
-    from npuenv.render.container.options import Wish
+    from npuenv.render.container.description import Wish, describe
+    from npuenv.render.container.writing import render_container
 
     container = describe(stack, Wish(**wish), load_matrix(), is_image_root=is_image_root)
     return f"{container.title}.run", render_container(container, forms, lang=lang)

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.preflight.memory.types import Placement
-from npuenv.render.launch.paths import Paths
+from npuenv.render.launch.job import Paths
 from npuenv.render.launch.verl import overrides, render_verl
 from npuenv.render.launch.verl_keys import for_release
 from tests.render.conftest import make_stack, pin

@@ -12,7 +12,7 @@ from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip,
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
 from npuenv.core.fact import Evidence, State
-from npuenv.facts.network import hccl_ports
+from npuenv.facts.network import ports as listening_ports
 from npuenv.facts.network.interfaces import number_of, way_to
 from npuenv.facts.network.rendezvous import host_of, is_loopback
 
@@ -115,28 +115,28 @@ def _is_here(context: Context) -> bool:
 def _hccl_ports(context: Context) -> CheckResult:
     """The host ports that HCCL listens on. A running job holds them too, which is no fault."""
     environment, network = variables(context), context.facts.network
-    if environment.get(hccl_ports.RANGE):
+    if environment.get(listening_ports.RANGE):
         return skip("network.hccl-ports-other")
-    text = environment.get(hccl_ports.BASE, "")
-    is_base = re.fullmatch(r"[0-9]{1,5}", text) and int(text) in hccl_ports.BASES
+    text = environment.get(listening_ports.BASE, "")
+    is_base = re.fullmatch(r"[0-9]{1,5}", text) and int(text) in listening_ports.BASES
     if text and not is_base:
         return skip("network.hccl-ports-range")  # session.hccl reports it
     if network.listeners.value is None:
         return unsure("network.ports-unlisted", *network.listeners.evidence) if text else skip("network.ports-unlisted")
-    base = int(text) if text else hccl_ports.FIRST
-    last = hccl_ports.from_base(base)[-1]
+    base = int(text) if text else listening_ports.FIRST
+    last = listening_ports.from_base(base)[-1]
     taken = [item for item in network.listeners.value if base <= item.port <= last]
     table = context.facts.npu.smi.value
     if taken and not (table and table.processes):
         lines = tuple(Evidence("/proc/net/tcp", f"{item.address}:{item.port} {item.owner}".strip()) for item in taken)
-        cure = fix("network.hccl-ports", ("export", f"{hccl_ports.BASE}={_free_base(context)}"))
+        cure = fix("network.hccl-ports", ("export", f"{listening_ports.BASE}={_free_base(context)}"))
         ports, owner = tuple(item.port for item in taken), taken[0].owner or "?"
         return warn("network.hccl-ports-taken", *lines, fix=cure, ports=ports, owner=owner, first=base, last=last)
     kernel = network.port_range
     if text and kernel.value is not None and any(kernel.value.gives_out(port) for port in range(base, last + 1)):
         reserve = f"net.ipv4.ip_local_reserved_ports={base}-{last}"
         cure = fix("network.hccl-ports-reserve", ("sysctl", "-w", reserve), needs_root=True)
-        lines = (variable(context, hccl_ports.BASE), *kernel.evidence)
+        lines = (variable(context, listening_ports.BASE), *kernel.evidence)
         return warn("network.hccl-ports-given-out", *lines, fix=cure, first=base, last=last)
     return ok("network.hccl-ports-ok", first=base, last=last)
 
@@ -144,8 +144,8 @@ def _hccl_ports(context: Context) -> CheckResult:
 def _free_base(context: Context) -> int:
     """A base port below what the kernel gives out by itself, with nothing listening on the ports from there on."""
     ports = {item.port for item in context.facts.network.listeners.value or ()}
-    for base in range(23456, 32000, hccl_ports.COUNT):
-        if not any(port in ports for port in range(base, base + hccl_ports.COUNT)):
+    for base in range(23456, 32000, ports.COUNT):
+        if not any(port in ports for port in range(base, base + ports.COUNT)):
             return base
     return 23456
 

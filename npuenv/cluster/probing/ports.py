@@ -20,7 +20,7 @@ from npuenv.cluster.probing.localize import Culprit, Knock, blocks, culprits, gr
 from npuenv.cluster.probing.transport import run
 from npuenv.core.fact import Evidence
 from npuenv.core.finding import Finding, Status
-from npuenv.facts.network import hccl_ports
+from npuenv.facts.network import ports as hccl_ports
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 

@@ -11,8 +11,8 @@ from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.install.env_verifier import text as program
+from npuenv.install.environments import manifest_text
 from npuenv.install.locations import marker_text
-from npuenv.install.manifest import manifest_text
 from npuenv.install.plan.sources import supplied
 from npuenv.lock.file import write_lock
 from npuenv.matrix import load_matrix

@@ -15,8 +15,8 @@ from npuenv.install.locations import Target
 from npuenv.install.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.install.plan.cann_files import _want
 from npuenv.install.plan.system import System, system_steps
-from npuenv.render.listing import list_plan
 from npuenv.render.script import render_script
+from npuenv.report.plan import list_plan
 from tests.install.plan.plan_cases import NPU, planned, stack_and_lock, tiny, tiny_plan
 from tests.support.sentences import sentence
 
