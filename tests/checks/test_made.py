@@ -40,12 +40,12 @@ def finding_of(root: Path, marker: object, verified: object) -> Finding:
 @pytest.mark.parametrize(
     ("marker", "verified", "status", "words"),
     [
-        (None, None, Status.SKIP, "did not make"),
-        ("{torn", None, Status.SKIP, "did not make"),
+        (None, None, Status.SKIP, "not created"),
+        ("{torn", None, Status.SKIP, "not created"),
         ({**MARK, "status": "building"}, None, Status.FAIL, "never finished"),
         ({**MARK, "status": "building"}, PROVEN, Status.FAIL, "never finished"),
-        ({**MARK, "status": "complete"}, None, Status.WARN, "not verified"),
-        ({**MARK, "status": "complete"}, {**PROVEN, "lock": "of another"}, Status.WARN, "not verified"),
+        ({**MARK, "status": "complete"}, None, Status.WARN, "not been verified"),
+        ({**MARK, "status": "complete"}, {**PROVEN, "lock": "of another"}, Status.WARN, "not been verified"),
         ({**MARK, "status": "complete"}, PROVEN, Status.OK, "11 packages verified 2026-01-02T03:04:05Z"),
     ],
 )
