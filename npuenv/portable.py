@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from npuenv import __version__
-from npuenv.errors import BadInput
-from npuenv.front.ending import report_interrupt, run_to_code
-from npuenv.front.ui import Ui
-from npuenv.front.wish import FORMATS, FRAMEWORKS, HELP, Wish, form_of
-from npuenv.messages import LANGUAGES, Message, language_from_environment
+from npuenv.app.entry import report_interrupt, run_to_code
+from npuenv.app.options import FORMATS, FRAMEWORKS, HELP, Wish, form_of
+from npuenv.app.ui import Ui
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import LANGUAGES, Message, language_from_environment
 
 # Each with the key of what to do instead: a capture can be held against a stack, but it is nothing that can be mended.
 _INSTEAD = {"--stack": "stack", "--fix": "fix", "--hosts": "hosts"}
@@ -69,8 +69,8 @@ def _run(words: list[str]) -> int:
 def _look(ui: Ui, wish: Wish) -> int:
     from dataclasses import replace
 
-    from npuenv.front.doctor import run_doctor
-    from npuenv.front.judging import look
+    from npuenv.app.doctor import run_doctor
+    from npuenv.app.examine import look
 
     ui = replace(ui, is_json=wish.format == "json" and wish.out is None)
     code = run_doctor(ui, wish, lambda host: look(wish, host))

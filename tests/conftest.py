@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.store.places import default_environment
+from npuenv.install.locations import default_environment
 
 if TYPE_CHECKING:
     from collections.abc import Generator

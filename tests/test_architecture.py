@@ -17,21 +17,16 @@ ROOT = Path(__file__).parent.parent
 # From the ground up. A name is a module or package directly below `npuenv` or `trainer`.
 FLOORS = {
     "npuenv": (
-        {"_data"},
-        {"_toml", "_json"},
-        {"messages"},
-        {"errors"},
-        {"versions"},
+        {"core"},
         {"host"},
         {"facts", "matrix"},
-        {"resolve", "diagnose", "lint", "placement"},
-        {"lock", "refresh", "preflight"},
-        {"store"},
-        {"plan"},
-        {"checks", "execute", "render", "bundle"},
+        {"resolve", "diagnose", "index"},
+        {"lock", "preflight"},
+        {"checks", "install", "maintain"},
+        {"render", "bundle"},
         {"cluster"},
         {"report", "smoke"},
-        {"front"},
+        {"app"},
         {"cli", "portable"},
         {"__main__"},
     ),
@@ -170,12 +165,12 @@ def programs_for_targets_are_imported_by_nobody() -> None:
 
 # The readers of what others wrote, and programs for targets, which bring nothing of npuenv along.
 READS_JSON = {
-    "npuenv._json",
-    "npuenv._toml",
+    "npuenv.core.json_input",
+    "npuenv.core.toml_input",
     "npuenv.cluster.mesh.remote",
-    "npuenv.plan.inspector.files",
-    "npuenv.render.entering",
-    "npuenv.smoke.backends.within",
+    "npuenv.install.env_verifier.files",
+    "npuenv.render.activation_program",
+    "npuenv.smoke.backends.target_program",
 }
 _PARSERS = {"json": {"load", "loads", "JSONDecoder"}, "tomli": {"load", "loads"}, "tomllib": {"load", "loads"}}
 
@@ -226,6 +221,6 @@ def test_only_device_py_names_accelerators_in_code() -> None:
 
 
 def test_the_picture_would_notice_an_upward_arrow() -> None:
-    assert floor_of("npuenv", "npuenv.messages") < floor_of("npuenv", "npuenv.cli")
-    path = ROOT / "npuenv" / "messages" / "__init__.py"
-    assert "npuenv._toml" in imports("npuenv.messages", path)
+    assert floor_of("npuenv", "npuenv.core.messages") < floor_of("npuenv", "npuenv.cli")
+    path = ROOT / "npuenv" / "core" / "messages" / "__init__.py"
+    assert "npuenv.core.toml_input" in imports("npuenv.core.messages", path)

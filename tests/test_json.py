@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from npuenv import _json, _toml
-from npuenv._json import JsonError, load_file, loads, loads_from
-from npuenv._toml import TomlError
+from npuenv.core import json_input as _json
+from npuenv.core import toml_input as _toml
+from npuenv.core.json_input import JsonError, load_file, loads, loads_from
+from npuenv.core.toml_input import TomlError
 
 BAD = [
     "",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def runs(text: str) -> Iterator[tuple[str, ...]]:
 def said_by_the_product() -> set[tuple[str, ...]]:
     """The runs of words of the English catalogues, and of what the trainer says, whose sentences stand in its code."""
     found: set[tuple[str, ...]] = set()
-    for path in (ROOT / "npuenv/messages/en").glob("*.toml"):
+    for path in (ROOT / "npuenv/core/messages/en").glob("*.toml"):
         for table in load_file(path).values():
             for text in table.values():
                 found.update(runs(text))

@@ -20,9 +20,9 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
-from npuenv.store.places import cache_folder
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.install.locations import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,21 +31,16 @@ OLDEST = (3, 9)  # the Python of openEuler 22.03
 # Files and folders of the package, without what installs, locks and renders. `resolve` knows the published stacks.
 PARTS = (
     "__init__.py",
-    "_data.py",
-    "_json.py",
-    "_toml.py",
+    "app",
     "checks",
+    "core",
     "diagnose",
-    "errors.py",
     "facts",
-    "front",
     "host",
     "matrix",
-    "messages",
     "portable.py",
     "report",
     "resolve",
-    "versions.py",
 )
 _REPORTS = {
     f"report/{name}.py"
@@ -54,7 +49,7 @@ _REPORTS = {
         *("plots", "resolution", "shelf", "smoke"),
     )
 }
-LEFT_OUT = frozenset({"facts/environment.py", "facts/pip.py", "host/running.py", "host/sourced.py", *_REPORTS})
+LEFT_OUT = frozenset({"facts/environment.py", "facts/pip.py", "host/background.py", "host/sourced_env.py", *_REPORTS})
 # Distribution -> its package.
 LIBRARIES = {"packaging": "packaging", "pyelftools": "elftools", "rich": "rich", "tomli": "tomli"}
 _SUFFIXES = (".py", ".toml")

@@ -10,7 +10,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command line and exits the process with its code; with `argv` given, returns the code instead."""
     try:
         if argv is None:
-            from npuenv.front.interrupts import heed_interrupts
+            from npuenv.app.signals import heed_interrupts
 
             heed_interrupts()
         from npuenv.cli.app import run
@@ -29,6 +29,6 @@ def _interrupted_at_start() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    from npuenv.front.ending import report_interrupt
+    from npuenv.app.entry import report_interrupt
 
     return report_interrupt(None)

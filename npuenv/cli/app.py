@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from npuenv import __version__
+from npuenv.app.entry import run_to_code
 from npuenv.cli.common import Stop
 from npuenv.cli.help import Group
-from npuenv.errors import BadInput, ExitCode
-from npuenv.front.ending import run_to_code
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
 
 # In the order of `npuenv --help`: the road first, then what hangs on it. Each names the module of its command.
 _COMMANDS = {

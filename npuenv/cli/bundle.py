@@ -10,8 +10,8 @@ import click
 
 from npuenv.cli.common import Ui, absolute, common_options, request_options
 from npuenv.cli.help import Command
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from npuenv.bundle.offline.make import Contents, Wish
@@ -88,7 +88,7 @@ def command(
         _print_plan(ui, contents, out)
         return int(ExitCode.FINE)
     if not yes:
-        from npuenv.cli.consent import confirm
+        from npuenv.cli.prompt import confirm
 
         confirm(ui)
     _report(ui, _make(ui, contents, out, machine), out)
@@ -106,7 +106,7 @@ def _for_platform(request: Request, platform: str | None) -> Request:
 def _wish(ui: Ui, request: Request, machine: Machine, *, fill: bool) -> Wish:
     from npuenv.bundle.offline.make import Wish
     from npuenv.cli.machine import lock_of, resolve_or_stop
-    from npuenv.lock.refuse import require_complete
+    from npuenv.lock.preconditions import require_complete
 
     stack = resolve_or_stop(ui, request)
     lock = lock_of(ui, stack, machine, fill=fill)
@@ -118,8 +118,8 @@ def _with_files(
     wish: Wish, given: tuple[str, ...], left_out: tuple[str, ...], archive: Path | None, cann_files: tuple[Path, ...]
 ) -> Wish:
     """The wish with what the user adds. Raises BadInput for what does not fit the stack."""
-    from npuenv.bundle.offline.needed import check_cann_files, check_python_archive
     from npuenv.bundle.offline.sources import check_sources
+    from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive
     from npuenv.matrix import load_matrix
 
     pairs = dict(_pair(word) for word in given)
@@ -142,7 +142,7 @@ def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
     """A bundle of the same stack and lock that stands already is only verified. Raises BadInput for anything else."""
     from npuenv.bundle.offline.make import check_place
     from npuenv.bundle.offline.manifest import request_values
-    from npuenv.bundle.offline.opened import open_bundle
+    from npuenv.bundle.offline.reader import open_bundle
 
     check_place(out)
     try:
@@ -225,7 +225,7 @@ def _print_plan(ui: Ui, contents: Contents, out: Path) -> None:
 
 def _make(ui: Ui, contents: Contents, out: Path, machine: Machine) -> Manifest:
     from npuenv.bundle.offline.make import make_bundle
-    from npuenv.cli.meter import Transfer
+    from npuenv.cli.progress_bars import Transfer
 
     with Transfer(ui, contents.fetched, len(contents.items)) as transfer:
         return make_bundle(contents, out, machine.resolver, tell=transfer.tell)

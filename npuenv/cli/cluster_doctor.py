@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npuenv.app.options import Wish
+    from npuenv.app.ui import Ui
     from npuenv.cluster.collect import Collected
     from npuenv.cluster.probing import Probed, Way
+    from npuenv.cluster.summary import Judged, Verdict
     from npuenv.cluster.types import Inventory, Node
-    from npuenv.cluster.verdict import Judged, Verdict
     from npuenv.facts.collect import Facts
-    from npuenv.front.ui import Ui
-    from npuenv.front.wish import Wish
     from npuenv.host.base import Host
 
 
@@ -41,9 +41,9 @@ class Asking:
 
 def run(ui: Ui, wish: Wish, asking: Asking) -> ExitCode:
     """Looks, tells, and gives the exit code of what was found. Raises BadInput."""
+    from npuenv.app.options import require_place
+    from npuenv.app.output import deliver
     from npuenv.checks import Status
-    from npuenv.front.forms import deliver
-    from npuenv.front.wish import require_place
 
     _require_sense(wish, asking)
     if wish.out is not None:
@@ -76,8 +76,8 @@ def _require_sense(wish: Wish, asking: Asking) -> None:
 def _look(ui: Ui, wish: Wish, asking: Asking) -> Verdict:
     """Asks all nodes of the inventory, and judges each as its answer comes."""
     from npuenv.cluster.collect import LIMITS_S
-    from npuenv.cluster.fanout import PARALLEL
     from npuenv.cluster.inventory import read
+    from npuenv.cluster.parallel_ssh import PARALLEL
     from npuenv.cluster.probing import Way
     from npuenv.cluster.ssh import Options
 
@@ -97,9 +97,9 @@ def _look(ui: Ui, wish: Wish, asking: Asking) -> Verdict:
 
 def _collect(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Way, limit_s: float) -> None:
     """A capture of each node, judged as it comes; kept where that was asked for."""
-    from npuenv.cli.meter import Meter
+    from npuenv.cli.progress_bars import Meter
+    from npuenv.cluster.captures import Keeper
     from npuenv.cluster.collect import collect
-    from npuenv.cluster.saved import Keeper
 
     with contextlib.ExitStack() as stack:
         keeper = stack.enter_context(Keeper(wish.save, inventory)) if wish.save else None
@@ -122,9 +122,9 @@ def _try_each_other(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way
 
     Those whose Python is too old for the doctor take part where it can run what nodes say of each other.
     """
-    from npuenv.cli.cluster_waiting import naming
+    from npuenv.cli.pending import naming
     from npuenv.cluster.probing import Probed, probe, unprobed
-    from npuenv.cluster.probing.introductions import introduce
+    from npuenv.cluster.probing.identify import introduce
     from npuenv.cluster.probing.ports import has_unfixed, ports_of
 
     here = [node for node in inventory.nodes if judge.can_meet(node)]
@@ -141,7 +141,7 @@ def _try_each_other(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way
 
 def _look_again(ui: Ui, wish: Wish) -> Verdict:
     """Judges a folder of captures as if they had just come in."""
-    from npuenv.cluster.saved import load
+    from npuenv.cluster.captures import load
 
     assert wish.capture is not None
     inventory, answers = load(wish.capture)
@@ -195,7 +195,7 @@ class _Judge:
 
     def take(self, got: Collected) -> None:
         """Judges what a node gave."""
-        from npuenv.cluster.verdict import Judged
+        from npuenv.cluster.summary import Judged
 
         if got.can_meet:
             self._meeting.add(got.node.name)
@@ -207,8 +207,8 @@ class _Judge:
 
     def verdict(self, inventory: Inventory, *, asked: frozenset[str] = frozenset()) -> Verdict:
         """What all came to, in the order of the inventory; `asked` as in `Verdict`."""
-        from npuenv.cluster.agree import agreement, encounters
-        from npuenv.cluster.verdict import Verdict
+        from npuenv.cluster.consistency import agreement, encounters
+        from npuenv.cluster.summary import Verdict
 
         nodes = tuple(self._judged[node.name] for node in inventory.nodes)
         facts = {node.name: self._facts[node.name] for node in inventory.nodes if node.name in self._facts}
@@ -224,7 +224,7 @@ class _Judge:
         from npuenv.cli.common import Stop
         from npuenv.cli.judging import judge
         from npuenv.cluster.expected import cards
-        from npuenv.cluster.verdict import Judged
+        from npuenv.cluster.summary import Judged
 
         # What it is for without cards is not training: neither the stack nor the framework is asked of it.
         wish = replace(self._wish, framework="cpu", stack=None) if node.cards == 0 else self._wish
@@ -255,7 +255,7 @@ def _formed(ui: Ui, wish: Wish, verdict: Verdict) -> str:
     import json
     import sys
 
-    from npuenv.front.forms import page_of
+    from npuenv.app.output import page_of
     from npuenv.report import cluster
     from npuenv.report.doctor import Asked
     from npuenv.report.terminal import Manner

@@ -15,9 +15,9 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
-from npuenv.cli.meter import Gauge
-from npuenv.errors import BadInput
-from npuenv.messages import Message, say
+from npuenv.cli.progress_bars import Gauge
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -115,7 +115,7 @@ def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **opti
 
 
 def _run(ui: Ui, wish: Wish) -> int:
-    from npuenv.cli.cluster_waiting import naming
+    from npuenv.cli.pending import naming
     from npuenv.cluster.inventory import read
     from npuenv.cluster.mesh.asking import devices_of, gone
     from npuenv.cluster.mesh.document import Finished
@@ -124,7 +124,7 @@ def _run(ui: Ui, wish: Wish) -> int:
 
     began = time.monotonic()
     if wish.out is not None:
-        from npuenv.front.wish import require_place
+        from npuenv.app.options import require_place
 
         require_place(wish.out)
     inventory = read(wish.hosts)
@@ -167,7 +167,7 @@ def _prepared(wish: Wish, inventory: Inventory, surveyed: Surveyed, runner: Over
 def _new_state(results: Results) -> Path:
     import hashlib
 
-    from npuenv.store.places import data_folder
+    from npuenv.install.locations import data_folder
 
     named = hashlib.sha256(repr(results.devices).encode()).hexdigest()[:8]
     return Path(data_folder(os.environ), "mesh", f"{time.strftime('%Y%m%d-%H%M%S')}-{named}.json")
@@ -175,7 +175,7 @@ def _new_state(results: Results) -> Path:
 
 def _tell_time(ui: Ui, wish: Wish, run: Run) -> None:
     """Says how long it takes, measured on the first pings, and asks where that is much. Raises BadInput."""
-    from npuenv.cli.consent import confirm
+    from npuenv.cli.prompt import confirm
     from npuenv.cluster.mesh.document import estimate
     from npuenv.cluster.mesh.planning import MOST_FOR_FULL
     from npuenv.cluster.mesh.types import FULL
@@ -288,7 +288,7 @@ def _report(ui: Ui, wish: Wish, finished: Finished) -> None:
     if wish.out is None or wish.out == "-":
         print(text, end="", flush=True)
         return
-    from npuenv.front.forms import write
+    from npuenv.app.output import write
 
     write(Path(wish.out), text)
     for message in (*brief(found), Message("doctor.written", {"path": wish.out})):

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.cluster_ray_telling import STATUS_S, Case, runs, tell, tell_others, tell_status
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
-from npuenv.errors import BadInput, ExitCode, StepFailed
-from npuenv.messages import Message
+from npuenv.cli.ray_output import STATUS_S, Case, runs, tell, tell_others, tell_status
+from npuenv.core.errors import BadInput, ExitCode, StepFailed
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.probing.asking import Heard, Way
+    from npuenv.cluster.probing.transport import Heard, Way
     from npuenv.cluster.ray import Clash, Here, Plan
-    from npuenv.cluster.ray_seen import Seen
     from npuenv.cluster.ray_state import Cluster, Started
+    from npuenv.cluster.ray_status import Seen
     from npuenv.cluster.types import Inventory, Node
     from npuenv.report.ray_cluster import Row
     from npuenv.resolve.types import Stack
@@ -126,8 +126,8 @@ def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
 
 
 def _way(ui: Ui, ssh_config: str | None) -> Way:
-    from npuenv.cli.cluster_waiting import naming
-    from npuenv.cluster.probing.asking import Way
+    from npuenv.cli.pending import naming
+    from npuenv.cluster.probing.transport import Way
     from npuenv.cluster.ssh import Options
 
     if ssh_config is not None and not Path(ssh_config).is_file():
@@ -174,7 +174,7 @@ def _only_one() -> tuple[Cluster, Path, None]:
 
 def _hint_none(case: Case, nodes: Sequence[Node]) -> Message:
     """What to do where nothing was started for this inventory: another one may have its nodes."""
-    from npuenv.cluster.names import fold
+    from npuenv.cluster.nodeset import fold
     from npuenv.cluster.ray_state import sharing
 
     for cluster, names in sharing(nodes, os.environ, case.place):
@@ -252,7 +252,7 @@ def _up(case: Case, plan: Plan) -> ExitCode:
 def _go_on(case: Case, plan: Plan, before: Cluster, running: Sequence[str]) -> ExitCode:
     """Starts the nodes that are missing from a cluster that runs."""
     from npuenv.cluster import ray
-    from npuenv.cluster.names import fold
+    from npuenv.cluster.nodeset import fold
 
     head = before.head_node
     if head is None or head.name not in running:
@@ -332,7 +332,7 @@ def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:
 def _raise(case: Case, plan: Plan, cluster: Cluster, found: Sequence[Here]) -> ExitCode:
     """Starts nodes; each is written down before and after, so that an interrupt leaves nothing unknown."""
     from npuenv.cluster import ray
-    from npuenv.messages.visible import clean
+    from npuenv.core.messages.visible import clean
     from npuenv.report.ray_cluster import Row
 
     rows: dict[str, Row] = {}
@@ -377,7 +377,7 @@ def _tell_raised(case: Case, cluster: Cluster, rows: Mapping[str, Row]) -> ExitC
 
 def _say_whatruns(case: Case, cluster: Cluster) -> None:
     """What an interrupt leaves on the nodes, and the command that ends it."""
-    from npuenv.cluster.names import fold
+    from npuenv.cluster.nodeset import fold
 
     running = [each.node.name for each in cluster.started if each.processes]
     begun = [each.node.name for each in cluster.started if not each.processes]
@@ -399,7 +399,8 @@ def _keep(case: Case, cluster: Cluster) -> None:
 
 def _await_nodes(cluster: Cluster, way: Way) -> Seen:
     """What Ray says as soon as it counts all that was started, or after a while."""
-    from npuenv.cluster import ray, ray_seen
+    from npuenv.cluster import ray
+    from npuenv.cluster import ray_status as ray_seen
 
     deadline = time.monotonic() + _JOIN_S
     while True:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from npuenv.errors import BadInput, ExitCode
-from npuenv.front.ui import Ui as Ui
-from npuenv.messages import LANGUAGES, Message, language_from_environment, say
+from npuenv.app.ui import Ui as Ui
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import LANGUAGES, Message, language_from_environment, say
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npuenv.app import doctor as front
+from npuenv.app.options import FORMATS, FRAMEWORKS, HELP, Wish, form_of, require_sense
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
 from npuenv.cli.judging import judge, usual_python
-from npuenv.errors import BadInput
-from npuenv.front import doctor as front
-from npuenv.front.wish import FORMATS, FRAMEWORKS, HELP, Wish, form_of, require_sense
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
-    from npuenv.errors import ExitCode
+    from npuenv.core.errors import ExitCode
 
 
 @click.command("doctor", cls=Command)

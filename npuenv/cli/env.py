@@ -9,13 +9,13 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Group
-from npuenv.errors import BadInput, ExitCode
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message, say, visible
 from npuenv.facts.manifest import DAMAGED
-from npuenv.messages import Message, say, visible
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
-    from npuenv.store.environments import Kept
+    from npuenv.install.environments import Kept
 
 _WIDE = 10_000  # columns: more than any table here takes
 
@@ -29,7 +29,7 @@ def command() -> None:
 @common_options
 def list_all(ui: Ui) -> int:
     """List the environments with stack, lock, status and folder."""
-    from npuenv.store.environments import environments, remains
+    from npuenv.install.environments import environments, remains
 
     host, data = _here()
     found = environments(host, data)
@@ -49,7 +49,7 @@ def list_all(ui: Ui) -> int:
 @common_options
 def show(ui: Ui, *, name: str) -> int:
     """Show what an environment (STACK, STACK/LOCK or a folder) was made from, and when it was verified."""
-    from npuenv.store.environments import find, size_mib
+    from npuenv.install.environments import find, size_mib
 
     kept = find(*_here(), name)
     own = kept.described
@@ -77,8 +77,8 @@ def show(ui: Ui, *, name: str) -> int:
 @common_options
 def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
     """Delete an environment (STACK, STACK/LOCK or a folder)."""
-    from npuenv.cli.consent import confirm
-    from npuenv.store.environments import find, remove, size_mib
+    from npuenv.cli.prompt import confirm
+    from npuenv.install.environments import find, remove, size_mib
 
     host, data = _here()
     kept = find(host, data, name)
@@ -99,8 +99,8 @@ def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
 @common_options
 def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
     """Delete environments that are neither active nor kept for rollback, and leftovers of deletions."""
-    from npuenv.cli.consent import confirm
-    from npuenv.store.environments import clear, environments, left_over, remove
+    from npuenv.cli.prompt import confirm
+    from npuenv.install.environments import clear, environments, left_over, remove
 
     host, data = _here()
     paths = left_over(host, data)
@@ -127,7 +127,7 @@ def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
 def _about(host: Host, path: Path) -> dict[str, object]:
     """What is said of a folder or link before it is deleted."""
     from npuenv.facts.manifest import describe
-    from npuenv.store.environments import size_mib
+    from npuenv.install.environments import size_mib
 
     own = describe(host, str(path))
     mib = 0 if path.is_symlink() else size_mib(path)  # of a link only the link goes
@@ -136,7 +136,7 @@ def _about(host: Host, path: Path) -> dict[str, object]:
 
 def _here() -> tuple[Host, Path]:
     from npuenv.host.local import LocalHost
-    from npuenv.store.places import data_folder
+    from npuenv.install.locations import data_folder
 
     host = LocalHost()
     return host, Path(data_folder(host.environ()))

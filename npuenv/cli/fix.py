@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING
 
 import click
 
+from npuenv.app.examine import Judged, live
+from npuenv.app.options import require_python
 from npuenv.checks import Status
 from npuenv.cli.judging import judge, usual_python
-from npuenv.errors import BadInput, ExitCode, StepFailed
-from npuenv.front.judging import Judged, live
-from npuenv.front.wish import require_python
-from npuenv.messages import Message, say
-from npuenv.plan.fix import SESSION_STEP, Cures, Place, plan_cures, undo_script
-from npuenv.plan.types import Plan
+from npuenv.core.errors import BadInput, ExitCode, StepFailed
+from npuenv.core.messages import Message, say
+from npuenv.core.plan import Plan
+from npuenv.install.locations import data_folder
+from npuenv.install.plan.fix import SESSION_STEP, Cures, Place, plan_cures, undo_script
 from npuenv.report.doctor import in_order
 from npuenv.report.fix import Mended, fix_document, outcome_lines, plan_lines
-from npuenv.store.places import data_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from npuenv.app.options import Wish
     from npuenv.checks import Finding
     from npuenv.cli.common import Ui
-    from npuenv.execute import Event, Session
-    from npuenv.front.wish import Wish
+    from npuenv.core.plan import Step
     from npuenv.host.base import Host
-    from npuenv.plan.types import Step
+    from npuenv.install.executor import Event, Session
 
 Look = Callable[["Host"], Judged]
 _ILL = (Status.FAIL, Status.WARN)
@@ -39,7 +39,7 @@ _ILL = (Status.FAIL, Status.WARN)
 
 def run_fix(ui: Ui, wish: Wish) -> ExitCode:
     """Mends this machine, or with a dry run shows how it, or the machine of a capture, would be mended."""
-    from npuenv.front.watching import Watch
+    from npuenv.app.progress import Watch
     from npuenv.host.local import LocalHost
     from npuenv.host.recorded import load_capture
 
@@ -113,7 +113,7 @@ class _Work:
 
     def unmet(self, cures: Cures) -> list[Step]:
         """The steps that are not done already."""
-        from npuenv.execute import unmet
+        from npuenv.install.executor import unmet
 
         return [step for step in cures.plan.steps if not step.done_when or unmet(step, self._host)]
 
@@ -126,8 +126,8 @@ class _Work:
 
         The script that undoes them names each step before it begins, so that an interruption leaves a true one.
         """
-        from npuenv.cli.progress import Teller
-        from npuenv.execute import execute
+        from npuenv.cli.step_progress import Teller
+        from npuenv.install.executor import execute
 
         reasons: dict[str, Message] = {}
         begun: list[str] = []
@@ -147,8 +147,8 @@ class _Work:
         return reasons
 
     def _session(self, tell: Callable[[Event], None]) -> Session:
-        from npuenv.execute import Session
         from npuenv.facts.pip import UvSettings
+        from npuenv.install.executor import Session
 
         environ = self._host.environ()
         # The user's own settings of pip and uv, which steps do not inherit otherwise; they may hold passwords.
@@ -174,7 +174,7 @@ def _in_shell(cures: Cures, work: _Work, look: Look) -> Judged | None:
     if file is None:
         return None
     from npuenv.host.local import LocalHost
-    from npuenv.host.sourced import sourced
+    from npuenv.host.sourced_env import sourced
 
     host = sourced(LocalHost(), file)
     return look(host) if host is not None else None
@@ -194,7 +194,7 @@ def _compared(ills: list[Finding], before: Judged, after: Judged, in_shell: Judg
 
 
 def _ask(ui: Ui, cures: Cures, states: Mapping[str, str], restore: Callable[[str], str]) -> None:
-    from npuenv.cli.consent import confirm
+    from npuenv.cli.prompt import confirm
 
     _print(plan_lines(cures, ui.lang, states, restore), err=ui.is_json)
     confirm(ui)

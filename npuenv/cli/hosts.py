@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from npuenv.core.messages import Message
     from npuenv.host.base import Host
-    from npuenv.messages import Message
     from npuenv.resolve.types import Request
 
 

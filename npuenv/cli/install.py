@@ -10,8 +10,8 @@ import click
 from npuenv.cli.common import Ui, absolute, common_options, request_options
 from npuenv.cli.help import Command
 from npuenv.cli.installing import How, run_install, show_plan
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
@@ -96,7 +96,7 @@ def command(
         fill=fill,
     )
     if verb:
-        from npuenv.cli import upkeep
+        from npuenv.cli import update as upkeep
 
         if verb == "--repair":
             is_shown = dry_run or script

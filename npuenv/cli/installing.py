@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.consent import ask, list_plan, needs_consent, shown_part, tell_notes
 from npuenv.cli.machine import (
     for_this_host,
     for_this_machine,
@@ -22,19 +21,20 @@ from npuenv.cli.machine import (
     this_machine,
 )
 from npuenv.cli.prepared import Prepared, Wanted
-from npuenv.errors import BadInput, ExitCode, NothingFits
-from npuenv.messages import Message, say
+from npuenv.cli.prompt import ask, list_plan, needs_consent, shown_part, tell_notes
+from npuenv.core.errors import BadInput, ExitCode, NothingFits
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from npuenv.cli.common import Ui
-    from npuenv.execute import Outcome
+    from npuenv.install.executor import Outcome
+    from npuenv.install.locations import Target
+    from npuenv.install.plan.context import Tools
+    from npuenv.install.plan.prerequisites import Prerequisites
     from npuenv.lock import Lock
-    from npuenv.plan.making import Tools
-    from npuenv.plan.prerequisites import Prerequisites
     from npuenv.resolve.types import Request, Stack
-    from npuenv.store.places import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ def install_prepared(ui: Ui, prepared: Prepared, how: How) -> Path:
 @contextmanager
 def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> Iterator[Wanted]:
     """The stack and its lock: resolved and locked here, or as the bundle has them, unpacked while the block runs."""
-    from npuenv.lock.shelf import as_locked
-    from npuenv.plan.cann_files import with_found_cann
+    from npuenv.install.plan.cann_files import with_found_cann
+    from npuenv.lock.store import as_locked
 
     machine = this_machine(ui)
     if how.bundle is None:
@@ -94,8 +94,8 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
         stack = as_locked(stack, lock) if lock else stack
         yield Wanted(stack, lock or lock_of(ui, stack, machine, fill=how.fill), machine, request)
         return
-    from npuenv.bundle.offline.meant import as_bundled, require_known, require_meant
-    from npuenv.bundle.offline.opened import open_bundle
+    from npuenv.bundle.offline.compatibility import as_bundled, require_known, require_meant
+    from npuenv.bundle.offline.reader import open_bundle
     from npuenv.matrix import load_matrix
 
     with open_bundle(how.bundle) as bundle:
@@ -113,8 +113,8 @@ def wanted_for(ui: Ui, request: Request, how: How, lock: Lock | None = None) -> 
 
 def prepare(wanted: Wanted, how: How) -> Prepared:
     """The plan for this machine. Raises BadInput (target, interpreter, files), NothingFits (lock, interpreter)."""
-    from npuenv.lock.refuse import require_complete, require_sources
-    from npuenv.plan.target import check_target, find_conda, kept_lock, require_same
+    from npuenv.install.plan.target import check_target, find_conda, kept_lock, require_same
+    from npuenv.lock.preconditions import require_complete, require_sources
 
     stack, resolver = wanted.stack, wanted.machine.resolver
     target = _target(wanted, how)
@@ -134,7 +134,7 @@ def prepare(wanted: Wanted, how: How) -> Prepared:
 
 def _asks_an_index_of_its_own(prepared: Prepared, tools: Tools) -> bool:
     """True when a package that no other index may serve, and that lies in no folder, is to be fetched now."""
-    from npuenv.execute import unmet
+    from npuenv.install.executor import unmet
 
     if tools.wheels:
         return False
@@ -146,7 +146,7 @@ def _asks_an_index_of_its_own(prepared: Prepared, tools: Tools) -> bool:
 
 def _base_python(wanted: Wanted, how: How) -> str:
     """The interpreter that an environment of its own is made from. Raises BadInput (unfit option), NothingFits."""
-    from npuenv.plan.target import find_python
+    from npuenv.install.plan.target import find_python
 
     stack, host = wanted.stack, wanted.machine.resolver.host
     chosen = how.base_python or _running(stack)
@@ -176,7 +176,7 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
                 ui.say(Message("cli.hint", {"hint": error.hint}), err=True)
         if as_script:
             from npuenv import __version__
-            from npuenv.lock.refuse import require_complete
+            from npuenv.lock.preconditions import require_complete
 
             require_complete(prepared.wanted.lock, prepared.wanted.machine.resolver, prepared.wanted.request)
             from npuenv.facts.pip import for_uv
@@ -205,7 +205,7 @@ def show_plan(ui: Ui, request: Request, how: How, *, as_script: bool, lock: Lock
 
 def _lacks(prepared: Prepared, how: How) -> Iterator[NothingFits]:
     """What would end an installation from here before it begins, where no index has to be asked for it."""
-    from npuenv.lock.refuse import require_complete
+    from npuenv.lock.preconditions import require_complete
 
     wanted = prepared.wanted
     try:
@@ -221,9 +221,9 @@ def _lacks(prepared: Prepared, how: How) -> Iterator[NothingFits]:
 
 def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
     """Executes the plan with its progress shown. Raises StepFailed, BadInput, NothingFits."""
-    from npuenv.cli.progress import Teller
-    from npuenv.execute import Session, execute
+    from npuenv.cli.step_progress import Teller
     from npuenv.facts.pip import for_uv
+    from npuenv.install.executor import Session, execute
 
     resolver = prepared.wanted.machine.resolver
     with Teller(ui) as teller:
@@ -241,10 +241,10 @@ def carry_out(ui: Ui, prepared: Prepared, how: How) -> Outcome:
 
 def _proofs(prepared: Prepared) -> dict[str, Callable[[], None]]:
     """Step id -> what must pass before it acts: what goes out can come back, and nothing unproven comes into force."""
-    from npuenv.cli.proving import prove
+    from npuenv.cli.verify import prove
     from npuenv.facts.environment import going_out
-    from npuenv.lock.refuse import require_sources
-    from npuenv.plan.environment import FINISH, MEND
+    from npuenv.install.plan.environment import FINISH, MEND
+    from npuenv.lock.preconditions import require_sources
 
     wanted, resolver = prepared.wanted, prepared.wanted.machine.resolver
 
@@ -275,7 +275,7 @@ def _imagine(wanted: Wanted, how: How, *, as_script: bool) -> Prepared:
 
     A script may run later, and again after it was stopped: what is present now says nothing for it.
     """
-    from npuenv.plan.target import check_content, kept_lock, require_same
+    from npuenv.install.plan.target import check_content, kept_lock, require_same
 
     stack, host = wanted.stack, wanted.machine.resolver.host
     target = _target(wanted, how)
@@ -294,8 +294,8 @@ def _imagine(wanted: Wanted, how: How, *, as_script: bool) -> Prepared:
 
 def _target(wanted: Wanted, how: How) -> Target:
     """Where it goes. Raises BadInput for a Python whose environment cannot take the stack."""
-    from npuenv.plan.target import existing_target
-    from npuenv.store.places import target_for
+    from npuenv.install.locations import target_for
+    from npuenv.install.plan.target import existing_target
 
     host = wanted.machine.resolver.host
     if how.into is not None:
@@ -305,10 +305,10 @@ def _target(wanted: Wanted, how: How) -> Target:
 
 def _tools(wanted: Wanted, target: Target, how: How, *, python: str) -> Tools:
     from npuenv.facts.pip import for_uv
+    from npuenv.install.plan.local_sources import digests_of
+    from npuenv.install.plan.make import Tools, keep_supplied
+    from npuenv.install.plan.target import present_in
     from npuenv.lock.wheels import wheels_in_links
-    from npuenv.plan.given import digests_of
-    from npuenv.plan.install import Tools, keep_supplied
-    from npuenv.plan.target import present_in
 
     resolver, bundle = wanted.machine.resolver, wanted.bundle
     given = {**(bundle.sources if bundle else {}), **how.given}
@@ -329,11 +329,11 @@ def _tools(wanted: Wanted, target: Target, how: How, *, python: str) -> Tools:
 
 
 def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared:
-    from npuenv.execute import chosen
-    from npuenv.plan.changes import replaced
-    from npuenv.plan.install import plan_install
-    from npuenv.plan.target import damage_of
-    from npuenv.render.activate import render_activations
+    from npuenv.install.executor import chosen
+    from npuenv.install.plan.changes import replaced
+    from npuenv.install.plan.make import plan_install
+    from npuenv.install.plan.target import damage_of
+    from npuenv.render.activation import render_activations
 
     ground = _ground(wanted, target, how)
     plan = plan_install(
@@ -358,8 +358,8 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
 
 def _switched(wanted: Wanted, target: Target) -> tuple[Message, ...]:
     """That an environment which is there already takes the place of the one in force, as after a rollback."""
-    from npuenv.store.environments import is_complete
-    from npuenv.store.switch import points_to
+    from npuenv.install.current_link import points_to
+    from npuenv.install.environments import is_complete
 
     before = points_to(Path(target.link)) if target.link else ""
     if (
@@ -374,9 +374,9 @@ def _switched(wanted: Wanted, target: Target) -> tuple[Message, ...]:
 
 def _ground(wanted: Wanted, target: Target, how: How) -> Prerequisites:
     """What the environment stands on: the system's packages and CANN. Asked of this machine only if it is meant."""
-    from npuenv.plan.cann_files import cann_steps
-    from npuenv.plan.prerequisites import Prerequisites
-    from npuenv.plan.system import look_at_system, system_steps
+    from npuenv.install.plan.cann_files import cann_steps
+    from npuenv.install.plan.prerequisites import Prerequisites
+    from npuenv.install.plan.system import look_at_system, system_steps
 
     stack, host = wanted.stack, wanted.machine.resolver.host
     files = (*(wanted.bundle.cann_files if wanted.bundle else ()), *how.cann_files)
@@ -398,8 +398,8 @@ def _same_command() -> tuple[str, ...]:
 
 
 def _remember(wanted: Wanted, target: Target) -> None:
-    from npuenv.store.environments import remember
-    from npuenv.store.places import data_folder
+    from npuenv.install.environments import remember
+    from npuenv.install.locations import data_folder
 
     remember(Path(target.root), Path(data_folder(wanted.machine.resolver.host.environ())))
 
@@ -437,9 +437,9 @@ def _report(ui: Ui, prepared: Prepared, outcome: Outcome) -> None:
 
 def _is_proven(prepared: Prepared) -> bool:
     """True when the environment is complete and verified; after a part of the plan it need not be."""
-    from npuenv.execute import unmet
-    from npuenv.plan.environment import VERIFY
-    from npuenv.store.environments import is_complete
+    from npuenv.install.environments import is_complete
+    from npuenv.install.executor import unmet
+    from npuenv.install.plan.environment import VERIFY
 
     host, is_part = prepared.wanted.machine.resolver.host, prepared.steps != prepared.plan.steps
     verify = [step for step in prepared.plan.steps if step.id == VERIFY and is_part]

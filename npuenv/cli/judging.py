@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.front.judging import Judged, look
-from npuenv.front.wish import FRAMEWORKS
-from npuenv.messages import Message
+from npuenv.app.examine import Judged, look
+from npuenv.app.options import FRAMEWORKS
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
+    from npuenv.app.options import Wish
+    from npuenv.app.ui import Ui
     from npuenv.facts.collect import Facts
-    from npuenv.front.ui import Ui
-    from npuenv.front.wish import Wish
     from npuenv.host.base import Host
     from npuenv.resolve.types import Stack
 
@@ -33,7 +33,7 @@ def judge(wish: Wish, ui: Ui, host: Host, *, python: str | None = None) -> Judge
 def usual_python(wish: Wish, ui: Ui) -> str | None:
     """The interpreter of this machine to judge where none is named; None: the session's. One of ours is announced."""
     from npuenv.host.local import LocalHost
-    from npuenv.store.active import active_environment
+    from npuenv.install.active import active_environment
 
     if wish.python is not None or wish.capture is not None or wish.report is not None:
         return None

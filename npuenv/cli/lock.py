@@ -11,8 +11,8 @@ import click
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
 from npuenv.cli.machine import for_this_machine, lock_of, resolve_or_stop, tell_basis, this_machine
-from npuenv.errors import BadInput, CannotTell, ExitCode
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, CannotTell, ExitCode
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ def command(
     tell_basis(ui, request, stack)
     if renew:
         from npuenv.lock.make import make_lock
-        from npuenv.lock.shelf import put_lock
+        from npuenv.lock.store import put_lock
 
         lock = make_lock(stack, machine.resolver)
         if lock.is_complete and out is None:
@@ -130,8 +130,8 @@ def _check_form(form: str, bundle: Path | None) -> None:
 
 def _hold_against(ui: Ui, stack: Stack, lock: Lock, folder: Path) -> int:
     """Says what in a folder departs from the lock, or from what its packages require; 1 where nothing explains it."""
+    from npuenv.core.messages import say
     from npuenv.lock.consistent import complaints
-    from npuenv.messages import say
 
     if not folder.is_dir():
         raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
@@ -164,8 +164,8 @@ def _show_ways_out(ui: Ui, stack: Stack, lock: Lock, machine: Machine) -> None:
 
 def _give(ui: Ui, machine: Machine, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> int:
     """Prints or writes one lock, and says what it lacks."""
-    from npuenv.lock.refuse import why_impossible, why_missing
-    from npuenv.lock.shelf import put_text
+    from npuenv.lock.preconditions import why_impossible, why_missing
+    from npuenv.lock.store import put_text
 
     code = _code_of(lock)
     if out or not ui.is_json:
@@ -214,8 +214,8 @@ def _code_of(lock: Lock) -> ExitCode:
 
 def _verify(ui: Ui, machine: Machine, words: tuple[str, ...]) -> int:
     """Asks the indexes for everything that the chosen locks name; all shipped ones where none is chosen."""
-    from npuenv.cli.meter import Meter
-    from npuenv.lock.shelf import locks_named, shipped_folder
+    from npuenv.cli.progress_bars import Meter
+    from npuenv.lock.store import locks_named, shipped_folder
     from npuenv.lock.verify import verify_lock
     from npuenv.report.shelf import is_lost, is_unasked, show_verified, verified_json
 
@@ -239,10 +239,10 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
 
     The page beside the locks is about all published stacks: it is written when all were asked.
     """
-    from npuenv.cli.meter import Meter
+    from npuenv.cli.progress_bars import Meter
     from npuenv.lock.file import PARTIAL
-    from npuenv.lock.grid import GridRow, lock_all
-    from npuenv.lock.shelf import put_text, shelf_locks
+    from npuenv.lock.store import put_text, shelf_locks
+    from npuenv.maintain.lock_all import GridRow, lock_all
     from npuenv.matrix import load_matrix
     from npuenv.report.shelf import shelf_json, shelf_page, shelf_rows, show_shelf
     from npuenv.resolve import published_requests, resolve

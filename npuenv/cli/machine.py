@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from npuenv.cli.common import Stop, Ui
 from npuenv.cli.hosts import DECIDED
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npuenv.core.messages import Message
     from npuenv.lock import Lock
     from npuenv.lock.make import Resolver
-    from npuenv.messages import Message
     from npuenv.resolve.types import Request, Stack
 
 
@@ -36,7 +36,7 @@ class Machine:
 
 def own_locks(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder of the locks that were made on this machine."""
-    from npuenv.store.places import data_folder
+    from npuenv.install.locations import data_folder
 
     return Path(data_folder(environ)) / "locks"
 
@@ -131,7 +131,7 @@ def for_this_host(request: Request, fields: frozenset[str] = DECIDED) -> Request
 
 def tell_basis(ui: Ui, request: Request, stack: Stack) -> None:
     """Says first what nobody typed: what was read from the host, and the cards that were neither named nor found."""
-    from npuenv.messages import Message
+    from npuenv.core.messages import Message
 
     taken = tuple(f"{name} {getattr(request, name)}" for name in sorted(DECIDED & set(request.origins)))
     if taken:
@@ -157,7 +157,7 @@ def assumed(stack: Stack) -> tuple[Message, ...]:
 
 def lock_at_hand(ui: Ui, stack: Stack) -> Lock:
     """As `lock_of`; pip's settings here are read only where a lock has to be made."""
-    from npuenv.lock.shelf import find_lock
+    from npuenv.lock.store import find_lock
 
     return find_lock(stack, own_locks()) or lock_of(ui, stack, this_machine(ui), fill=False)
 
@@ -165,11 +165,11 @@ def lock_at_hand(ui: Ui, stack: Stack) -> Lock:
 def lock_of(ui: Ui, stack: Stack, machine: Machine, *, fill: bool) -> Lock:
     """The stack's lock: a shipped or own one; made now where there is none, or where it is partial and `fill` is on."""
     from npuenv.lock.make import make_lock
-    from npuenv.lock.shelf import find_lock, put_lock
+    from npuenv.lock.store import find_lock, put_lock
 
     lock = find_lock(stack, machine.own_locks)
     if lock is None or (fill and not lock.is_complete):
-        from npuenv.messages import Message
+        from npuenv.core.messages import Message
 
         ui.say(Message("cli.locking", {"stack": stack.name, "platform": stack.platform.tag}), err=ui.is_json)
         lock = make_lock(stack, machine.resolver)

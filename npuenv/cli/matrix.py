@@ -10,8 +10,8 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Group
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from npuenv.report.matrix import Checked
@@ -65,9 +65,9 @@ def check_command(ui: Ui, *, folder: Path | None) -> int:
 
 
 def _checked(folder: Path | None) -> Checked:
+    from npuenv.maintain.check import check, tables_of
+    from npuenv.maintain.contradict import find_contradictions
     from npuenv.matrix import load_matrix
-    from npuenv.matrix.check import check, tables_of
-    from npuenv.matrix.contradict import find_contradictions
     from npuenv.report.matrix import Checked
 
     matrix = load_matrix(folder)
@@ -86,7 +86,7 @@ def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int
     PATH is a file or the root of a checkout. Nothing in it is executed. Exit codes: 0 no errors (warnings are allowed),
     1 errors, 2 no such path.
     """
-    from npuenv.lint.paths import lint_paths
+    from npuenv.maintain.lint.paths import lint_paths
     from npuenv.matrix import load_matrix
     from npuenv.report.matrix import lint_json, show_lint
 
@@ -114,8 +114,8 @@ def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: P
 
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
+    from npuenv.maintain.refresh import as_diff, propose
     from npuenv.matrix import load_matrix
-    from npuenv.refresh import as_diff, propose
     from npuenv.report.matrix import refresh_json
 
     tables = load_matrix(folder).folder

@@ -8,7 +8,7 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 
 
 @click.command("pack-doctor", cls=Command)

@@ -10,8 +10,8 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from npuenv.bundle.offline.opened import Bundle
+    from npuenv.bundle.offline.reader import Bundle
     from npuenv.cli.machine import Machine
+    from npuenv.core.messages import Message
+    from npuenv.install.locations import Target
+    from npuenv.install.plan import Plan, Step
     from npuenv.lock import Lock
-    from npuenv.messages import Message
-    from npuenv.plan import Plan, Step
     from npuenv.resolve.types import Request, Stack
-    from npuenv.store.places import Target
 
 
 @dataclass(frozen=True, slots=True)

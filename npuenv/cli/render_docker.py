@@ -11,8 +11,8 @@ import click
 from npuenv.cli.common import Command, Ui, common_options, request_options
 from npuenv.cli.help import Command as HelpfulCommand
 from npuenv.cli.machine import lock_at_hand, own_locks, resolve_or_stop
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request, Stack
@@ -121,7 +121,7 @@ def command(
     is_image_root = image_user == _ROOT if image else None
     folder, texts = _run_files(next(iter(stacks.values())), asked, wish, ui.lang, is_image_root=is_image_root)
     if texts:
-        from npuenv.render.container import changed_files, write_files
+        from npuenv.render.container.writing import changed_files, write_files
 
         changed_files(texts, out / folder, is_forced=force)  # before the image's folder is replaced
     written = list(write_folders(image, out, is_forced=force)) if image else []
@@ -151,7 +151,7 @@ def _forms(words: tuple[str, ...]) -> tuple[str, ...]:
     """The forms asked for, each once. Raises BadInput for one that does not exist, with the nearest name."""
     if not words:
         return (_DOCKERFILE,)
-    from npuenv.render.container import FORMS
+    from npuenv.render.container.formats import FORMS
 
     known = (_DOCKERFILE, *FORMS)
     asked = [word.strip() for words_of_one in words for word in words_of_one.split(",")]
@@ -183,7 +183,7 @@ def _refuse_beside_check(said: dict[str, bool]) -> None:
 
 def _said(wish: dict[str, Any]) -> dict[str, bool]:
     """Which options about the running container were given."""
-    from npuenv.render.container import Wish
+    from npuenv.render.container.options import Wish
 
     names = {item.name: "--" + item.name.removeprefix("has_").replace("_", "-") for item in fields(Wish)}
     return {names[item.name]: wish[item.name] != item.default for item in fields(Wish)}
@@ -211,7 +211,9 @@ def _run_files(
     if not forms:
         return "", {}
     from npuenv.matrix import load_matrix
-    from npuenv.render.container import Wish, describe, render_container
+    from npuenv.render.container.description import describe
+    from npuenv.render.container.formats import render_container
+    from npuenv.render.container.options import Wish
 
     container = describe(stack, Wish(**wish), load_matrix(), is_image_root=is_image_root)
     return f"{container.title}.run", render_container(container, forms, lang=lang)
@@ -219,7 +221,7 @@ def _run_files(
 
 def _compare(ui: Ui, request: Request) -> int:
     """Says what the published Dockerfile has otherwise, for the architecture asked for or x86_64."""
-    from npuenv.lock.shelf import find_lock
+    from npuenv.lock.store import find_lock
     from npuenv.matrix import load_matrix
     from npuenv.render.upstream import compare
 

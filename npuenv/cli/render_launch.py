@@ -12,13 +12,13 @@ from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
 from npuenv.cli.hosts import num_cards
 from npuenv.cli.machine import for_this_host, resolve_or_stop, tell_basis
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.render.launch.launching import Asked, Launch
+    from npuenv.render.launch.generate import Asked, Launch
     from npuenv.resolve.types import Request
 
 _SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
@@ -78,8 +78,8 @@ def _render(
     force: bool,
     said: dict[str, Any],
 ) -> int:
+    from npuenv.render.launch.generate import FIRST_RECIPE, Asked, launch
     from npuenv.render.launch.job import parse_overrides
-    from npuenv.render.launch.launching import FIRST_RECIPE, Asked, launch
 
     recipe, release = said.pop("recipe") or FIRST_RECIPE[framework], said.pop("release")
     request, release = _with_release(request, framework, release)
@@ -108,8 +108,8 @@ def _render(
 def _framework(request: Request) -> str:
     """verl or roll: what --for says, else the framework of the stack. Raises: BadInput."""
     from npuenv.matrix import load_matrix
+    from npuenv.render.launch.generate import FRAMEWORKS
     from npuenv.render.launch.job import unknown
-    from npuenv.render.launch.launching import FRAMEWORKS
 
     if request.framework:
         name = request.framework.partition("==")[0].strip()
@@ -172,7 +172,7 @@ def _release_of_stack(name: str) -> str:
 
 
 def _list(ui: Ui, framework: str) -> int:
-    from npuenv.render.launch.launching import recipes
+    from npuenv.render.launch.generate import recipes
 
     found = {
         name: about if isinstance(about, str) else say(about, ui.lang) for name, about in recipes(framework).items()

@@ -12,7 +12,7 @@ from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
 from npuenv.cli.hosts import DECIDED
 from npuenv.cli.machine import SAID_FIRST, for_this_host, own_locks, resolve_or_stop, tell_basis
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
     if ui.is_json:
         ui.print_json({**as_json(stack, ui.lang), "exit": 0})
     elif why is not None:
-        from npuenv.versions import normalised
+        from npuenv.core.versions import normalised
 
         show_reasons(stack, ui.console(), ui.lang, package=None if why == _EVERY else normalised(why))
     elif ui.is_verbose:
@@ -59,10 +59,10 @@ def command(ui: Ui, *, request: Request, why: str | None) -> int:
 
 def _following(stack: Stack, request: Request) -> Iterator[Message]:
     """Why no newer release, how far the stack's lock is, and the commands that go on from here."""
-    from npuenv.lock.shelf import find_lock
+    from npuenv.lock.store import find_lock
     from npuenv.matrix import load_matrix
     from npuenv.resolve.newer import newer_release
-    from npuenv.resolve.ways_out import command as words_of
+    from npuenv.resolve.suggestions import command as words_of
 
     newer = newer_release(stack, request, load_matrix())
     if newer is not None:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cli.common import Ui, absolute
-from npuenv.errors import ExitCode
-from npuenv.messages import Message
+from npuenv.core.errors import ExitCode
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npuenv.install.active import Environment
     from npuenv.smoke import Record, Target
     from npuenv.smoke.backends import Asked, Found
-    from npuenv.store.active import Environment
 
 # Of a long log the end tells what happened; the diagnosis reads no more anyway.
 _LOG_BYTES = 4 << 20

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npuenv.app.ui import Interrupted, report_error
 from npuenv.cli.common import Ui, absolute, common_options
 from npuenv.cli.help import Command
-from npuenv.errors import BadInput, ExitCode, StepFailed
-from npuenv.front.ui import Interrupted, report_error
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput, ExitCode, StepFailed
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npuenv.install.active import Environment
     from npuenv.smoke import Target
-    from npuenv.store.active import Environment
 
 
 @click.command("smoke-train", cls=Command)
@@ -137,8 +137,8 @@ def chosen_environment(target: Path | None, stack: str | None, *, framework: str
     Raises BadInput for two names, and where nothing is there to test.
     """
     from npuenv.host.local import LocalHost
-    from npuenv.store.active import active_environment, environment_at
-    from npuenv.store.places import default_environment
+    from npuenv.install.active import active_environment, environment_at
+    from npuenv.install.locations import default_environment
 
     if target and stack:
         said = {"one": "--target", "other": "--stack"}

@@ -10,8 +10,8 @@ import click
 
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
-from npuenv.errors import BadInput, ExitCode
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
@@ -26,14 +26,14 @@ def command(ui: Ui, *, request: Request, yes: bool) -> int:
 
     `npuenv up --for cpu --yes` works on any Linux machine, without cards.
     """
+    from npuenv.app.options import FRAMEWORKS
     from npuenv.cli.doctor import run_doctor
     from npuenv.cli.installing import How, run_install
     from npuenv.cli.machine import for_this_machine, resolve_or_stop
     from npuenv.cli.smoke_train import run_smoke
-    from npuenv.front.wish import FRAMEWORKS
     from npuenv.host.local import LocalHost
-    from npuenv.store.active import environment_at
-    from npuenv.store.places import default_environment
+    from npuenv.install.active import environment_at
+    from npuenv.install.locations import default_environment
 
     if not (request.stack or request.framework):
         raise BadInput(Message("cli.up-what"), Message("cli.up-what-hint"))

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.fanout import MOST_BYTES, PARALLEL, ask
+from npuenv.cluster.parallel_ssh import MOST_BYTES, PARALLEL, ask
+from npuenv.cluster.remote_agent import BOOT, MARK, PROGRAM, STOP_S
 from npuenv.cluster.ssh import keeps_keys, last_words, stopped_at
-from npuenv.cluster.there import BOOT, MARK, PROGRAM, STOP_S
 from npuenv.cluster.types import Trouble
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
 from npuenv.host.recorded import parse_capture
-from npuenv.messages import say
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

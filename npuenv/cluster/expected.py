@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.checks import Finding, Status
-from npuenv.cluster.agree.cards import numbers
-from npuenv.facts.base import Evidence, State
+from npuenv.cluster.consistency.cards import numbers
+from npuenv.core.fact import Evidence, State
+from npuenv.core.messages import Message
 from npuenv.facts.npu.visible import VARIABLE, visible
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from npuenv.cluster.types import Node

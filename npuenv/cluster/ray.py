@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.probing.asking import Heard, run
+from npuenv.cluster.probing.transport import Heard, run
 from npuenv.cluster.ray_state import Cluster, Started
-from npuenv.messages import Message
-from npuenv.placement.types import Cards
+from npuenv.core.messages import Message
+from npuenv.preflight.memory.types import Cards
 from npuenv.render.launch.ray import FILES, render_ray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.probing.asking import Way
+    from npuenv.cluster.probing.transport import Way
     from npuenv.cluster.types import Node
     from npuenv.resolve.types import Stack
 
@@ -176,7 +176,7 @@ def raise_up(
 
 
 def ask_ray(cluster: Cluster, limit_s: float, way: Way) -> Heard:
-    """What Ray says of itself on the head, for `npuenv.cluster.ray_seen.read`."""
+    """What Ray says of itself on the head, for `npuenv.cluster.ray_status.read`."""
     head = cluster.head_node
     if head is None:  # it was ended
         return Heard(cluster.started[0].node, None, 0.0, 0.0, f"{cluster.head}: -")

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import load_file
 from npuenv.cluster.types import NO_JUMP, Node
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.json_input import load_file
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +79,7 @@ def place_of(inventory: Inventory | str, environ: Mapping[str, str]) -> Path:
 
 def folder_of_states(environ: Mapping[str, str]) -> Path:
     """Where all of them lie."""
-    from npuenv.store.places import data_folder
+    from npuenv.install.locations import data_folder
 
     return Path(data_folder(environ), "clusters")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.cluster.types import NO_JUMP, Node, Trouble
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,28 +11,28 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npuenv.core.errors import ExitCode
 from npuenv.diagnose.agree import agreement
-from npuenv.diagnose.circumstances import circumstances
-from npuenv.diagnose.cure import cure
-from npuenv.diagnose.lines import bare
+from npuenv.diagnose.fix_commands import cure
+from npuenv.diagnose.log_prefixes import bare
 from npuenv.diagnose.machine import read_machine
 from npuenv.diagnose.match import Ground, match
-from npuenv.diagnose.mentions import unmentioned
 from npuenv.diagnose.outcome import outcome, recovery
 from npuenv.diagnose.packages import read_packages
+from npuenv.diagnose.quoted import unmentioned
 from npuenv.diagnose.rank import LEAST, SURE, observations, rank, separated, verdict
-from npuenv.diagnose.reruns import mended
+from npuenv.diagnose.resolved import mended
 from npuenv.diagnose.search import Text
 from npuenv.diagnose.session import read_codes, read_docker, read_environ
+from npuenv.diagnose.signals import circumstances
 from npuenv.diagnose.types import Cause, Diagnosis, Facts, Observation, Seen, Verdict
-from npuenv.errors import ExitCode
 from npuenv.matrix import Matrix, load_matrix
-from npuenv.matrix.problems import Problems, load_problems
+from npuenv.matrix.error_patterns import Problems, load_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from npuenv.diagnose.recovery import Recovery
+    from npuenv.diagnose.recovered import Recovery
     from npuenv.host.report import Line, Paste
 
 __all__ = ["Diagnosis", "Verdict", "diagnose", "read_facts", "signs_of"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from npuenv import versions
-from npuenv.errors import BadInput
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npuenv.diagnose.types import Facts, Seen
     from npuenv.host.report import Line
     from npuenv.matrix import Matrix
-    from npuenv.matrix.problems import BoundRow
+    from npuenv.matrix.error_patterns import BoundRow
     from npuenv.matrix.rows import VllmAscend
 
 Sign = tuple[str, "Line"]

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv import versions
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
 from npuenv.diagnose.types import Seen
-from npuenv.errors import BadInput
 from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from npuenv.diagnose.search import Text
     from npuenv.host.report import Line
-    from npuenv.matrix.problems import Problem
+    from npuenv.matrix.error_patterns import Problem
 
 _AS_WARNING = 0.75  # what a warning weighs against the same words in an error
 _BEFORE_SUCCESS = 0.6  # what an exception weighs after which something ran to its end

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.diagnose.frames import frames
-from npuenv.diagnose.recovery import Recovery, names_trouble, runs_of, went_on
+from npuenv.diagnose.recovered import Recovery, names_trouble, runs_of, went_on
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.diagnose.types import Seen
 from npuenv.host.report import typed_command
 

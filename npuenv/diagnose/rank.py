@@ -6,14 +6,14 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.diagnose.moments import stands_before
+from npuenv.diagnose.timestamps import stands_before
 from npuenv.diagnose.types import Cause, Observation, Separation, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from npuenv.diagnose.match import Match
-    from npuenv.matrix.problems import Problems
+    from npuenv.matrix.error_patterns import Problems
 
 SURE = 0.5  # from here on a candidate is called the cause
 LEAST = 0.25  # below this a candidate is not worth a line

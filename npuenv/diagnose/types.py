@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.errors import ExitCode
+    from npuenv.core.errors import ExitCode
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.host.report import Line
 

@@ -10,11 +10,11 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from npuenv.core.fact import Evidence, Fact, known
 from npuenv.facts import cann, hccn, machine, network, npu, ray
 from npuenv.facts import python as python_group
-from npuenv.facts.asker import Asker, not_asked
-from npuenv.facts.base import Evidence, Fact, known
 from npuenv.facts.cann import CannFacts
+from npuenv.facts.collector import Asker, not_asked
 from npuenv.facts.hccn import HccnFacts
 from npuenv.facts.machine import MachineFacts
 from npuenv.facts.network import NetworkFacts
@@ -33,7 +33,7 @@ Group = TypeVar("Group")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true of a host. A fact that was not asked at this level says so (`npuenv.facts.asker.was_asked`)."""
+    """What is true of a host. A fact that was not asked at this level says so (`npuenv.facts.collector.was_asked`)."""
 
     environment: Fact[Mapping[str, str]]
     machine: MachineFacts

@@ -1,6 +1,6 @@
 """Facts about an environment that npuenv made. Start from `ask_environment`.
 
-The environment's own inspector program (`npuenv.plan.inspector`, copied into it) does the looking. Facts:
+The environment's own inspector program (`npuenv.install.env_verifier`, copied into it) does the looking. Facts:
 
     env.dists     of=(root, "name==version" or "name", ...)   "complete", or the first deviation; hashes nothing
     env.intact    of=(root,)                                   "yes", or the first damaged distribution
@@ -16,12 +16,13 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import JsonError, loads
-from npuenv.facts.ask import Condition, ask
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.json_input import JsonError, loads
+from npuenv.facts.conditions import ask
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
+    from npuenv.core.plan import Condition
     from npuenv.host.base import Host, Ran
 
 INSPECTOR = ".npuenv/inspector.py"
@@ -31,7 +32,7 @@ _TIMEOUT_S = 600.0  # hashing a few gigabytes from a slow disk
 
 
 def ask_environment(host: Host, want: Condition) -> Fact[str]:
-    """The value of a fact about an environment; every other fact is passed on to `npuenv.facts.ask`."""
+    """The value of a fact about an environment; every other fact is passed on to `npuenv.facts.conditions`."""
     if want.fact == "path.link":
         return _link(host, want.of[0])
     if not want.fact.startswith("env."):

@@ -12,9 +12,9 @@ import posixpath
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npuenv import _json
-from npuenv._toml import TomlError, loads
-from npuenv.facts.base import Evidence, Fact, absent, known
+from npuenv.core import json_input as _json
+from npuenv.core.fact import Evidence, Fact, absent, known
+from npuenv.core.toml_input import TomlError, loads
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:

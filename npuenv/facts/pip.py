@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from npuenv.core.messages import Message
 from npuenv.host.base import Host, PathState
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv import versions
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core import versions
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

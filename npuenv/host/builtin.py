@@ -184,7 +184,7 @@ _ONLY_WITH: dict[str, tuple[str, ...]] = {
 # Each gives what is printed, or an exit status with nothing printed, or None for words that it does not know.
 def _elf(words: tuple[str, ...]) -> str | None:
     """One JSON document about extension modules."""
-    from npuenv.host import elf  # only where such modules are: it brings pyelftools along
+    from npuenv.host import shared_objects as elf  # only where such modules are: it brings pyelftools along
 
     return elf.document(words)
 

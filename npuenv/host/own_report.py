@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import JsonError, loads_from
-from npuenv.messages import Message, say
+from npuenv.core.json_input import JsonError, loads_from
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -14,11 +14,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv._json import JsonError, load_file, loads
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.json_input import JsonError, load_file, loads
+from npuenv.core.messages import Message
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 from npuenv.host.redact import Redactor
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.host.names import HOMES, find_names, owners_of_homes
+from npuenv.host.pii import HOMES, find_names, owners_of_homes
 from npuenv.host.secrets import SECRET, lines_of, on_lines, unlined, without_secrets
 
 if TYPE_CHECKING:

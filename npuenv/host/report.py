@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.host.own_report import without_documents, without_text
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

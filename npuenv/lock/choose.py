@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
+from npuenv.core.messages import Message
 from npuenv.lock.file import COMPLETE
-from npuenv.lock.shelf import shipped_folder
-from npuenv.messages import Message
+from npuenv.lock.store import shipped_folder
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import by_preference, is_candidate_release
 from npuenv.resolve.names import checked

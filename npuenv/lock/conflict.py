@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from npuenv.lock.ask import Resolver, Supply, ask, is_cache_miss, is_out_of_reach
 from npuenv.lock.file import Proof
 from npuenv.lock.inputs import CONSTRAIN, NEWEST, REPLACE, REQUIRE, Inputs, Line
+from npuenv.lock.uv import Resolver, Supply, ask, is_cache_miss, is_out_of_reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,9 +10,9 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +97,7 @@ def _require_hashes(lock: Lock) -> None:
     bare = [f"{package.name} {package.version}" for package in lock.packages if not package.sha256]
     bare += [missing.name for missing in lock.missing if lock.package(missing.name) is None]
     if bare:
-        from npuenv.lock.refuse import fill_command  # with the resolver, which no export asks
+        from npuenv.lock.preconditions import fill_command  # with the resolver, which no export asks
 
         raise BadInput(
             Message("lock.export-partial", {"stack": lock.stack, "what": tuple(bare)}),

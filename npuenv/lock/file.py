@@ -12,12 +12,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv._data import read_bytes
-from npuenv._toml import TomlError, loads
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.files import read_bytes
+from npuenv.core.messages import Message
+from npuenv.core.toml_input import TomlError, loads
 from npuenv.lock.check import DOES_NOT_RESOLVE, check_rows
 from npuenv.lock.seal import first_flaw, is_sealed, join_blocks, split_blocks
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

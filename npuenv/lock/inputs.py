@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv._toml import load_file
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.core.toml_input import load_file
+from npuenv.core.versions import accepts, normalised, python_version
 from npuenv.lock.file import Proof
 from npuenv.lock.requirement import asked_by
-from npuenv.messages import Message
-from npuenv.versions import accepts, normalised, python_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

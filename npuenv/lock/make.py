@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import npuenv
-from npuenv._toml import load_file
-from npuenv.errors import CannotTell
+from npuenv.core.errors import CannotTell
+from npuenv.core.messages import Message, say
+from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import named_index
-from npuenv.lock.ask import (
+from npuenv.lock.banned import pulled_in_by, unwanted
+from npuenv.lock.conflict import prove, single_overrides
+from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
+from npuenv.lock.inputs import NEWEST, Inputs, inputs_of, stand_in_requires
+from npuenv.lock.uv import (
     PROJECT,
     Resolver,
     Supply,
@@ -30,12 +35,7 @@ from npuenv.lock.ask import (
     undated,
     write_question,
 )
-from npuenv.lock.conflict import prove, single_overrides
-from npuenv.lock.file import STACK, Lock, LockedPackage, LockedSource, Missing, Proof
-from npuenv.lock.inputs import NEWEST, Inputs, inputs_of, stand_in_requires
-from npuenv.lock.unwanted import pulled_in_by, unwanted
 from npuenv.lock.wheels import fits, platform_tags, wheels_in_links
-from npuenv.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

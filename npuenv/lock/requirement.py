@@ -6,9 +6,9 @@ import functools
 import re
 from dataclasses import dataclass
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
-from npuenv.versions import normalised
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.core.versions import normalised
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _RELEASE = r"[0-9]+(?:\.[0-9]+)*"

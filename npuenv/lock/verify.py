@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import local_folder, named_index
 from npuenv.host.base import PathState
-from npuenv.lock.ask import deciding_line, is_out_of_reach, platform_options
+from npuenv.lock.uv import deciding_line, is_out_of_reach, platform_options
 from npuenv.resolve.types import Platform
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from npuenv.facts.pip import PipSettings
     from npuenv.host.base import Ran
-    from npuenv.lock.ask import Resolver
     from npuenv.lock.file import Lock, LockedPackage
+    from npuenv.lock.uv import Resolver
 
 
 class Offer(enum.Enum):

@@ -1,6 +1,6 @@
 """Which Ascend software fits together, as data: tables of rows, each with its source and the date it was read.
 
-Start from `load_matrix`. A table is read when it is first asked for; `npuenv.matrix.check` reads all and follows the
+Start from `load_matrix`. A table is read when it is first asked for; `npuenv.maintain.check` reads all and follows the
 references between them. What follows from the rows is decided in `npuenv.resolve`; nothing here chooses.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from npuenv._data import folder_of
+from npuenv.core.files import folder_of
 from npuenv.matrix.tables import Matrix
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from npuenv._toml import TomlError, loads
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.core.toml_input import TomlError, loads
 from npuenv.matrix.rows.base import Row
-from npuenv.messages import Message
 
 if typing.TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from npuenv import versions
+from npuenv.core import versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,7 +6,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING, TypeVar
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix import rows
 from npuenv.matrix.load import load_table, parse_table, unreadable
 

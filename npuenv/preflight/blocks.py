@@ -10,12 +10,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.lint.shell import source_of, tokens
+from npuenv.core.shellscript import source_of, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.lint.shell import Token
+    from npuenv.core.shellscript import Token
 
 Placed = tuple["Token", int, int]  # a token with its offsets
 Blocks = tuple[tuple[int, int], ...]  # (offset of a block, number of its branch) from the outside in

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv._data import read_bytes
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.files import read_bytes
+from npuenv.core.messages import Message
 from npuenv.matrix.keys import configs_of
-from npuenv.messages import Message
 from npuenv.preflight import limits
 from npuenv.preflight.limits import TooLarge
 from npuenv.preflight.types import Place, Setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.preflight.yaml_text import read_yaml, write_scalar
 
 if TYPE_CHECKING:

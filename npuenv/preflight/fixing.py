@@ -7,7 +7,7 @@ from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv.lint.shell import UNKNOWN
+from npuenv.core.shellscript import UNKNOWN
 from npuenv.preflight.edit_words import edit_command, edit_script, shown
 from npuenv.preflight.edit_yaml import edit_yaml
 from npuenv.preflight.examine import examine

@@ -13,7 +13,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
-from npuenv.lint.shell import LONGEST, UNKNOWN, expand
+from npuenv.core.shellscript import LONGEST, UNKNOWN, expand
 
 _START = re.compile(r"\$\(\(|\$\{([A-Za-z_]\w*|[1-9]):?-")
 _NAME = "_\u00e6"  # no shell variable is called that

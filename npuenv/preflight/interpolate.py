@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.lint.shell import LONGEST
+from npuenv.core.shellscript import LONGEST
 from npuenv.preflight.yaml_text import scalar
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 
 LETTERS = 300_000  # of one YAML file; all values of verl's own configuration take 40,000
 VALUES = 20_000  # of one YAML file, aliases expanded; verl's own configuration has 600

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from npuenv._data import read_bytes
-from npuenv.errors import BadInput
-from npuenv.lint.shell import UNKNOWN
+from npuenv.core.errors import BadInput
+from npuenv.core.files import read_bytes
+from npuenv.core.messages import Message
+from npuenv.core.shellscript import UNKNOWN
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
 from npuenv.preflight import limits
 from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.calls import find_call, is_driver, is_launcher, module_of, script_of, shell_text, unjudged

@@ -5,7 +5,7 @@ Start from `counted_as`; `npuenv.matrix.keys.nearest_release` then says whose ke
 
 from __future__ import annotations
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases, nearest_release, programs_of
 

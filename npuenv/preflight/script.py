@@ -11,8 +11,8 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from npuenv.lint.shell import UNKNOWN, expand, source_of
-from npuenv.lint.shell import commands as shell_commands
+from npuenv.core.shellscript import UNKNOWN, expand, source_of
+from npuenv.core.shellscript import commands as shell_commands
 from npuenv.preflight import limits
 from npuenv.preflight.blocks import blocks_of, holds, placed, take_arrays
 from npuenv.preflight.calls import Call, find_call, is_override, script_of, shell_text, unjudged
@@ -22,7 +22,7 @@ from npuenv.preflight.limits import TooLarge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.lint.shell import Command
+    from npuenv.core.shellscript import Command
     from npuenv.preflight.blocks import Array, Blocks, Placed
 
 Group = list["Placed"]  # the words of a command

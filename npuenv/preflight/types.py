@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.messages import Message
+    from npuenv.core.messages import Message
 
 Severity = Literal["error", "warning", "note"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.lint.shell import source_of, tokens
-from npuenv.messages import Message
+from npuenv.core.messages import Message
+from npuenv.core.shellscript import source_of, tokens
 from npuenv.preflight.types import Place, Problem, Setting
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv._json import JsonError, loads
+from npuenv.core.json_input import JsonError, loads
 from npuenv.preflight.types import Place, Setting
 
 if TYPE_CHECKING:

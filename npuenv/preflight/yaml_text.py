@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.preflight import limits
 from npuenv.preflight.limits import TooLarge
 

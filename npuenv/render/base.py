@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.render.dockerfile import Arg, Blank, Comment, From, Instruction, Var, one_word
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.resolve.derived import all_recipes
+from npuenv.core import versions
+from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:

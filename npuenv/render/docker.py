@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import npuenv
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
 from npuenv.render import base, layers
 from npuenv.render.dockerfile import (
     DOCKER_ARCH,

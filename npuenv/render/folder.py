@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.render.docker import MARK
 
 if TYPE_CHECKING:

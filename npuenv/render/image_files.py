@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.messages import Message
-from npuenv.plan.cann import cann_scripts, compiler_scripts
+from npuenv.core.messages import Message
+from npuenv.install.plan.cann import cann_scripts, compiler_scripts
 from npuenv.render import layers
 from npuenv.render.dockerfile import plain
 from npuenv.render.template import fill

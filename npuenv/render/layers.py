@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv import versions
+from npuenv.core import versions
+from npuenv.core.messages import Message
+from npuenv.install.plan.cann import cann_scripts
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
-from npuenv.plan.cann import cann_scripts
 from npuenv.render.dockerfile import (
     ByArch,
     Command,

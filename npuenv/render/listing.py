@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from npuenv.core.messages import Message, say
+from npuenv.core.plan import WriteFile
 from npuenv.facts.pip import without_secrets
-from npuenv.messages import Message, say
-from npuenv.plan.types import WriteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.core.plan import Action, Plan
     from npuenv.facts.pip import PipSettings, Setting
-    from npuenv.plan.types import Action, Plan
 
 
 def list_plan(plan: Plan, settings: PipSettings, *, lang: str = "en") -> str:

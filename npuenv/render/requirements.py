@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.errors import BadInput
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.lock.export import requirement_lines
-from npuenv.messages import Message
 from npuenv.render.dockerfile import one_word
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv._json import loads
+from npuenv.core.json_input import loads
+from npuenv.core.messages import Message, say
+from npuenv.core.plan import Action, Condition, Plan, Step, WriteFile
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.prerequisites import PREFIX_PYTHON
-from npuenv.messages import Message, say
-from npuenv.plan.types import Action, Plan, Step, Want, WriteFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def _claim(plan: Plan, lang: str, *, is_replacing: bool) -> list[str]:
 def _guard(root: str, made: Mapping[str, Any], *, is_replacing: bool) -> list[str]:
     """Conditions of which one holds where the folder is new, was begun and not finished, or holds what the plan makes.
 
-    What `npuenv.plan.target` asks, but that a damaged marker says nothing here.
+    What `npuenv.install.plan.target` asks, but that a damaged marker says nothing here.
     """
     marker, manifest = posixpath.join(root, MARKER), posixpath.join(root, MANIFEST)
     begun = " | ".join(map(shlex.quote, ("", ".npuenv", f".npuenv\n{MARKER}.new")))
@@ -135,7 +135,7 @@ def _step(step: Step, head: str, lang: str) -> list[str]:
     return [f"if {condition}; then", f"echo {skipped}", "else", f"echo {shlex.quote(_one_line(head))}", *body, "fi"]
 
 
-def _test(want: Want) -> str | None:
+def _test(want: Condition) -> str | None:
     """The condition as shell, or None where shell cannot ask it: then the step always runs."""
     place, wanted = want.of[0], shlex.quote(want.value)
     path = shlex.quote(place)
@@ -164,7 +164,7 @@ def _test(want: Want) -> str | None:
     return None
 
 
-def _test_below(want: Want) -> str:
+def _test_below(want: Condition) -> str:
     """Conditions about what an environment stands on, from the same files and databases as `facts.prerequisites`."""
     if want.fact == "system.packages":
         database, *names = want.of

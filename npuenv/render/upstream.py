@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.utils import canonicalize_name
 
-from npuenv import versions
-from npuenv.messages import Message
+from npuenv.core import versions
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

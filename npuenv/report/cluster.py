@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import Status, title
-from npuenv.cluster import agree
-from npuenv.cluster.names import fold
+from npuenv.cluster import consistency as agree
+from npuenv.cluster.nodeset import fold
 from npuenv.cluster.ssh import jump_host, key_place, trouble_says, typed
+from npuenv.cluster.summary import NOT_ASKED, PROBLEMS, alike, told_together
 from npuenv.cluster.types import NO_JUMP, Trouble
-from npuenv.cluster.verdict import NOT_ASKED, PROBLEMS, alike, told_together
-from npuenv.errors import ExitCode
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
+from npuenv.core.errors import ExitCode
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
 from npuenv.report.doctor import counts, finding_json, grouped, in_order
 from npuenv.report.terminal import Branch, Drawn, Manner, Plain, arrow_of, cure_of, label_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npuenv.checks import Finding
-    from npuenv.cluster.verdict import Judged, Shared, Verdict
+    from npuenv.cluster.summary import Judged, Shared, Verdict
     from npuenv.report.doctor import Asked
     from npuenv.report.terminal import Page
 
@@ -257,7 +257,7 @@ def _branches(finding: Finding, page: Page, manner: Manner) -> Iterator[Branch]:
 
 
 def _add_agreement(sheet: Plain | Drawn, verdict: Verdict, page: Page, manner: Manner) -> None:
-    from npuenv.cluster.verdict import Shared
+    from npuenv.cluster.summary import Shared
 
     if verdict.why_no_agreement is not None:
         if not manner.is_quiet:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import Finding, Status
-from npuenv.cluster.names import fold
-from npuenv.cluster.verdict import PROBLEMS, Judged, alike
-from npuenv.errors import ExitCode
-from npuenv.messages import Message, say
+from npuenv.cluster.nodeset import fold
+from npuenv.cluster.summary import PROBLEMS, Judged, alike
+from npuenv.core.errors import ExitCode
+from npuenv.core.messages import Message, say
 from npuenv.report.cluster import (
     ORDER,
     gathered,
@@ -33,7 +33,7 @@ from npuenv.report.sarif import SCHEMA, run_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npuenv.cluster.verdict import Shared, Verdict
+    from npuenv.cluster.summary import Shared, Verdict
 
 _LINES_AT_MOST = 3  # of silent nodes, before the others are folded away
 _BETWEEN = "between-nodes"  # what stands for a node's name where it is about several
@@ -159,7 +159,7 @@ def _with_trouble(judged: Judged) -> tuple[Finding, ...]:
     """The findings of a node; its silence as one of them."""
     if judged.trouble is None and not judged.is_unfit:
         return judged.findings
-    from npuenv.facts.base import Evidence
+    from npuenv.core.fact import Evidence
 
     status, says = says_of([judged])
     line = (Evidence(f"ssh {judged.node.name}", judged.line),) if judged.line else ()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
+from npuenv.core.messages import Message, say
 from npuenv.diagnose import Verdict
-from npuenv.matrix.problems import load_problems
-from npuenv.messages import Message, say
+from npuenv.matrix.error_patterns import load_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.checks import title
-from npuenv.host.shell import shell_line
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
-from npuenv.plan.fix import SESSION_STEP
-from npuenv.plan.types import Run
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
+from npuenv.core.plan import Run
+from npuenv.core.shell import shell_line
+from npuenv.install.plan.fix import SESSION_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.plan.fix import Cures, Shown
-    from npuenv.plan.types import Step
+    from npuenv.core.plan import Step
+    from npuenv.install.plan.fix import Cures, Shown
 
 SCHEMA = "npuenv.fix/1"
 

@@ -9,17 +9,17 @@ import collections
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
-    from npuenv.lint.values import Complaint
-    from npuenv.matrix.contradict import Found
+    from npuenv.maintain.contradict import Found
+    from npuenv.maintain.lint.values import Complaint
+    from npuenv.maintain.refresh import Proposal
     from npuenv.matrix.rows import Contradiction
-    from npuenv.refresh import Proposal
 
 CHECK_SCHEMA = "npuenv.matrix/1"
 LINT_SCHEMA = "npuenv.matrix-lint/1"

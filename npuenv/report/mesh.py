@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
 from npuenv.report.html import as_text, whole_page
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.messages import say
-from npuenv.plan import Plan, Run, Step
+from npuenv.core.messages import say
+from npuenv.install.plan import Plan, Run, Step
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Stack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

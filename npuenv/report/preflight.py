@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from npuenv import __version__
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
 from npuenv.host.secrets import SECRET, without_secrets
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

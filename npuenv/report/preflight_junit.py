@@ -10,7 +10,7 @@ import html
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
 from npuenv.report.preflight import Veil, body_lines, place_text
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from npuenv.messages import Message, say
-from npuenv.messages.visible import clean
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npuenv.cluster.ray import Clash
-    from npuenv.cluster.ray_seen import Seen
+    from npuenv.cluster.ray_status import Seen
 
 SCHEMA = "npuenv.ray/1"
 _CARD = "NPU"
@@ -97,7 +97,7 @@ def refused_line(name: str, row: Row, lang: str) -> str:
 
 def refused_lines(wrong: Sequence[Clash], lang: str) -> list[str]:
     """Why nothing was started, for people."""
-    from npuenv.cluster.names import fold
+    from npuenv.cluster.nodeset import fold
 
     found = []
     for each in wrong:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv import versions
-from npuenv.errors import BadInput
-from npuenv.messages import Message, say
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 from npuenv.resolve.types import Clash, Conflict, GitSource, Override, Pin, Reason, Stack, WayOut
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from npuenv.core.messages import Message, say
 from npuenv.lock.file import COMPLETE, IMPOSSIBLE, PARTIAL, STATUSES
-from npuenv.lock.refuse import why_impossible
+from npuenv.lock.preconditions import why_impossible
 from npuenv.lock.verify import LOST, Offer
-from npuenv.messages import Message, say
 from npuenv.resolve.types import Stack
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from npuenv.lock.file import Lock
-    from npuenv.lock.grid import GridRow
     from npuenv.lock.verify import Verified
+    from npuenv.maintain.lock_all import GridRow
     from npuenv.resolve.types import Conflict, Request
 
 Checked = tuple["Lock", "Sequence[Verified]"]

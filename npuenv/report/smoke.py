@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks import Finding, Status
-from npuenv.messages import Message, say
+from npuenv.core.finding import Finding, Status
+from npuenv.core.messages import Message, say
 from npuenv.report.advice import advice
 from npuenv.report.doctor import finding_json
 

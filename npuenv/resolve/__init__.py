@@ -10,10 +10,10 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 from npuenv.resolve.candidate import by_preference, is_asked_for
-from npuenv.resolve.derived import all_recipes, recipe_named
 from npuenv.resolve.names import checked, stack_names
+from npuenv.resolve.release_stacks import all_recipes, recipe_named
 from npuenv.resolve.search import fitting, judged
 from npuenv.resolve.stack import build
 from npuenv.resolve.types import Request
@@ -70,8 +70,8 @@ def _moved_by_pins(candidate: Candidate, asked: list[Recipe], wanted: Request, m
 def _why_not(wanted: Request, asked: list[Recipe], others: list[Recipe], matrix: Matrix) -> Conflict:
     """Why nothing that was asked for fits."""
     from npuenv.resolve.conflict import explain
-    from npuenv.resolve.many_pins import MOST, few_that_clash, most_that_fit
-    from npuenv.resolve.ways_out import without_pins
+    from npuenv.resolve.minimize import MOST, few_that_clash, most_that_fit
+    from npuenv.resolve.suggestions import without_pins
 
     few = few_that_clash(asked, wanted, matrix) if len(wanted.pins) > MOST else wanted
     conflict = explain(list(judged(asked, few, matrix)), others, few, matrix, resolve)

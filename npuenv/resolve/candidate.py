@@ -10,8 +10,8 @@ import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.resolve.derived import all_recipes
+from npuenv.core import versions
+from npuenv.resolve.release_stacks import all_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

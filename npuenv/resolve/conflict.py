@@ -10,12 +10,12 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 from npuenv.resolve.candidate import is_asked_for
-from npuenv.resolve.keys import OF_ALL_STACKS, broader, clash_key
+from npuenv.resolve.clash_identity import OF_ALL_STACKS, broader, clash_key
 from npuenv.resolve.search import avoiding
+from npuenv.resolve.suggestions import ways_out
 from npuenv.resolve.types import Clash, Conflict, Request
-from npuenv.resolve.ways_out import ways_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npuenv.matrix import Matrix
     from npuenv.matrix.rows import Recipe
     from npuenv.resolve.search import Judged
-    from npuenv.resolve.ways_out import Solve
+    from npuenv.resolve.suggestions import Solve
 
 # Up to this many rules the smallest set is searched for; beyond it a set that cannot be made smaller is good enough.
 _SEARCH_DEPTH = 5

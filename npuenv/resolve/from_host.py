@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv import versions
-from npuenv.errors import CannotTell
-from npuenv.messages import Message
+from npuenv.core import versions
+from npuenv.core.errors import CannotTell
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from npuenv.facts.base import Evidence, Fact
+    from npuenv.core.fact import Evidence, Fact
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu.smi import SmiTable
     from npuenv.matrix import Matrix

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.messages import Message
+from npuenv.core import versions
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from npuenv.matrix import Matrix

@@ -7,12 +7,12 @@ import difflib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.errors import BadInput
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.matrix.keys import known_releases
-from npuenv.messages import Message
 from npuenv.resolve.candidate import packages
-from npuenv.resolve.derived import all_recipes, recipe_named
+from npuenv.resolve.release_stacks import all_recipes, recipe_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

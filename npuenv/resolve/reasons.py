@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv import versions
+from npuenv.core import versions
+from npuenv.core.messages import Message
 from npuenv.matrix.rows import RecipePin, TritonAscend, VllmAscend
-from npuenv.messages import Message
 from npuenv.resolve.candidate import Candidate, same
-from npuenv.resolve.pairing import pairing
+from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.rules import against_rows
 from npuenv.resolve.types import Reason, Request
 

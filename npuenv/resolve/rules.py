@@ -10,11 +10,11 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.messages import Message
+from npuenv.core import versions
+from npuenv.core.messages import Message
 from npuenv.resolve.candidate import Candidate, packages, same
-from npuenv.resolve.derived import all_recipes, partner_overrides
-from npuenv.resolve.pairing import paired_with, pairing
+from npuenv.resolve.compatibility import paired_with, pairing
+from npuenv.resolve.release_stacks import all_recipes, partner_overrides
 from npuenv.resolve.types import Clash, Request
 
 if TYPE_CHECKING:

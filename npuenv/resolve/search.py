@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
-from npuenv.resolve.keys import clash_key, keys_of
+from npuenv.resolve.clash_identity import clash_key, keys_of
 from npuenv.resolve.rules import against_rows, hangs_on, unmet
 from npuenv.resolve.types import Clash
 

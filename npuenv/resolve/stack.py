@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv import versions
+from npuenv.core import versions
+from npuenv.core.messages import Message
 from npuenv.matrix.rows import RecipeGit, RecipeOverride, RecipePin
-from npuenv.messages import Message
-from npuenv.resolve.derived import partner_overrides
+from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.model_types import missing_type
-from npuenv.resolve.pairing import pairing
 from npuenv.resolve.reasons import because, because_asked, why_not_newer
+from npuenv.resolve.release_stacks import partner_overrides
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Request, Stack
 
 if TYPE_CHECKING:

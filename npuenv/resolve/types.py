@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.messages import Message
+    from npuenv.core.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from npuenv.smoke.run import Target, start
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npuenv.host.running import Running
+    from npuenv.host.background import Running
 
 
 def head_elsewhere(settings: Mapping[str, str], environ: Mapping[str, str] | None = None) -> str | None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from npuenv.checks import Finding, Fix, Status
-from npuenv.facts.base import Evidence
-from npuenv.messages import Message
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Fix, Status
+from npuenv.core.messages import Message
 from npuenv.smoke.run import METRICS, Record
 
 _SOURCE = "the run's own records"

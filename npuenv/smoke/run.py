@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npuenv._json import JsonError, loads
-from npuenv.errors import BadInput, StepFailed
-from npuenv.host.running import Running
+from npuenv.core.errors import BadInput, StepFailed
+from npuenv.core.json_input import JsonError, loads
+from npuenv.core.messages import Message
+from npuenv.host.background import Running
 from npuenv.host.writing import claimed
-from npuenv.messages import Message
-from npuenv.store.places import state_folder
+from npuenv.install.locations import state_folder
 
 Record = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.diagnose import Diagnosis, Verdict, diagnose
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste

@@ -53,7 +53,7 @@ def scripted(count: int, folder: Path) -> tuple[float, int, int]:
 
 def ask_here(hosts: list[str], config: str, parallel: int) -> None:
     """Runs in the operator's namespace: one round of `ask`, whose seconds it prints."""
-    from npuenv.cluster.fanout import ask
+    from npuenv.cluster.parallel_ssh import ask
     from npuenv.cluster.ssh import Options
     from npuenv.cluster.types import Node
 

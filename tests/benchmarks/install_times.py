@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npuenv.execute import Event
+    from npuenv.core.plan import Plan
+    from npuenv.install.executor import Event
     from npuenv.lock.file import Lock
-    from npuenv.plan.types import Plan
     from npuenv.resolve.types import Stack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -48,8 +48,8 @@ def seconds_of(argv: list[str], environ: dict[str, str]) -> float:
 
 def install_here(job: str) -> None:
     """The work of a child: executes the pickled plan, prints times by step and this process's own peak memory."""
-    from npuenv.execute import Session, State, execute
     from npuenv.host.local import LocalHost
+    from npuenv.install.executor import Session, State, execute
 
     root, plan, settings = pickle.loads(Path(job).read_bytes())
     steps: dict[str, float] = {}
@@ -169,8 +169,8 @@ class Bench:
 
     def plan(self, root: str) -> tuple[Plan, object]:
         from npuenv.facts.pip import PipSettings, Setting, for_uv
-        from npuenv.plan.install import Tools, plan_install
-        from npuenv.store.places import Target
+        from npuenv.install.locations import Target
+        from npuenv.install.plan.make import Tools, plan_install
 
         links = (Setting(str(self.wheels), "$PIP_FIND_LINKS"),)
         settings = for_uv(PipSettings(find_links=links, is_no_index=True))

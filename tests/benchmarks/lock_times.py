@@ -38,9 +38,9 @@ def main() -> None:
     asked = parser.parse_args()
     from npuenv.facts.pip import pip_settings
     from npuenv.host.local import LocalHost
-    from npuenv.lock.ask import Resolver, Supply, ask
     from npuenv.lock.inputs import inputs_of
     from npuenv.lock.make import find_uv, make_lock
+    from npuenv.lock.uv import Resolver, Supply, ask
     from npuenv.matrix import load_matrix
     from npuenv.resolve import resolve
     from npuenv.resolve.types import Request, Stack

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.mesh.culprits import reduce
+from npuenv.cluster.mesh.localize import reduce
 from npuenv.cluster.mesh.planning import full, sampled
 from npuenv.cluster.mesh.types import Device, Plan
 

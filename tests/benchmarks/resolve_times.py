@@ -16,10 +16,10 @@ import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.matrix import Matrix, load_matrix
 from npuenv.resolve import published, resolve
-from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.types import Request
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -20,15 +20,15 @@ from packaging.requirements import Requirement
 
 from npuenv.bundle.offline.make import Contents, Wish, gather, make_bundle
 from npuenv.bundle.offline.manifest import FileRow, Manifest, SourceRow, manifest_text, request_values
-from npuenv.bundle.offline.own import BOOTSTRAP, own_requirements
+from npuenv.bundle.offline.self_package import BOOTSTRAP, own_requirements
 from npuenv.bundle.offline.write import settle, write_tar
+from npuenv.core.messages import Message
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.file import Lock, LockedPackage, write_lock
 from npuenv.lock.make import Resolver, find_uv, make_lock
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
 from npuenv.resolve.types import BuildStep, GitSource, Pin, Platform, Reason, Request, Stack
 from tests.support.archives import pack
 

@@ -24,21 +24,21 @@ from npuenv.bundle import zipapp
 from npuenv.bundle.offline.backends import build_requirements
 from npuenv.bundle.offline.listing import Offer, best
 from npuenv.bundle.offline.make import check_place, gather, is_archive, make_bundle, staging
-from npuenv.bundle.offline.opened import open_bundle
-from npuenv.bundle.offline.own import BOOTSTRAP, own_requirements, own_wheel
+from npuenv.bundle.offline.reader import open_bundle
+from npuenv.bundle.offline.self_package import BOOTSTRAP, own_requirements, own_wheel
 from npuenv.bundle.offline.write import write_tar
 from npuenv.cli import install
 from npuenv.cli.bundle import command
 from npuenv.cli.common import Ui
 from npuenv.cli.machine import Machine
-from npuenv.errors import BadInput, NothingFits, StepFailed
-from npuenv.execute.failures import reason
+from npuenv.core.errors import BadInput, NothingFits, StepFailed
+from npuenv.core.messages import Message, say
+from npuenv.core.plan import Run
+from npuenv.install.failures import reason
 from npuenv.lock.file import Lock, Missing, read_lock
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
-from npuenv.plan.types import Run
 from npuenv.resolve.types import GitSource, Platform, Request, Stack
 from tests.bundle.conftest import FURTHER, HERE, OTHER, TAG, python_archive, repacked, write_sdist
 from tests.support.sentences import says
@@ -202,7 +202,7 @@ def test_the_wheel_of_npuenv_is_complete_and_the_same_each_time() -> None:
     assert own_wheel.__wrapped__() == (name, data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
-        assert "trainer/__main__.py" in names and "npuenv/messages/zh/bundle.toml" in names
+        assert "trainer/__main__.py" in names and "npuenv/core/messages/zh/bundle.toml" in names
         assert any(".data/data/share/npuenv/lockfiles/" in inside for inside in names)
         assert not any("__pycache__" in inside or inside.endswith(".pyc") for inside in names)
         metadata = archive.read(f"npuenv-{__version__}.dist-info/METADATA").decode()

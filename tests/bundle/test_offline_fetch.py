@@ -31,9 +31,9 @@ from npuenv.bundle.offline.fetch import (
     still_to_fetch,
     with_sizes,
 )
-from npuenv.errors import StepFailed
+from npuenv.core.errors import StepFailed
+from npuenv.core.messages import Message, say
 from npuenv.facts.pip import PipSettings, Setting
-from npuenv.messages import Message, say
 from tests.support.own_signals import interruptible
 from tests.support.sentences import says
 

@@ -11,7 +11,7 @@ import pytest
 from npuenv.bundle.offline.manifest import FileRow, Manifest, manifest_text, request_values
 from npuenv.cli import main
 from npuenv.lock.file import Lock, read_lock, write_lock
-from npuenv.lock.shelf import shipped_folder
+from npuenv.lock.store import shipped_folder
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:

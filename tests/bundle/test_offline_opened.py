@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.bundle.offline.manifest import is_inside, manifest_text, parse_manifest
-from npuenv.bundle.offline.opened import open_bundle
+from npuenv.bundle.offline.reader import open_bundle
 from npuenv.bundle.offline.write import plain_member, write_tar
-from npuenv.errors import BadInput, StepFailed
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput, StepFailed
+from npuenv.core.messages import Message, say
 from tests.support.sentences import says
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.bundle.offline.make import Wish, gather, make_bundle
-from npuenv.bundle.offline.opened import open_bundle
+from npuenv.bundle.offline.reader import open_bundle
 from npuenv.bundle.offline.sources import find_source
-from npuenv.errors import CannotTell
+from npuenv.core.errors import CannotTell
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock.make import Resolver, find_uv
-from npuenv.lock.shelf import find_lock
+from npuenv.lock.store import find_lock
 from npuenv.lock.wheels import uv_platform
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.bundle.offline import needed
+from npuenv.bundle.offline import user_files as needed
 from npuenv.bundle.offline.make import check_room, make_bundle
-from npuenv.bundle.offline.needed import check_cann_files, check_python_archive, find_needed
-from npuenv.bundle.offline.opened import open_bundle
+from npuenv.bundle.offline.reader import open_bundle
 from npuenv.bundle.offline.sources import check_sources
+from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive, find_needed
 from npuenv.bundle.offline.write import write_tar
-from npuenv.errors import BadInput, CannotTell, NothingFits, StepFailed
+from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
+from npuenv.core.messages import say
+from npuenv.install.plan.cann_files import expected_names
 from npuenv.matrix import load_matrix
-from npuenv.messages import say
-from npuenv.plan.cann_files import expected_names
 from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Platform, Request, Stack
 from tests.bundle.conftest import git, python_archive, repository, write_sdist

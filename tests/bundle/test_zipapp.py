@@ -21,7 +21,7 @@ import pytest
 from npuenv import __version__
 from npuenv.bundle import zipapp
 from npuenv.cli import main
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
 from tests.support.forked import program

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv._toml import load_file
-from npuenv.checks import Status, check_all, exit_code
+from npuenv.checks import check_all, exit_code
 from npuenv.checks.npu.boards import CHECKS as BOARDS
 from npuenv.checks.npu.cards import CHECKS as CARDS
 from npuenv.checks.npu.devices import CHECKS as DEVICES
 from npuenv.checks.npu.driver import CHECKS as DRIVER
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
+from npuenv.core.finding import Status
+from npuenv.core.messages import LANGUAGES, say
+from npuenv.core.toml_input import load_file
 from npuenv.facts import Evidence
 from npuenv.facts.machine.account import Account
 from npuenv.facts.npu.burn import Dmi, parse_dmi
@@ -38,7 +40,6 @@ from npuenv.facts.npu.queries import (
 from npuenv.facts.npu.smi import Process, SmiTable, Trouble, parse_info
 from npuenv.facts.python.interpreter import DeviceRun, Devices
 from npuenv.matrix import load_matrix
-from npuenv.messages import LANGUAGES, say
 from npuenv.report.doctor import grouped
 from tests.support.changes import HEALTHY, Change, both, cards, find, gone, lost, nodes, part, put, trouble, variables
 from tests.support.sentences import outcomes

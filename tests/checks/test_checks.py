@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks import Status, check_all, exit_code
-from npuenv.checks.base import Check, Context, Verdict
+from npuenv.checks import check_all, exit_code
+from npuenv.checks.base import Check, CheckResult, Context
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.run import REPORTED_BY
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.facts import Evidence, Fact, State, unknown
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.hccn.conf import HccnConf
@@ -24,7 +26,6 @@ from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.npu.smi import Process, SmiTrouble, Trouble
 from npuenv.facts.python.interpreter import SharedFiles
 from npuenv.host.recorded import load_capture
-from npuenv.messages import say
 from tests.support.changes import (
     HEALTHY,
     HOSTS,
@@ -380,7 +381,7 @@ def test_a_container_whose_cards_are_taken_names_that_as_the_driver_problem() ->
 
 
 def test_a_check_that_crashes_is_a_finding_of_its_own_and_hides_no_other() -> None:
-    def burst(context: Context) -> Verdict:
+    def burst(context: Context) -> CheckResult:
         raise ZeroDivisionError("oops")
 
     broken = Check("test.broken", (), "here", burst)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.checks.base import NPU_FRAMEWORKS
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.facts.machine.cgroup import Cgroup
 from npuenv.facts.machine.hardware import Processor
-from npuenv.messages import say
 from tests.support.changes import HEALTHY, find, lost, put
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.network.hccn import CHECKS
+from npuenv.core.finding import Finding, Status
+from npuenv.core.messages import say
 from npuenv.facts.collect import collect
-from npuenv.messages import say
 from npuenv.report.doctor import grouped
 from tests.support.edited_host import EditedHost
 from tests.support.sentences import outcomes

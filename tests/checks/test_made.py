@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status
+from npuenv.core.finding import Status
+from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.manifest import LOCK as LOCK_FILE
 from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described, seal_of, text_hash
 from npuenv.facts.python.packages import Owned
 from npuenv.host.local import LocalHost
 from npuenv.host.recorded import RecordingHost
-from npuenv.messages import LANGUAGES, say
 from tests.support.changes import HEALTHY, both, find, part, put
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 LOCK = "aabbccddeeff"
 MARK = {"stack": "cpu", "platform": "x86_64-cp311-glibc2.28", "lock": LOCK}

@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.network.host import CHECKS, is_excepted
 from npuenv.checks.network.interfaces import hccl_choice, matching
+from npuenv.core.finding import Finding, Status
+from npuenv.core.messages import say
 from npuenv.facts.collect import collect
 from npuenv.facts.network.interfaces import Interface
-from npuenv.messages import say
 from tests.support.edited_host import EditedHost
 
 Edit = Callable[[EditedHost], None]

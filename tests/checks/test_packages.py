@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.python import CHECKS
-from npuenv.facts.asker import not_asked
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.finding import Status
+from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.cann.installs import Install, Installs
+from npuenv.facts.collector import not_asked
 from npuenv.facts.machine.libraries import CxxLibrary
 from npuenv.facts.python.elf import MissingLibrary, MissingSymbols, MissingVersion
 from npuenv.facts.python.interpreter import Broken, Import, SharedFiles
 from npuenv.facts.python.packages import Link, Origin, Owned, Shadow, Trouble, Twice
 from npuenv.matrix import load_matrix
-from npuenv.messages import LANGUAGES, say
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 from tests.support.changes import HEALTHY, WHY, Change, both, cards, find, lost, packages, part, put, unread, variables

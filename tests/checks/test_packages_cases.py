@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.python import CHECKS
-from npuenv.facts.asker import not_asked
-from npuenv.facts.base import absent, known
+from npuenv.core.fact import absent, known
+from npuenv.core.finding import Status
+from npuenv.facts.collector import not_asked
 from tests.support.changes import HEALTHY, WHY
 
 # Where it was reported, the versions there, Python, CANN ("" unknown), and the checks of which one has to speak.

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.python import CHECKS
-from npuenv.facts.base import Fact, absent, known
+from npuenv.core.fact import Fact, absent, known
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix
-from npuenv.messages import say
-from npuenv.resolve.derived import all_recipes
+from npuenv.resolve.release_stacks import all_recipes
 from tests.support.changes import HEALTHY, WHY
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks import Status, check_all
-from npuenv.facts.base import Evidence, Fact, absent, unknown
+from npuenv.checks import check_all
+from npuenv.core.fact import Evidence, Fact, absent, unknown
+from npuenv.core.finding import Status
+from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.python.interpreter import Import
-from npuenv.messages import LANGUAGES, say
 from tests.support.changes import HEALTHY, Change, both, find, packages, part, put
 
 HCCL = "ImportError: libhccl.so: cannot open shared object file: No such file or directory"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.facts.machine.mounts import Folder, Mount
 from npuenv.facts.machine.processes import Process, Processes
 from npuenv.facts.ray.session import Session
 from npuenv.facts.ray.status import Bundle, Demand, Refusal, Resource, Trouble
 from npuenv.facts.ray.status import Status as Cluster
-from npuenv.messages import say
 from tests.support.changes import HEALTHY, both, find, gone, lost, packages, put, variables
 
 if TYPE_CHECKING:

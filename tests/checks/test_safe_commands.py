@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.base import Context
 from npuenv.checks.python import CHECKS
 from npuenv.checks.python.installed import install_here, resolve_here, safe_install
 from npuenv.cli.app import npuenv as cli
-from npuenv.facts.base import Evidence, known
+from npuenv.core.fact import Evidence, known
+from npuenv.core.finding import Status
+from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.python.interpreter import Import
 from npuenv.facts.python.packages import Owned, Trouble
 from npuenv.matrix import load_matrix
-from npuenv.messages import LANGUAGES, say
 from tests.support.changes import HEALTHY, Change, both, find, packages, part, put, variables
 
 if TYPE_CHECKING:
-    from npuenv.facts.base import Fact
+    from npuenv.core.fact import Fact
     from npuenv.facts.collect import Facts
 
-MESSAGES = Path(__file__).parents[2] / "npuenv" / "messages"
+MESSAGES = Path(__file__).parents[2] / "npuenv" / "core" / "messages"
 SHOWN = re.compile(r"`(npuenv [^`]*)`")
 GONE_VLLM = "ModuleNotFoundError: No module named 'vllm'"
 FORCE = ("--force-reinstall", "--no-deps")

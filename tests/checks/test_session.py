@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.checks.registry import CHECKS
 from npuenv.checks.session.variables import misread
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.facts import absent, known
-from npuenv.facts.base import Evidence
 from npuenv.facts.cann.surroundings import Named
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
-from npuenv.messages import say
 from tests.support.changes import HEALTHY, both, find, lost, packages, part, put, unread, variables
 
 if TYPE_CHECKING:

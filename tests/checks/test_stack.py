@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.stack import CHECKS
-from npuenv.facts.base import Evidence, Fact, known, unknown
+from npuenv.core.fact import Evidence, Fact, known, unknown
+from npuenv.core.finding import Finding, Status
+from npuenv.core.messages import say
 from npuenv.facts.cann.toolkit import Cann
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.facts.python.interpreter import Python
 from npuenv.matrix import load_matrix
-from npuenv.messages import say
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 

@@ -19,17 +19,17 @@ import jsonschema
 import pytest
 
 import npuenv.report
+from npuenv.app.examine import Judged
 from npuenv.checks import Finding, Fix, Status
 from npuenv.cli import main
 from npuenv.cli.common import Stop, Ui
 from npuenv.cli.fix import mend
-from npuenv.errors import BadInput, ExitCode
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message
+from npuenv.core.plan import Condition
 from npuenv.facts.collect import collect
-from npuenv.front.judging import Judged
 from npuenv.host.local import LocalHost
 from npuenv.lock.wheels import write_wheel
-from npuenv.messages import Message
-from npuenv.plan.types import Want
 from tests.support.own_signals import interruptible
 from tests.support.sentences import part, says, sentence
 
@@ -182,7 +182,7 @@ def test_a_shell_that_reads_the_file_is_looked_at_too(capsys: pytest.CaptureFixt
 
 
 def test_programs_of_a_sourced_shell_get_its_variables_and_no_others() -> None:
-    from npuenv.host.sourced import sourced
+    from npuenv.host.sourced_env import sourced
 
     file = data() / "session.sh"
     file.parent.mkdir(parents=True)
@@ -286,7 +286,7 @@ def test_a_step_that_is_done_already_is_not_run(tmp_path: Path, capsys: pytest.C
     mark = tmp_path / "mark"
     mark.write_text("", encoding="utf-8")
     world = World()
-    want = Want("path.state", (str(mark),), "file")
+    want = Condition("path.state", (str(mark),), "file")
     world.add("machine.disk", lambda host: False, ("touch", str(tmp_path / "never")), done_when=(want,))
     assert world.mend() is ExitCode.PROBLEMS
     assert says(capsys.readouterr().out, "fix.already")
@@ -326,7 +326,7 @@ def test_pip_mends_a_real_environment_with_the_users_own_settings(
     python = str(with_pip(tmp_path / "env"))
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    want = Want("dist.version", (python, "numbers"), "2.4")
+    want = Condition("dist.version", (python, "numbers"), "2.4")
     world = World()
     world.add(
         "python.numpy",
@@ -417,7 +417,7 @@ def test_this_machine_is_mended_from_the_command_line(capsys: pytest.CaptureFixt
 
 
 def test_what_needs_root_is_shown_with_roots_prompt_and_sentences_with_real_names() -> None:
-    from npuenv.plan.fix import Place, plan_cures
+    from npuenv.install.plan.fix import Place, plan_cures
     from npuenv.report.fix import plan_lines
 
     saved = Message("cli.saved", {"path": "/home/user1/x"})

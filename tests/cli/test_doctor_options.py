@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from npuenv.app.options import FORMATS, form_of
 from npuenv.cli import main
-from npuenv.front.wish import FORMATS, form_of
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence
 from tests.support.waiting import PATIENCE_S, until

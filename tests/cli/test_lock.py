@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv._toml import loads
 from npuenv.cli import main
 from npuenv.cli.common import Ui
 from npuenv.cli.machine import Machine, lock_of
+from npuenv.core.messages import Message
+from npuenv.core.toml_input import loads
 from npuenv.facts.pip import pip_settings
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage, Missing, parse_lock, read_lock
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.make import Resolver, find_uv
-from npuenv.lock.shelf import put_lock
+from npuenv.lock.store import put_lock
 from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Pin, Platform, Reason, Request, Stack
 from tests.support.sentences import says, sentence
@@ -105,7 +105,7 @@ def test_verify_asks_all_locks_of_the_shelf_where_none_is_named(
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", NOWHERE)
     monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setattr("npuenv.lock.shelf.shipped_folder", lambda: lock_file.parent)
+    monkeypatch.setattr("npuenv.lock.store.shipped_folder", lambda: lock_file.parent)
     assert main(["lock", "--verify", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert [row["counts"]["out-of-reach"] for row in document["locks"]] == [2]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from npuenv._toml import load_file
 from npuenv.cli import main
 from npuenv.cli.hosts import DECIDED
 from npuenv.cli.machine import assumed, for_this_host, for_this_machine
-from npuenv.errors import CannotTell
+from npuenv.core.errors import CannotTell
+from npuenv.core.toml_input import load_file
 from npuenv.host import local
 from npuenv.host.recorded import load_capture
-from npuenv.lock.shelf import shipped_folder
+from npuenv.lock.store import shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack

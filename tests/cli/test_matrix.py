@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cli import main
-from npuenv.errors import CannotTell
+from npuenv.core.errors import CannotTell
+from npuenv.core.messages import Message
+from npuenv.maintain.refresh import Proposal
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
-from npuenv.refresh import Proposal
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def test_refresh_prints_the_diff_and_says_whether_there_is_one(
         asked.append(names)
         return proposals
 
-    monkeypatch.setattr("npuenv.refresh.propose", propose)
+    monkeypatch.setattr("npuenv.maintain.refresh.propose", propose)
     assert main(["matrix", "refresh", "torch-npu", "--lang", "en"]) == code
     said = capsys.readouterr()
     assert ('+index = "mirror"' in said.out.splitlines()) is bool(proposals)
@@ -200,7 +200,7 @@ def test_refresh_without_the_index_is_exit_3(
     def propose(*_: object, **__: object) -> object:
         raise CannotTell(Message("cli.interrupted"))
 
-    monkeypatch.setattr("npuenv.refresh.propose", propose)
+    monkeypatch.setattr("npuenv.maintain.refresh.propose", propose)
     assert main(["matrix", "refresh", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "cannot-tell"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv import versions
 from npuenv.cli import main
+from npuenv.core import versions
+from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases
-from npuenv.messages import Message, say
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from npuenv.cli import main
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
 from tests.support.sentences import part, says, sentence
 
 HOSTS = Path(__file__).parents[1] / "support" / "hosts"

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from npuenv.cli import main
-from npuenv.host.running import Running
+from npuenv.host.background import Running
 from tests.support.own_signals import as_from_a_terminal, interruptible
 from tests.support.sentences import part, says, sentence
 from tests.support.waiting import PATIENCE_S, is_gone, until

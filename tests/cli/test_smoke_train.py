@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cli import main
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
 from tests.cli.test_machine import cards, said
-from tests.store.test_environments import made
+from tests.install.test_environments import made
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:

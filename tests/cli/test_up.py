@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.cli import doctor, main
-from npuenv.errors import ExitCode
-from npuenv.store.places import default_environment
-from tests.store.test_environments import made
+from npuenv.core.errors import ExitCode
+from npuenv.install.locations import default_environment
+from tests.install.test_environments import made
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from npuenv.checks import Finding, Status, check_all
-from npuenv.cluster.agree import agreement
+from npuenv.cluster.consistency import agreement
+from npuenv.cluster.summary import Judged, Shared, Verdict
 from npuenv.cluster.types import Node, Trouble
-from npuenv.cluster.verdict import Judged, Shared, Verdict
-from npuenv.errors import ExitCode
-from npuenv.facts.base import Evidence
-from npuenv.messages import LANGUAGES, Message
+from npuenv.core.errors import ExitCode
+from npuenv.core.fact import Evidence
+from npuenv.core.messages import LANGUAGES, Message
 from npuenv.report import cluster, cluster_forms
 from npuenv.report.terminal import Manner, Page
 from tests.cluster.uniform import planted

@@ -19,10 +19,10 @@ import pytest
 import npuenv.report
 from npuenv.checks import Finding, Status
 from npuenv.cli import main
-from npuenv.cluster import fanout
+from npuenv.cluster import parallel_ssh as fanout
+from npuenv.cluster.summary import Judged, Verdict
 from npuenv.cluster.types import Node, Trouble
-from npuenv.cluster.verdict import Judged, Verdict
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
 from npuenv.report.cluster import render, says_of
 from npuenv.report.terminal import Manner, Page
 from tests.cluster.scripted import Impatient, Nodes

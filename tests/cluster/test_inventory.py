@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cluster.inventory import MOST_NODES, parse, read
-from npuenv.cluster.names import fold
+from npuenv.cluster.nodeset import fold
 from npuenv.cluster.ssh import argv_for
 from npuenv.cluster.types import NO_JUMP, Node
-from npuenv.errors import BadInput
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from pathlib import Path

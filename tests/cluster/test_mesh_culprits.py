@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.cluster.mesh.culprits import Crowd, Culprit, Kind, Suspect, reduce
+from npuenv.cluster.mesh.localize import Crowd, Culprit, Kind, Suspect, reduce
 from npuenv.cluster.mesh.planning import full, sampled
 from npuenv.cluster.mesh.types import Device
 from tests.cluster.test_mesh_planning import all_pings, cluster

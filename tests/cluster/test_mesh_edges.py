@@ -10,17 +10,17 @@ import pytest
 
 from npuenv.cluster.mesh import state
 from npuenv.cluster.mesh.asking import Heard
-from npuenv.cluster.mesh.culprits import Kind, Suspect, reduce
+from npuenv.cluster.mesh.localize import Kind, Suspect, reduce
 from npuenv.cluster.mesh.planning import full
 from npuenv.cluster.mesh.running import Line, OverSsh, Run, _start_s, outcome_of, survey
 from npuenv.cluster.mesh.types import Outcome, Results
 from npuenv.cluster.types import Node
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.host.base import Ran
-from npuenv.messages import Message
-from tests.cluster.test_fanout import client
 from tests.cluster.test_mesh_planning import all_pings, cluster
 from tests.cluster.test_mesh_running import GOOD, Nodes, kept, run_of
+from tests.cluster.test_parallel_ssh import client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.fanout import ask
-from npuenv.cluster.mesh.gate import Gate
+from npuenv.cluster.mesh.barrier import Gate
+from npuenv.cluster.parallel_ssh import ask
 from npuenv.cluster.types import Node
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.cluster.mesh.culprits import Kind, Suspect, reduce
+from npuenv.cluster.mesh.localize import Kind, Suspect, reduce
 from npuenv.cluster.mesh.planning import full, sampled
 from npuenv.cluster.mesh.types import Device, Plan
 

@@ -16,7 +16,7 @@ from npuenv.cluster.mesh.asking import Missing
 from npuenv.cluster.mesh.document import Finished, document
 from npuenv.cluster.mesh.planning import full, sampled
 from npuenv.cluster.mesh.types import Outcome, Results
-from npuenv.messages import LANGUAGES, Message
+from npuenv.core.messages import LANGUAGES, Message
 from npuenv.report.mesh import brief, lines, render_html
 from tests.cluster.test_mesh_culprits import FAULTS
 from tests.cluster.test_mesh_planning import all_pings, cluster
@@ -62,7 +62,7 @@ def test_every_kind_of_culprit_is_said_in_both_languages_and_fits_the_schema(nam
 
 
 def sizes(plan: Plan, is_broken: Callable[[Pair], bool], suspect: Any) -> int:
-    from npuenv.cluster.mesh.culprits import Crowd
+    from npuenv.cluster.mesh.localize import Crowd
 
     crowd = Crowd(plan.devices, [pair for pair in all_pings(plan) if not is_broken(pair)])
     return sum(is_broken(pair) and suspect in crowd.suspects(pair) for pair in all_pings(plan))

@@ -13,14 +13,14 @@ import pytest
 
 from npuenv.cluster.mesh import state
 from npuenv.cluster.mesh.asking import Heard, Missing, Surveyed, devices_of, gone
-from npuenv.cluster.mesh.culprits import Kind, reduce
+from npuenv.cluster.mesh.localize import Kind, reduce
 from npuenv.cluster.mesh.planning import full
 from npuenv.cluster.mesh.running import Line, Run, outcome_of, survey
 from npuenv.cluster.mesh.types import Device, Outcome, Results
 from npuenv.cluster.types import Node
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.host.base import Ran
-from npuenv.messages import Message
 from tests.cluster.test_mesh_planning import all_pings, cluster
 
 if TYPE_CHECKING:

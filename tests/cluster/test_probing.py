@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks.base import Status
-from npuenv.cluster.agree.meeting import Met
+from npuenv.cluster.consistency.identity import Met
 from npuenv.cluster.probing import Way, probe, unprobed
-from npuenv.cluster.probing.culprits import Knock, blocks, culprits, groups_apart
-from npuenv.cluster.probing.introductions import introduce
+from npuenv.cluster.probing.identify import introduce
+from npuenv.cluster.probing.localize import Knock, blocks, culprits, groups_apart
 from npuenv.cluster.probing.ports import address_of, has_unfixed, judge, packets, ports_of, reach, schedule, usual_ports
 from npuenv.cluster.probing.storage import share
 from npuenv.cluster.ssh import Options
 from npuenv.cluster.types import Answer, Node, Trouble
-from npuenv.messages import say
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from tests.support.namespaces import machines, why_not
 from tests.support.sentences import part, says, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npuenv.checks.base import Finding
+    from npuenv.core.finding import Finding
 
 PROGRAMS = Path(__file__).parents[2] / "npuenv" / "facts" / "target"
 # Stands for ssh: runs the command line that a remote shell would get, here.
@@ -473,7 +473,7 @@ def test_a_file_that_a_full_disk_cuts_short_is_taken_away(tmp_path: Path) -> Non
 
 
 def test_a_file_whose_writer_never_answers_is_taken_away(tmp_path: Path) -> None:
-    from npuenv.cluster.fanout import ask
+    from npuenv.cluster.parallel_ssh import ask
 
     rounds = itertools.count()
 
@@ -509,7 +509,7 @@ def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None
 
 def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Iterator[Answer]]:
     """`ask`, with one node that has another folder at the place."""
-    from npuenv.cluster.fanout import ask
+    from npuenv.cluster.parallel_ssh import ask
 
     def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Iterator[Answer]:
         def led(node: Node) -> bytes:
@@ -529,7 +529,7 @@ def test_a_folder_that_nobody_can_write_is_said_to_be_so(tmp_path: Path) -> None
 
 
 def test_the_file_is_removed_even_when_looking_for_it_is_broken_off(tmp_path: Path) -> None:
-    from npuenv.cluster.fanout import ask
+    from npuenv.cluster.parallel_ssh import ask
 
     rounds = itertools.count()
 

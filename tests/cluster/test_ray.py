@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 from npuenv.cluster import ray, ray_state
-from npuenv.cluster.probing.asking import Way
+from npuenv.cluster.probing.transport import Way
 from npuenv.cluster.types import Node
-from npuenv.store.places import default_environment
+from npuenv.install.locations import default_environment
 from tests.support.namespaces import Machine, Machines, listens, machines, why_not
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence

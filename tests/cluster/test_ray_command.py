@@ -21,12 +21,12 @@ import pytest
 from npuenv.cli import main
 from npuenv.cluster import ray, ray_state
 from npuenv.cluster.inventory import parse
-from npuenv.cluster.probing.asking import Heard, Way
+from npuenv.cluster.probing.transport import Heard, Way
 from npuenv.cluster.types import Node
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
 from npuenv.facts.target import text
 from npuenv.host.writing import claimed
-from npuenv.messages import say
 from tests.support.sentences import part, says, sentence
 from tests.support.waiting import until
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from tests.cluster.replayed import prepare, replay, tools_folder
 from tests.cluster.uniform import description, name_of, switched
 from tests.cluster.voting import same, spoken, words

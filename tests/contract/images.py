@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from npuenv import _toml
+from npuenv.core import toml_input as _toml
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:

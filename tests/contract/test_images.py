@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from npuenv import _toml
+from npuenv.core import toml_input as _toml
 from tests.contract.images import Said, differences, read, rows, written
 
 TEXT = r"""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from npuenv._toml import load_file, loads
+from npuenv.core.toml_input import load_file, loads
+from npuenv.core.versions import python_version
 from npuenv.matrix.keys import configs_of, defaults_of, known_releases, names_of, programs_of
-from npuenv.versions import python_version
 
 MAKER = Path(__file__).with_name("make_verl_keys.py")
 TABLE = Path(__file__).parents[2] / "npuenv" / "matrix" / "keys" / "verl.toml"

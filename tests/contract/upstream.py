@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.cli import main as cli
-from npuenv.errors import NpuenvError
+from npuenv.core.errors import NpuenvError
+from npuenv.core.messages import say
+from npuenv.install.locations import default_environment
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases
-from npuenv.messages import say
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import Asked, all_of, read_file, read_text
 from npuenv.preflight.rules.keys import defaults_of
 from npuenv.preflight.types import Machine
 from npuenv.render.launch.verl import render_verl
-from npuenv.store.places import default_environment
 from tests.contract.make_verl_keys import programs
 from tests.contract.mutants import Mutant, chosen, mutants
 from tests.contract.started import started

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.diagnose import Diagnosis, Verdict, diagnose
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste

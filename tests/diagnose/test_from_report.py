@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.app.diagnose import run_from_report
 from npuenv.cli.common import Ui
-from npuenv.errors import BadInput, ExitCode
-from npuenv.front.paste import run_from_report
-from npuenv.matrix.problems import load_problems
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.matrix.error_patterns import load_problems
 
 if TYPE_CHECKING:
     from pathlib import Path

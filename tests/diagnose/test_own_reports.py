@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.checks import Finding, Status, check_all
+from npuenv.core.fact import Evidence
+from npuenv.core.messages import Message
 from npuenv.diagnose import Verdict
-from npuenv.facts.base import Evidence
 from npuenv.facts.collect import collect
 from npuenv.host.own_report import without_documents
 from npuenv.host.recorded import load_capture
 from npuenv.host.redact import Redactor
 from npuenv.host.report import read_paste
-from npuenv.messages import Message
 from npuenv.report.diagnosis import lines
 from npuenv.report.doctor import document
 from npuenv.report.html import render_html

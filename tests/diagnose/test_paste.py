@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npuenv.core.errors import BadInput
 from npuenv.diagnose import Verdict, diagnose
-from npuenv.errors import BadInput
 from npuenv.host.redact import Redactor
 from npuenv.host.report import MAX_LINE, blocks, read_paste, typed_command
 from npuenv.report.diagnosis import document, lines

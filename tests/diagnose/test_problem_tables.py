@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from npuenv import diagnose
+from npuenv.core.messages import Message, say
 from npuenv.diagnose.search import Text
 from npuenv.host.report import read_paste
-from npuenv.matrix.problems import Problem, load_problems
-from npuenv.messages import Message, say
+from npuenv.matrix.error_patterns import Problem, load_problems
 
 PROBLEMS = load_problems()
 # The causes that labelled reports use; others of ours come on top.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.diagnose import read_facts, signs_of
 from npuenv.diagnose.search import Text
 from npuenv.facts.npu.smi import parse_info
 from npuenv.host.report import read_paste
 from npuenv.matrix import load_matrix
-from npuenv.matrix.problems import load_problems
+from npuenv.matrix.error_patterns import load_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.diagnose import Verdict
-from npuenv.diagnose.lines import bare
+from npuenv.diagnose.log_prefixes import bare
 from npuenv.diagnose.match import Ground
-from npuenv.diagnose.mentions import unmentioned
-from npuenv.diagnose.moments import late_ranks, moment, stands_before
 from npuenv.diagnose.outcome import recovery
+from npuenv.diagnose.quoted import unmentioned
 from npuenv.diagnose.search import Text, is_supposed
+from npuenv.diagnose.timestamps import late_ranks, moment, stands_before
 from npuenv.host.report import read_paste
 
 if TYPE_CHECKING:

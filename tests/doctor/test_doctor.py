@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.checks import check_all
+from npuenv.core.shell import shell_line
 from npuenv.facts.collect import collect
 from npuenv.host.local import LocalHost
 from npuenv.host.recorded import RecordingHost, load_capture, parse_capture
-from npuenv.host.shell import shell_line
 from npuenv.report.doctor import document
 from npuenv.report.terminal import Manner, Page, render_report
 from tests.support.scripted_host import ScriptedHost, inventory, plain_machine, with_cann, with_cards

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.registry import CHECKS
+from npuenv.core.finding import Finding, Status
+from npuenv.core.messages import say
 from npuenv.facts.collect import Facts, collect
 from npuenv.host.local import LocalHost
 from npuenv.host.recorded import RecordingHost
-from npuenv.messages import say
 from npuenv.report.doctor import document
 from tests.support.stub_cann import target
 from tests.support.stub_cann.build import build, environment, wanted

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import loads
 from npuenv.checks import check_all
+from npuenv.core.toml_input import loads
 from npuenv.facts.collect import collect
 from npuenv.host.base import Looked, PathState, Ran
 from npuenv.host.recorded import parse_capture
@@ -18,7 +18,7 @@ from npuenv.host.recorded import parse_capture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.checks.base import Finding
+    from npuenv.core.finding import Finding
     from npuenv.host.base import Host
 
 HERE = Path(__file__).parent

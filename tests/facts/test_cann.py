@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.facts import State
 from npuenv.facts.cann import installs, kernels, parts, surroundings, toolkit
 from tests.support.scripted_host import ScriptedHost

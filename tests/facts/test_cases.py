@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.facts import State
 from npuenv.facts.collect import plain
 from tests.facts.families import cann, hccn, machine, network, npu, python, ray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.facts.npu import queries
 from npuenv.facts.npu.smi import SmiTable, Trouble, parse_info
 from npuenv.facts.ray import status as ray_status

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.facts import Fact, State
 from npuenv.facts.collect import plain
 from npuenv.facts.hccn.answers import answer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.facts.base import Fact, State
+from npuenv.core.fact import Fact, State
 from npuenv.facts.hccn.answers import Refusal, answer, grammar, refusal, refused
 from npuenv.facts.hccn.items import ITEMS
 from npuenv.facts.hccn.lines import is_address, is_mask, lines_of

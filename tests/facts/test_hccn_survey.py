@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.facts.base import Evidence, Fact, State, known, unknown
+from npuenv.core.fact import Evidence, Fact, State, known, unknown
 from npuenv.facts.hccn.a2 import Address, link, optical
 from npuenv.facts.hccn.asked import card_ids, survey_cards
 from npuenv.facts.hccn.peers import network, peers

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv.facts.base import State
-from npuenv.facts.network import clock, firewall, interfaces, launch, names, ports
+from npuenv.core.fact import State
+from npuenv.facts.network import clock, firewall, interfaces, names, ports
+from npuenv.facts.network import rendezvous as launch
 
 PIECES = (
     "|-- 10.0.0.1",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.facts import State, npu
-from npuenv.facts.asker import Asker
+from npuenv.facts.collector import Asker
 from npuenv.facts.npu import burn, holders, install, kernel
 from npuenv.facts.npu.smi import SmiTable, parse_info
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran

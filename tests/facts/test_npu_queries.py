@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import plain
 from npuenv.facts.npu import burn, driver, install, kernel, queries
 

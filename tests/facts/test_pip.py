@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.messages import say
 from npuenv.facts.pip import PipSettings, Setting, for_uv, pip_settings, without_secrets
 from npuenv.host.base import Looked, PathState, Ran
-from npuenv.messages import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

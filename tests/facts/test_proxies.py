@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.facts.asker import Asker
-from npuenv.facts.base import State
+from npuenv.core.fact import State
+from npuenv.facts.collector import Asker
 from npuenv.facts.network.proxies import Proxy, listen, proxies
 from tests.support.scripted_host import ScriptedHost
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuenv.facts.python.elf import WORD, elf
-from npuenv.host import elf as reader
+from npuenv.host import shared_objects as reader
 from npuenv.host.local import LocalHost
 
 pytest.importorskip("elftools", reason="needs pyelftools")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from npuenv.facts.base import known
+from npuenv.core.fact import known
 from npuenv.facts.python import interpreter
 from npuenv.facts.python import packages as package_facts
 from npuenv.facts.python.packages import Files, Hashes, Packages

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npuenv.core.fact import LINE_AT_MOST, Evidence, absent, known, unknown
 from npuenv.facts import Fact, State
-from npuenv.facts.asker import Asker, was_asked
-from npuenv.facts.base import LINE_AT_MOST, Evidence, absent, known, unknown
+from npuenv.facts.collector import Asker, was_asked
 from npuenv.facts.python import collect
 from npuenv.facts.python import elf as elf_facts
 from npuenv.facts.python import found as found_by

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.facts.npu.smi import Layout, SmiTable, SmiTrouble, Trouble, parse_info
 
 CASES = sorted((Path(__file__).parent / "cases" / "smi").glob("*.toml"))

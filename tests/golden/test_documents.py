@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from npuenv._toml import load_file
 from npuenv.cli import main
 from npuenv.cli.app import npuenv as npuenv_command
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
+from npuenv.core.toml_input import load_file
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
 from tests.golden.test_golden import LOCALE, ROOT, forget_help_options, plain

@@ -18,9 +18,9 @@ import click
 import pytest
 
 import npuenv
-from npuenv._toml import load_file
 from npuenv.cli import main
 from npuenv.cli.app import npuenv as npuenv_command
+from npuenv.core.toml_input import load_file
 from tests.support.own_signals import restored
 
 if TYPE_CHECKING:

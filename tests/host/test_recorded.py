@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
 from npuenv.host.base import Looked, NotRecorded, PathState, Ran
 from npuenv.host.recorded import RecordingHost, load_capture, parse_capture
-from npuenv.messages import say
 from tests.support.scripted_host import ScriptedHost
 
 SECRETS = {

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuenv._toml import load_file
 from npuenv.cli import main
+from npuenv.core.toml_input import load_file
 from npuenv.host.base import Looked, PathState
 from npuenv.host.recorded import RecordingHost, load_capture
 from npuenv.host.redact import Redactor, redact_text

@@ -9,11 +9,11 @@ import pytest
 
 from npuenv.lock.choose import choose
 from npuenv.lock.file import COMPLETE
-from npuenv.lock.shelf import find_lock, shipped_folder
+from npuenv.lock.store import find_lock, shipped_folder
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.candidate import is_candidate_release
-from npuenv.resolve.derived import recipe_named
+from npuenv.resolve.release_stacks import recipe_named
 from npuenv.resolve.types import Request, Stack
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.messages import Message
+from npuenv.core.toml_input import load_file
 from npuenv.lock import Lock, parse_lock, write_lock
-from npuenv.lock.ask import Supply, ask
 from npuenv.lock.conflict import prove, single_overrides, smallest
 from npuenv.lock.inputs import REPLACE, REQUIRE, Inputs, Line, inputs_of
 from npuenv.lock.make import make_lock
-from npuenv.messages import Message
+from npuenv.lock.uv import Supply, ask
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
 
 if TYPE_CHECKING:

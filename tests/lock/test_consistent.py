@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.messages import Message
 from npuenv.lock.consistent import Complaint, complaints
 from npuenv.lock.file import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.wheels import write_wheel
-from npuenv.messages import Message
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Stack
 
 if TYPE_CHECKING:

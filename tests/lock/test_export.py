@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import loads
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
+from npuenv.core.toml_input import loads
 from npuenv.lock import Lock, LockedPackage, LockedSource, Missing
 from npuenv.lock.export import files_by_hash, pylock_toml, requirement_lines, requirements_txt
 from npuenv.lock.make import find_uv
 from npuenv.lock.wheels import write_wheel
-from npuenv.messages import say
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ import pytest
 
 from npuenv.cli.common import Ui
 from npuenv.cli.machine import this_machine
-from npuenv.errors import NothingFits
+from npuenv.core.errors import NothingFits
 from npuenv.host.local import LocalHost
+from npuenv.install.plan.target import find_python
 from npuenv.matrix import load_matrix
-from npuenv.plan.target import find_python
 
 if TYPE_CHECKING:
     from pathlib import Path

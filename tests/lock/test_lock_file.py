@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 from npuenv.facts.pip import PipSettings
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, LockedPackage, LockedSource, Missing, Proof, parse_lock, read_lock, write_lock
-from npuenv.lock.grid import lock_all
 from npuenv.lock.inputs import inputs_of
 from npuenv.lock.make import Resolver
 from npuenv.lock.seal import join_blocks, split_blocks
-from npuenv.lock.shelf import locks_named, put_lock, shelf_locks
+from npuenv.lock.store import locks_named, put_lock, shelf_locks
 from npuenv.lock.wheels import fits, platform_tags
+from npuenv.maintain.lock_all import lock_all
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
 from npuenv.report.shelf import shelf_page, shelf_rows
 from npuenv.resolve import published, published_requests, resolve
 from npuenv.resolve.types import Platform, Request, Stack

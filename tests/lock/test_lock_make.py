@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.errors import BadInput, CannotTell, NothingFits
+from npuenv.core.errors import BadInput, CannotTell, NothingFits
+from npuenv.core.messages import Message, say
 from npuenv.facts.pip import pip_settings
 from npuenv.host.base import Ran
 from npuenv.host.local import LocalHost
 from npuenv.lock import Lock, Missing, Proof, parse_lock, read_lock, write_lock
 from npuenv.lock.inputs import inputs_of, stand_in_requires
 from npuenv.lock.make import Known, Resolver, deciding_line, find_uv, make_lock, solve
-from npuenv.lock.refuse import require_complete, require_sources
-from npuenv.lock.shelf import shipped_folder
+from npuenv.lock.preconditions import require_complete, require_sources
+from npuenv.lock.store import shipped_folder
 from npuenv.lock.wheels import uv_platform, write_wheel
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
 from npuenv.resolve import resolve
 from npuenv.resolve.types import GitSource, Override, Pin, Platform, Reason, Request, Stack
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.lock.requirement import Asked, asked_by
 from npuenv.matrix import load_matrix
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix import load_matrix
 
 FACTS = Path(__file__).parents[2].parent / "shared" / "facts"

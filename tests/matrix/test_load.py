@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv import versions
-from npuenv.errors import BadInput, NpuenvError
+from npuenv.core import versions
+from npuenv.core.errors import BadInput, NpuenvError
+from npuenv.core.messages import LANGUAGES, Message, say
+from npuenv.maintain.check import check
 from npuenv.matrix import Matrix, load_matrix, rows
-from npuenv.matrix.check import check
 from npuenv.matrix.load import load_table, parse_table
-from npuenv.messages import LANGUAGES, Message, say
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Conflict, Request, Stack

@@ -9,7 +9,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix.ranges import common_version, overlap
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property is checked with hypothesis")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import Asked, Reading, read_text

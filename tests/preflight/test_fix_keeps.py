@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.examine import examine

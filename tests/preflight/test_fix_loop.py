@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.messages import Message
+from npuenv.core.messages import Message
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix
 from npuenv.preflight.reading import Asked, read_file, read_words

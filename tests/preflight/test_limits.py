@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.errors import BadInput, ExitCode
+from npuenv.core.errors import BadInput, ExitCode
 from npuenv.preflight import limits
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.limits import TooLarge

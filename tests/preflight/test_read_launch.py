@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.preflight.reading import Asked, Reading, read_file, read_text, read_words
 from npuenv.preflight.types import Machine
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.preflight.fixing import corrected, fix, fix_all
 from npuenv.preflight.reading import Asked, Reading, all_of, read_file, read_words
 from npuenv.preflight.rules.keys import defaults_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.preflight.yaml_text import Entry, read_yaml, scalar, write_scalar
 
 TEXT = """\

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.core.messages import say
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import defaults_of, known_releases, names_of, nearest_release, releases_beside
-from npuenv.messages import say
 from npuenv.preflight import releases
 from npuenv.preflight.fixing import fix
 from npuenv.preflight.releases import counted_as

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv._toml import load_file
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
+from npuenv.core.toml_input import load_file
 from npuenv.matrix.keys import defaults_of
-from npuenv.messages import say
 from npuenv.preflight.calls import find_call
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix, fix_all

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.core.messages import Message
 from npuenv.lock.file import Lock, LockedPackage, Missing
 from npuenv.matrix.rows import Index
-from npuenv.messages import Message
 from npuenv.resolve.types import BuildStep, GitSource, Override, Pin, Platform, Reason, Stack
 
 if TYPE_CHECKING:

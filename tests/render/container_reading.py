@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.render.container import Container
+    from npuenv.render.container.description import Container
 
 Triple = tuple[str, str, bool]  # source, target, whether it is read-only
 

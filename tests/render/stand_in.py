@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.install.plan.cann import cann_scripts, compiler_scripts
 from npuenv.lock.file import Lock, LockedPackage
-from npuenv.plan.cann import cann_scripts, compiler_scripts
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import GitSource, Stack

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.install.plan.cann import cann_scripts
 from npuenv.matrix import load_matrix
-from npuenv.plan.cann import cann_scripts
-from npuenv.render.activate import render_activations, settings_of
+from npuenv.render.activation import render_activations, settings_of
 from tests.render.activation_cases import (
     OLD_TOOLKIT,
     STARTING_PATH,

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.container import Container, Wish, describe, render_container, shell
+from npuenv.render.container import shell
+from npuenv.render.container.description import Container, describe
+from npuenv.render.container.formats import render_container
+from npuenv.render.container.options import Wish
 from tests.render import container_reading as reading
 from tests.support.sentences import sentence
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
-from npuenv.render.container import Container, Wish, describe, render_container, write_files
-from npuenv.render.container.head import span
+from npuenv.render.container.description import Container, describe
+from npuenv.render.container.formats import render_container
+from npuenv.render.container.header import span
+from npuenv.render.container.options import Wish
+from npuenv.render.container.writing import write_files
 from npuenv.resolve.types import Platform
 from tests.render.conftest import make_stack
 from tests.support.sentences import says

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.container import FORMS, Container, Wish, describe, render_container
+from npuenv.render.container.description import Container, describe
+from npuenv.render.container.formats import FORMS, render_container
+from npuenv.render.container.options import Wish
 from tests.render import container_reading as reading
 from tests.support.sentences import part, says, sentence
 

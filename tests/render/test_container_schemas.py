@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 
 from npuenv.matrix import load_matrix
-from npuenv.render.container import Wish, describe, render_container
+from npuenv.render.container.description import describe
+from npuenv.render.container.formats import render_container
+from npuenv.render.container.options import Wish
 from npuenv.render.container.yaml import dump
 from tests.render import container_schemas as schemas
 from tests.render.container_reading import load_all

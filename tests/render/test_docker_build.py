@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
 from npuenv.render.docker import render_docker
 from npuenv.render.dockerfile import Run, script
 from npuenv.render.layers import Recipe, layer

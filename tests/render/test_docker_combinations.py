@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.lock.file import Lock, read_lock
-from npuenv.lock.shelf import fits_stack
+from npuenv.lock.store import fits_stack
 from npuenv.matrix import load_matrix
 from npuenv.render.combinations import combinations
 from npuenv.render.docker import folder_name, render_docker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.render.dockerfile import (
     Arg,
     ByArch,

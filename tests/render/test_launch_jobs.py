@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv import versions
-from npuenv.messages import say
-from npuenv.placement import estimate, find_model
-from npuenv.placement.types import Cards, Placement
+from npuenv.core import versions
+from npuenv.core.messages import say
 from npuenv.preflight.examine import examine
+from npuenv.preflight.memory import estimate, find_model
+from npuenv.preflight.memory.types import Cards, Placement
 from npuenv.preflight.reading import Asked, read_text
 from npuenv.preflight.rules.keys import defaults_of
 from npuenv.preflight.rules.memory import job_of
@@ -25,8 +25,8 @@ from tests.render.verl_jobs import RECIPES, published
 from tests.support.sentences import says
 
 if TYPE_CHECKING:
-    from npuenv.messages import Message
-    from npuenv.placement.types import Job
+    from npuenv.core.messages import Message
+    from npuenv.preflight.memory.types import Job
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 LISTED = sorted(id for id, row in RECIPES.items() if not row.refused)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.errors import BadInput
-from npuenv.messages import say
-from npuenv.placement.types import Cards
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
+from npuenv.preflight.memory.types import Cards
 from npuenv.render.launch.ray import FILES, render_ray
 from tests.render.conftest import make_stack, pin
 

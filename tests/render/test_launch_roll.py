@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from npuenv import _toml
-from npuenv.errors import BadInput
+from npuenv.core import toml_input as _toml
+from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
-from npuenv.placement.types import Cards, Model, Placement
+from npuenv.preflight.memory.types import Cards, Model, Placement
 from npuenv.render.launch import roll_recipe as recipes
 from npuenv.render.launch.job import Places, chosen_placement, parse_cards, parse_overrides, written_cards
 from npuenv.render.launch.roll import render_roll

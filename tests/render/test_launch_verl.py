@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 
-from npuenv.errors import BadInput
-from npuenv.messages import say
-from npuenv.placement.types import Placement
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import say
+from npuenv.preflight.memory.types import Placement
 from npuenv.render.launch.paths import Paths
 from npuenv.render.launch.verl import overrides, render_verl
 from npuenv.render.launch.verl_keys import for_release

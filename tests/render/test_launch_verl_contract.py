@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.render.launch.verl import render_verl
 from tests.render.verl_jobs import RECIPES, published, words_of
 

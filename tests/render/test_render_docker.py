@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 from npuenv.render.base import unpinned
 from npuenv.render.docker import MARK, render_docker
 from npuenv.resolve.types import BuildStep, GitSource, Override, Platform, Reason

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.render.docker import MARK
 from npuenv.render.folder import write_folders
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.core.messages import Message, say
+from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.pip import UvSettings
 from npuenv.host.writing import claim
-from npuenv.messages import Message, say
-from npuenv.plan.types import Plan, Run, Step, Want, WriteFile
 from npuenv.render.script import render_script
 from tests.support.sentences import sentence
 from tests.support.waiting import until
@@ -172,7 +172,7 @@ def test_git_gets_the_certificates_that_pip_is_set_up_with_unless_it_has_its_own
 
 
 def test_a_file_that_is_not_there_yet_is_no_complaint(tmp_path: Path) -> None:
-    want = Want("file.text", (str(tmp_path / "a"),), "text\n")
+    want = Condition("file.text", (str(tmp_path / "a"),), "text\n")
     step = Step("write", WHY, (WriteFile(str(tmp_path / "a"), "text\n"),), (want,))
     assert run(step)[::2] == (0, "")
     assert run(step) == (0, f"[1/1] write: {say(WHY)} - {sentence('plan.script-skipped')}\n", "")

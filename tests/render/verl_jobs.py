@@ -6,13 +6,13 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.placement.types import Cards, Model, Placement
+from npuenv.preflight.memory.types import Cards, Model, Placement
 from npuenv.render.launch.paths import Paths
 from npuenv.render.launch.verl_job import job_for
 
 if TYPE_CHECKING:
     from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.placement.types import Job
+    from npuenv.preflight.memory.types import Job
 
 TRAIN, TEST = "/data/gsm8k/train.parquet", "/data/gsm8k/test.parquet"
 RECIPES = {row.id: row for row in load_matrix().launch_recipes}

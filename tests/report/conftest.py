@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Finding, Fix, Status
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Fix, Status
+from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

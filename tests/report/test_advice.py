@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from npuenv.messages import say
+from npuenv.core.messages import say
 from npuenv.report.advice import IDS, advice
 
 TRAINER = Path(__file__).parents[2] / "trainer" / "metrics" / "advice.py"

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
-from npuenv.checks import Fix, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.registry import CHECKS
+from npuenv.core.finding import Fix, Status
+from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
-from npuenv.messages import Message
 from npuenv.report.sarif import sarif_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 
@@ -98,7 +99,7 @@ def test_levels_follow_the_status_and_what_is_well_is_no_result(found: Callable[
 def test_a_result_names_the_deciding_file_and_the_commands(found: Callable[..., Finding]) -> None:
     from dataclasses import replace
 
-    from npuenv.facts.base import Evidence
+    from npuenv.core.fact import Evidence
 
     cure = Fix(Message("doctor.title"), (("source", "/opt/my cann/set_env.sh"),))
     finding = replace(found("cann.found", fix=cure), evidence=(Evidence("/etc/ä b", "x"), Evidence("/etc/ä#b", "y")))

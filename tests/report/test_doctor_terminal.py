@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from npuenv.checks import Finding, Fix, Status
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Fix, Status
+from npuenv.core.messages import Message
+from npuenv.core.messages.visible import clean
 from npuenv.facts.collect import collect
-from npuenv.messages import Message
-from npuenv.messages.visible import clean
 from npuenv.report.terminal import Manner, Page, render_report
 from tests.support.scripted_host import ScriptedHost
 from tests.support.sentences import says, sentence
@@ -238,7 +238,7 @@ def test_commands_carry_the_machines_own_names_again(blank: Facts, found: Make) 
 def test_every_area_of_a_check_has_a_name_and_a_layer() -> None:
     from npuenv.checks.base import CATALOGUES
     from npuenv.checks.registry import CHECKS
-    from npuenv.messages import say
+    from npuenv.core.messages import say
     from npuenv.report.doctor import LAYERS
 
     areas = {check.id.partition(".")[0] for check in CHECKS} | set(CATALOGUES)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from npuenv.core.messages import Message, say
 from npuenv.lock import Lock, LockedPackage, Missing, Proof
-from npuenv.lock.grid import GridRow
 from npuenv.lock.verify import Offer, Verified
+from npuenv.maintain.lock_all import GridRow
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
 from npuenv.report.shelf import ShelfRow, shelf_json, shelf_page, shelf_rows, show_shelf, show_verified, verified_json
 from npuenv.resolve import published_requests, resolve
 from npuenv.resolve.types import Request

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from npuenv._toml import load_file
-from npuenv.errors import BadInput, ExitCode
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.toml_input import load_file
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Conflict, Request, Stack
 from tests.support.tables import MATRIX

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Conflict, Request, Stack
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from npuenv.errors import BadInput, CannotTell
-from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.errors import BadInput, CannotTell
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.messages import Message, say
 from npuenv.facts.collect import Facts, collect
 from npuenv.facts.machine.system import System
 from npuenv.facts.npu.driver import VersionInfo
 from npuenv.host.recorded import load_capture
-from npuenv.messages import Message, say
 from npuenv.report.resolution import as_json, show
 from npuenv.resolve import resolve
 from npuenv.resolve.from_host import filled

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.cli import main
+from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message
 from npuenv.resolve import resolve
 from npuenv.resolve.model_types import missing_type
 from npuenv.resolve.types import Request, Stack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases
 from npuenv.resolve.names import in_normal_form

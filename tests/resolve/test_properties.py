@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix import Matrix, load_matrix
 from npuenv.resolve import published, published_requests, resolve
 from npuenv.resolve.candidate import Candidate, candidate_of, choices
+from npuenv.resolve.compatibility import pairing
 from npuenv.resolve.conflict import smallest_hitting_set
-from npuenv.resolve.derived import all_recipes
 from npuenv.resolve.names import checked
-from npuenv.resolve.pairing import pairing
+from npuenv.resolve.release_stacks import all_recipes
 from npuenv.resolve.rules import against_rows, driver_is_too_old
 from npuenv.resolve.types import Conflict, Pin, Request, Stack
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.errors import StepFailed
+from npuenv.core.errors import StepFailed
 from npuenv.smoke import METRICS, follow
 from npuenv.smoke.run import LONGEST_SILENCE_S, _announced_s
 

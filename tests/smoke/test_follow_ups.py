@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks import Status
-from npuenv.messages import say
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.reading import brief
 from tests.smoke.smoke_cases import Record, changed, not_fine, reset, restaged, without

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status
-from npuenv.messages import say
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.smoke import cause, gain_by_chance, judge, parse_record
 from npuenv.smoke.judge import CAUSES
 from tests.smoke.smoke_cases import STAGES, Record, changed, good_run, not_fine, reset, restaged, states, without

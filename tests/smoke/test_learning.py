@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.checks import Status
-from npuenv.messages import say
+from npuenv.core.finding import Status
+from npuenv.core.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.learning import CALIBRATED, CALIBRATED_STEPS
 from tests.smoke.smoke_cases import Record, good_run, not_fine, reset

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.cli.smoke_train import parse_settings, with_options
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.smoke import METRICS, follow, records_of
 from npuenv.smoke.judge import judge
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.messages import say
+from npuenv.core.messages import say
 from npuenv.report.smoke import Where, headline, verdict
 from npuenv.smoke import cause, judge
 from tests.support.sentences import part, says, sentence
@@ -21,7 +21,7 @@ from tests.support.sentences import part, says, sentence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack, not with npuenv")
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from npuenv.cli import main
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
 from npuenv.smoke import Target, start
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npuenv.cli import main
-from npuenv.errors import ExitCode
+from npuenv.core.errors import ExitCode
 from tests.support.sentences import says
 from tests.support.stub_cann.build import build, environment
 from tests.support.stub_cann.target import NotToBeHad, make

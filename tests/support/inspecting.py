@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.execute import work
 from npuenv.facts import environment
 from npuenv.host.base import Ran
-from npuenv.plan import inspector
-from npuenv.plan.inspector import inspection, program, verifying
+from npuenv.install import env_verifier as inspector
+from npuenv.install import executor as work
+from npuenv.install.env_verifier import inspection, program, verifying
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.execute import Session
     from npuenv.host.base import Host
-    from npuenv.plan import Run, Step
+    from npuenv.install.executor import Session
+    from npuenv.install.plan import Run, Step
 
 _ask, _run = environment._inspect, work._run
 
@@ -30,7 +30,7 @@ def inspect_here(host: Host, verb: str, of: tuple[str, ...]) -> tuple[Ran, str]:
     """What the inspector says, where the one in the environment is npuenv's present one; else it is asked itself.
 
     In place of `npuenv.facts.environment._inspect`. That the program runs by itself, with the environment's Python,
-    `tests/execute/test_inspector.py` shows, and every step that mends or verifies.
+    `tests/install/test_inspector.py` shows, and every step that mends or verifies.
     """
     root = Path(of[0])
     its_own, sites = root / environment.INSPECTOR, list(root.glob("lib/python*/site-packages"))
@@ -52,7 +52,7 @@ def inspected(verb: str, root: str, *words: str) -> tuple[int, str]:
 
 
 def run_here(action: Run, step: Step, session: Session, held: int, on_line: Callable[[str | None], None]) -> int:
-    """A step's look at the environment, in place of `npuenv.execute.work._run`; every other program runs as always."""
+    """A step's look at the environment, in place of the executor's `_run`; every other program runs as always."""
     words = action.argv[3:]
     if not (words and words[0].endswith(environment.INSPECTOR)) or words[1] == "mend":
         return _run(action, step, session, held, on_line)

@@ -9,7 +9,7 @@ import re
 import string
 from typing import TYPE_CHECKING, cast
 
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from re import Pattern
@@ -64,7 +64,7 @@ def pattern(key: str, /, lang: str = "en", **args: object) -> Pattern[str]:
 
 def say_template(key: str, lang: str = "en") -> str:
     """The sentence of `key` with its placeholders, as the catalogue has it."""
-    from npuenv.messages import _catalogue
+    from npuenv.core.messages import _catalogue
 
     area, _, name = key.partition(".")
     return _catalogue(lang, area)[name]

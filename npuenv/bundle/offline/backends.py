@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from npuenv._toml import TomlError, loads
 from npuenv.bundle.offline.contents import Item, hashes_of
 from npuenv.bundle.offline.fetch import Wanted, fetch_all
 from npuenv.bundle.offline.listing import best, list_files
-from npuenv.errors import NothingFits
-from npuenv.refresh.archive import sdist_texts
-from npuenv.refresh.metadata import Unreadable
+from npuenv.core.errors import NothingFits
+from npuenv.core.toml_input import TomlError, loads
+from npuenv.index.archive import sdist_texts
+from npuenv.index.metadata import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.lock.ask import Resolver
     from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Platform
 
 # What an sdist without a build table is built with. Source: PEP 518. wheel: setuptools below 70.1 asks for it.

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from npuenv.bundle.offline.fetch import Wanted
 from npuenv.bundle.offline.listing import best, list_files
-from npuenv.errors import NothingFits
+from npuenv.core.errors import NothingFits
+from npuenv.core.messages import Message
 from npuenv.lock.wheels import wheels_in_links
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npuenv.bundle.offline.listing import Offer
-    from npuenv.bundle.offline.own import Tool
+    from npuenv.bundle.offline.self_package import Tool
     from npuenv.bundle.offline.sources import Found
-    from npuenv.lock.ask import Resolver
     from npuenv.lock.file import Lock, LockedPackage
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Platform
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from npuenv.errors import StepFailed
+from npuenv.core.errors import StepFailed
+from npuenv.core.messages import Message
 from npuenv.facts.pip import local_folder, without_secrets
 from npuenv.host.hashing import sha256_of
-from npuenv.messages import Message
-from npuenv.refresh.fetch import Bounds, Fetch
+from npuenv.index.fetch import Bounds, Fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,19 +12,19 @@ from urllib.parse import unquote, urlsplit
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion
 
-from npuenv._toml import load_file
-from npuenv.errors import CannotTell, NothingFits
+from npuenv.core.errors import CannotTell, NothingFits
+from npuenv.core.messages import Message
+from npuenv.core.toml_input import load_file
 from npuenv.facts.pip import for_uv, local_folder, named_index
-from npuenv.lock.ask import deciding_line, is_out_of_reach, platform_options
+from npuenv.lock.uv import deciding_line, is_out_of_reach, platform_options
 from npuenv.lock.wheels import platform_tags
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from packaging.tags import Tag
 
-    from npuenv.lock.ask import Resolver
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import Platform
 
 _OLD_GLIBC = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}

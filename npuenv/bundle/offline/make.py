@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING
 
 import npuenv
 from npuenv.bundle import zipapp
-from npuenv.bundle.offline import own
+from npuenv.bundle.offline import self_package as own
 from npuenv.bundle.offline.backends import find_backends
 from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
 from npuenv.bundle.offline.fetch import Told, Wanted, failed_by_disk, fetch_all, still_to_fetch, with_sizes
 from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
-from npuenv.bundle.offline.needed import find_needed
 from npuenv.bundle.offline.script import install_script
 from npuenv.bundle.offline.sources import find_sources, pack_source
+from npuenv.bundle.offline.user_files import find_needed
 from npuenv.bundle.offline.write import settle, write_tar
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of
 from npuenv.lock.file import write_lock
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from npuenv.bundle.offline.manifest import Needed
     from npuenv.bundle.offline.sources import Found
-    from npuenv.lock.ask import Resolver
     from npuenv.lock.file import Lock
+    from npuenv.lock.uv import Resolver
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Request, Stack
 

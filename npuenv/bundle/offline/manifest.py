@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import JsonError, loads
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.json_input import JsonError, loads
+from npuenv.core.messages import Message
 from npuenv.resolve.types import Request
 
 if TYPE_CHECKING:

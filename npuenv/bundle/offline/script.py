@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import npuenv
-from npuenv.bundle.offline.own import BOOTSTRAP, pythons_of
+from npuenv.bundle.offline.self_package import BOOTSTRAP, pythons_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import jinja2
 
-    from npuenv.bundle.offline.own import Tool
+    from npuenv.bundle.offline.self_package import Tool
 
 
 def install_script(tools: Sequence[Tool], *, python: str, archive: str) -> str:

@@ -17,15 +17,15 @@ from packaging.utils import canonicalize_name
 from npuenv.bundle.offline.listing import Offer, list_files
 from npuenv.bundle.offline.manifest import SourceRow
 from npuenv.bundle.offline.write import write_tar
-from npuenv.errors import BadInput, CannotTell, NothingFits, StepFailed
+from npuenv.core.errors import BadInput, CannotTell, NothingFits, StepFailed
+from npuenv.core.messages import Message
 from npuenv.facts.pip import for_uv, without_secrets
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from npuenv.host.base import Ran
-    from npuenv.lock.ask import Resolver
+    from npuenv.lock.uv import Resolver
     from npuenv.resolve.types import GitSource, Platform, Stack
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")

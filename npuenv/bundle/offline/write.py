@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuenv.bundle.offline.fetch import failed_by_disk
-from npuenv.errors import StepFailed
-from npuenv.messages import Message
+from npuenv.core.errors import StepFailed
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

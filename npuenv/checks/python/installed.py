@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.checks.base import Context, Fix, fix, message
-from npuenv.errors import BadInput
-from npuenv.facts.base import Evidence
+from npuenv.checks.base import Context, fix, message
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from npuenv.core.finding import Fix
+    from npuenv.core.messages import Message
     from npuenv.facts.manifest import Described
     from npuenv.facts.python.interpreter import Python
     from npuenv.matrix.rows import Recipe
-    from npuenv.messages import Message
 
 # What a training run stands or falls with; trouble in any other package is a remark.
 CORE = frozenset(
@@ -203,7 +204,9 @@ def is_for_gpus(version: str) -> bool:
 
 def published_as(context: Context, *names: str) -> Iterator[Recipe]:
     """The published stacks that pin these packages exactly as they are installed here (labels and posts included)."""
-    from npuenv.resolve.derived import all_recipes  # reading every stack costs tens of milliseconds: only when needed
+    from npuenv.resolve.release_stacks import (
+        all_recipes,  # reading every stack costs tens of milliseconds: only when needed
+    )
 
     have = {name: version_of(context, name) for name in names}
     for recipe in all_recipes(context.matrix):

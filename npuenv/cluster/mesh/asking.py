@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.mesh.types import Device
+from npuenv.core.messages import Message
 from npuenv.facts.hccn.a2 import ip
 from npuenv.facts.hccn.answers import Refusal, refused
 from npuenv.facts.hccn.lines import lines_of
 from npuenv.facts.npu.smi import Layout, SmiTable, parse_info
 from npuenv.host.base import Ran
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

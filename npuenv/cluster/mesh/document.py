@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.cluster.mesh.culprits import Kind, Suspect, reduce
+from npuenv.cluster.mesh.localize import Kind, Suspect, reduce
 from npuenv.cluster.mesh.types import SAMPLED, Outcome
-from npuenv.cluster.names import fold
-from npuenv.errors import ExitCode
-from npuenv.messages import Message, say
+from npuenv.cluster.nodeset import fold
+from npuenv.core.errors import ExitCode
+from npuenv.core.messages import Message, say
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from npuenv.cluster.mesh.asking import Missing
-    from npuenv.cluster.mesh.culprits import Culprit
+    from npuenv.cluster.mesh.localize import Culprit
     from npuenv.cluster.mesh.types import Device, Pair, Plan, Results
 
 SCHEMA = "npuenv.mesh/1"

@@ -16,18 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from npuenv._json import JsonError, loads
-from npuenv.cluster.fanout import PARALLEL, ask, room_for
 from npuenv.cluster.mesh.asking import Heard, cannot, ran
-from npuenv.cluster.mesh.gate import Gate
+from npuenv.cluster.mesh.barrier import Gate
 from npuenv.cluster.mesh.types import Outcome
+from npuenv.cluster.parallel_ssh import PARALLEL, ask, room_for
+from npuenv.cluster.remote_agent import BOOT
 from npuenv.cluster.ssh import last_words, stopped_at, trouble_says
-from npuenv.cluster.there import BOOT
+from npuenv.core.json_input import JsonError, loads
+from npuenv.core.messages import Message
 from npuenv.facts.hccn.answers import Refusal, refused
 from npuenv.facts.hccn.ping import ping
 from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL
 from npuenv.facts.target import joined
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

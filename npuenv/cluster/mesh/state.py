@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import load_file
 from npuenv.cluster.mesh.types import FULL, SAMPLED, Device, Outcome, Results
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
+from npuenv.core.json_input import load_file
+from npuenv.core.messages import Message
 from npuenv.host.writing import write_whole
-from npuenv.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence

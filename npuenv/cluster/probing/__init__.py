@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Finding, Status
-from npuenv.cluster.agree.sentences import finding, message
-from npuenv.cluster.probing.asking import Way
-from npuenv.cluster.probing.introductions import introduce
+from npuenv.cluster.consistency.findings import finding, message
+from npuenv.cluster.probing.identify import introduce
 from npuenv.cluster.probing.ports import reach
 from npuenv.cluster.probing.storage import share
+from npuenv.cluster.probing.transport import Way
+from npuenv.core.finding import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.cluster.agree.meeting import Met
+    from npuenv.cluster.consistency.identity import Met
     from npuenv.cluster.types import Node
 
 __all__ = ["Probed", "Way", "probe", "unprobed"]
@@ -29,7 +29,7 @@ _SOURCE = "npuenv"
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What probing came to. `met` is for `npuenv.cluster.agree.agreement`, which judges names and clocks."""
+    """What probing came to. `met` is for `npuenv.cluster.consistency.agreement`, which judges names and clocks."""
 
     met: Mapping[str, Met]
     findings: tuple[Finding, ...]  # about ports, packets and storage

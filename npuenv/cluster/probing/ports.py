@@ -14,12 +14,12 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Finding, Status
-from npuenv.cluster.agree.sentences import alone, chain, finding, message
-from npuenv.cluster.names import fold, fold_numbers
-from npuenv.cluster.probing.asking import run
-from npuenv.cluster.probing.culprits import Culprit, Knock, blocks, culprits, groups_apart, open_ways
-from npuenv.facts.base import Evidence
+from npuenv.cluster.consistency.findings import alone, chain, finding, message
+from npuenv.cluster.nodeset import fold, fold_numbers
+from npuenv.cluster.probing.localize import Culprit, Knock, blocks, culprits, groups_apart, open_ways
+from npuenv.cluster.probing.transport import run
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Status
 from npuenv.facts.network import hccl_ports
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
@@ -27,10 +27,10 @@ from npuenv.matrix import load_matrix
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from npuenv.cluster.agree.meeting import Met
-    from npuenv.cluster.probing.asking import Way
+    from npuenv.cluster.consistency.identity import Met
+    from npuenv.cluster.probing.transport import Way
     from npuenv.cluster.types import Node
-    from npuenv.messages import Message
+    from npuenv.core.messages import Message
 
 ALL_AT_MOST = 32
 RAY = (6379, 8265, 10001)  # GCS, dashboard, client

@@ -10,18 +10,18 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Finding, Status
-from npuenv.cluster.agree.sentences import alone, finding, message
-from npuenv.cluster.names import fold
-from npuenv.cluster.probing.asking import Heard, run
+from npuenv.cluster.consistency.findings import alone, finding, message
+from npuenv.cluster.nodeset import fold
+from npuenv.cluster.probing.transport import Heard, run
 from npuenv.cluster.types import Node
-from npuenv.facts.base import Evidence
+from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.cluster.probing.asking import Way
-    from npuenv.messages import Message
+    from npuenv.cluster.probing.transport import Way
+    from npuenv.core.messages import Message
 
 LOOK_S = 8.0  # NFS clients keep an old listing for some seconds
 LIMIT_S = 40.0

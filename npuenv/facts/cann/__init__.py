@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.base import Evidence, Fact, absent
+from npuenv.core.fact import Evidence, Fact, absent
 from npuenv.facts.cann import installs, surroundings, toolkit
 
 if TYPE_CHECKING:
-    from npuenv.facts.asker import Asker
     from npuenv.facts.cann.installs import Entry, Installs
     from npuenv.facts.cann.kernels import CustomOps, Kernels
     from npuenv.facts.cann.parts import Ops, Part, Running
     from npuenv.facts.cann.surroundings import Atb, Named, Written
     from npuenv.facts.cann.toolkit import Cann, Closed, Nnal
+    from npuenv.facts.collector import Asker
     from npuenv.facts.machine import MachineFacts
 
 _NO_TOOLKIT = Evidence("CANN", "no toolkit")

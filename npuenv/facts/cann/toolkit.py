@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from npuenv import versions
-from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+from npuenv.core import versions
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.read import file_text, line_with, pairs
 from npuenv.host.base import PathState
 

@@ -10,14 +10,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.asker import USE_LEVEL, not_asked
-from npuenv.facts.base import Fact
+from npuenv.core.fact import Fact
+from npuenv.facts.collector import USE_LEVEL, not_asked
 from npuenv.facts.hccn.conf import hccn_conf
 from npuenv.facts.hccn.rank_table import ranks
 from npuenv.facts.hccn.tool import hccn_tool
 
 if TYPE_CHECKING:
-    from npuenv.facts.asker import Asker
+    from npuenv.facts.collector import Asker
     from npuenv.facts.hccn.a2 import Address, Gateway, LinkChanges, Optical, Speed, Vnic
     from npuenv.facts.hccn.a5 import DevInfo
     from npuenv.facts.hccn.answers import Refused

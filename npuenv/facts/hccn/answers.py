@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.hccn.lines import lines_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.hccn.answers import Refusal, grammar
 from npuenv.facts.hccn.items import ITEMS
 from npuenv.facts.hccn.peers import peers

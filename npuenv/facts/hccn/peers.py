@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from npuenv.facts.base import Fact
+    from npuenv.core.fact import Fact
     from npuenv.facts.hccn.a2 import Address
 
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import JsonError, loads
-from npuenv.facts.base import Evidence, Fact, absent, known
+from npuenv.core.fact import Evidence, Fact, absent, known
+from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.read import file_text
 
 if TYPE_CHECKING:

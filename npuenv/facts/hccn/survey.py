@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
 from npuenv.facts.hccn.answers import Refusal, Refused, answer, refused
 from npuenv.host.base import NotRecorded
 

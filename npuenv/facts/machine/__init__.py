@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.facts.machine import account, cgroup, hardware, language, libraries, mounts, places, processes, system
+from npuenv.facts.machine import account, cgroup, hardware, libraries, mounts, processes, system
+from npuenv.facts.machine import folders as places
+from npuenv.facts.machine import locale as language
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.facts.asker import Asker
-    from npuenv.facts.base import Fact
+    from npuenv.core.fact import Fact
+    from npuenv.facts.collector import Asker
     from npuenv.facts.machine.account import Account, Privileges
     from npuenv.facts.machine.cgroup import Cgroup
+    from npuenv.facts.machine.folders import Cache
     from npuenv.facts.machine.hardware import Memory, Processor
     from npuenv.facts.machine.libraries import CxxLibrary
     from npuenv.facts.machine.mounts import Folder, Mount
-    from npuenv.facts.machine.places import Cache
     from npuenv.facts.machine.processes import Processes
     from npuenv.facts.machine.system import Space, System
 

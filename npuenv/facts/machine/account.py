@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.read import file_text, why_failed
 
 if TYPE_CHECKING:

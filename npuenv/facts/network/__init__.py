@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.asker import USE_LEVEL, not_asked
-from npuenv.facts.network import interfaces, launch, names, ports, proxies
+from npuenv.facts.collector import USE_LEVEL, not_asked
+from npuenv.facts.network import interfaces, names, ports, proxies
+from npuenv.facts.network import rendezvous as launch
 
 if TYPE_CHECKING:
-    from npuenv.facts.asker import Asker
-    from npuenv.facts.base import Fact
+    from npuenv.core.fact import Fact
+    from npuenv.facts.collector import Asker
     from npuenv.facts.network.clock import Clock
     from npuenv.facts.network.firewall import Firewall
     from npuenv.facts.network.interfaces import Interface, Route
-    from npuenv.facts.network.launch import Master
     from npuenv.facts.network.names import HostName
     from npuenv.facts.network.ports import Listener, PortRange
     from npuenv.facts.network.proxies import Proxy
+    from npuenv.facts.network.rendezvous import Master
 
 
 @dataclass(frozen=True, slots=True)

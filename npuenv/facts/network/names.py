@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.facts.read import file_text
 
 if TYPE_CHECKING:

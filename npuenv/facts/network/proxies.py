@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.facts.asker import USE_LEVEL
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.facts.collector import USE_LEVEL
 from npuenv.facts.python.interpreter import listens
 
 if TYPE_CHECKING:
-    from npuenv.facts.asker import Asker
+    from npuenv.facts.collector import Asker
     from npuenv.host.base import Host
 
 _PROXY = re.compile(

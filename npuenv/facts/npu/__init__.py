@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.asker import USE_LEVEL, not_asked
-from npuenv.facts.base import Evidence, Fact, State, absent, unknown
+from npuenv.core.fact import Evidence, Fact, State, absent, unknown
+from npuenv.facts.collector import USE_LEVEL, not_asked
 from npuenv.facts.npu import driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.facts.asker import Asker
+    from npuenv.facts.collector import Asker
     from npuenv.facts.npu.burn import Dmi
     from npuenv.facts.npu.driver import Nodes, VersionInfo
     from npuenv.facts.npu.holders import Holder

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.facts.base import Evidence, Fact, known
+from npuenv.core.fact import Evidence, Fact, known
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.asker import USE_LEVEL, not_asked, was_asked
-from npuenv.facts.base import Evidence, Fact, State, absent, known
+from npuenv.core.fact import Evidence, Fact, State, absent, known
+from npuenv.facts.collector import USE_LEVEL, not_asked, was_asked
 from npuenv.facts.manifest import described
 from npuenv.facts.python import interpreter as python_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.facts.asker import Asker
+    from npuenv.facts.collector import Asker
     from npuenv.facts.manifest import Described
     from npuenv.facts.python.elf import Elf
     from npuenv.facts.python.interpreter import Broken, Devices, Import, Python

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import loads
-from npuenv.facts.base import Evidence, Fact, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.json_input import loads
 from npuenv.facts.read import why_failed
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from npuenv.host.base import Host
 
-WORD = "npuenv-elf"  # answered by the machine itself: `npuenv.host.elf`
+WORD = "npuenv-elf"  # answered by the machine itself: `npuenv.host.shared_objects`
 
 
 @dataclass(frozen=True, slots=True)

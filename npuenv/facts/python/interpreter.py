@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import JsonError, loads
-from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.read import pairs, why_failed
 from npuenv.facts.target import text as program
 from npuenv.host.base import PathState

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from npuenv.facts.asker import NOT_ASKED
-from npuenv.facts.base import Evidence, Fact, State, absent, known, unknown
+from npuenv.core.fact import Evidence, Fact, State, absent, known, unknown
+from npuenv.facts.collector import NOT_ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

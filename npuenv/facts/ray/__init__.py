@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.facts.asker import USE_LEVEL, not_asked
-from npuenv.facts.base import Fact, State
+from npuenv.core.fact import Fact, State
+from npuenv.facts.collector import USE_LEVEL, not_asked
 from npuenv.facts.machine.mounts import folder, mounts
 from npuenv.facts.ray import session
 
 if TYPE_CHECKING:
-    from npuenv.facts.asker import Asker
+    from npuenv.facts.collector import Asker
     from npuenv.facts.machine.mounts import Folder
     from npuenv.facts.python import PythonFacts
     from npuenv.facts.ray.session import Session

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from npuenv import versions
-from npuenv._data import folder_of
-from npuenv._json import loads
-from npuenv._toml import load_file
+from npuenv.core import versions
+from npuenv.core.files import folder_of
+from npuenv.core.json_input import loads
+from npuenv.core.toml_input import load_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv import versions
-from npuenv.errors import BadInput
-from npuenv.lint.shell import UNKNOWN
-from npuenv.messages import Message
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.core.shellscript import UNKNOWN
 from npuenv.preflight.types import Change, Launch, Problem, Setting, Severity
 
 if TYPE_CHECKING:

@@ -310,7 +310,7 @@ def _roll_parallel(launch: Launch) -> Iterator[Problem]:
 
 def _heads(launch: Launch) -> Iterator[Problem]:
     """A group of cards shares out a layer's attention heads evenly, or the engine does not start."""
-    from npuenv.placement import find_model
+    from npuenv.preflight.memory import find_model
 
     model_key, role = (
         ("actor_rollout_ref.model.path", "actor_rollout_ref.rollout")

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npuenv._data import read_bytes
+from npuenv.core.files import read_bytes
 from npuenv.preflight import limits
 from npuenv.preflight.rules.base import Rule, problem, value
 from npuenv.preflight.types import Change

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
+from npuenv.core.errors import BadInput
 from npuenv.preflight.rules.base import (
     Rule,
     as_number,
@@ -29,7 +29,7 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.placement.types import Engine, Job, Placement, Sizes
+    from npuenv.preflight.memory.types import Engine, Job, Placement, Sizes
     from npuenv.preflight.types import Launch, Problem
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -56,8 +56,8 @@ def job_of(launch: Launch) -> tuple[Job, Placement] | None:
 
 
 def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
-    from npuenv.placement import find_model
-    from npuenv.placement.types import Cards, Job, Placement, Sizes
+    from npuenv.preflight.memory import find_model
+    from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 
     name, engine = (
         value(launch, "actor_rollout_ref.model.path"),
@@ -142,7 +142,7 @@ def _batched(launch: Launch, longest: int) -> int | None:
 
 def _buffer_mib(launch: Launch) -> int:
     """HCCL_BUFFSIZE where the script says it. Bytes by mistake are another rule's matter."""
-    from npuenv.placement.types import HCCL_BUFFER_MIB
+    from npuenv.preflight.memory.types import HCCL_BUFFER_MIB
 
     text = launch.environ["HCCL_BUFFSIZE"].value if "HCCL_BUFFSIZE" in launch.environ else None
     found = as_number(text)
@@ -150,8 +150,8 @@ def _buffer_mib(launch: Launch) -> int:
 
 
 def _roll_job(launch: Launch) -> tuple[Job, Placement] | None:
-    from npuenv.placement import find_model
-    from npuenv.placement.types import Cards, Job, Placement, Sizes
+    from npuenv.preflight.memory import find_model
+    from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 
     name, engine = (
         value(launch, "pretrain"),
@@ -219,7 +219,7 @@ def _memory(launch: Launch) -> Iterator[Problem]:
     found = job_of(launch)
     if found is None:
         return
-    from npuenv.placement import estimate
+    from npuenv.preflight.memory import estimate
 
     job, placement = found
     if launch.framework == "roll" and job.engine != "fsdp2" and set(placement.train) & set(placement.infer):
@@ -246,14 +246,14 @@ def _memory(launch: Launch) -> Iterator[Problem]:
             changes=_relief(launch, job, placement),
             reason=outcome.says[0] if outcome.says else "-",
             advice=outcome.advice[0] if outcome.advice else "-",
-            source="npuenv.placement: an estimate",
+            source="npuenv.preflight.memory: an estimate",
         )
 
 
 def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
     """The first of small micro batches, offloading and one copy of the trained state over all cards, after which the
     job fits."""
-    from npuenv.placement import estimate
+    from npuenv.preflight.memory import estimate
 
     everywhere = replace(job, shard_cards=None)
     if launch.framework != "verl":
@@ -310,7 +310,7 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
                 (key,),
                 severity="note",
                 says="memory-megatron",
-                source="npuenv.placement: FSDP and DeepSpeed",
+                source="npuenv.preflight.memory: FSDP and DeepSpeed",
             )
         return
     known = replace(machine, memory_gib=machine.memory_gib or 64.0, hardware=machine.hardware or "a2")
@@ -328,7 +328,7 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
                 )
                 if not is_said
             ),
-            source="npuenv.placement: needs the cards' memory",
+            source="npuenv.preflight.memory: needs the cards' memory",
         )
 
 

@@ -11,9 +11,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
-from npuenv.render.container.words import (
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.render.container.validate import (
     absolute_path,
     image_name,
     near_name,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import ContainerCards, ContainerPlace
     from npuenv.matrix.tables import Matrix
-    from npuenv.render.container.wish import Wish
+    from npuenv.render.container.options import Wish
     from npuenv.resolve.types import Stack
 
 # Where data and weights are inside: the published examples and the launch files name these.

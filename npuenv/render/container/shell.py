@@ -6,13 +6,13 @@ import shlex
 from typing import TYPE_CHECKING
 
 from npuenv.render.container.description import Mount
-from npuenv.render.container.head import advice, head
+from npuenv.render.container.header import advice, head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npuenv.render.container.description import Container
-    from npuenv.render.container.head import Say
+    from npuenv.render.container.header import Say
 
 RAY_PORT = 6379
 

@@ -11,14 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
-from npuenv.placement.types import Placement
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.preflight.memory.types import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from npuenv.placement.types import Cards, Layout
+    from npuenv.preflight.memory.types import Cards, Layout
 
 # What could end a YAML scalar, a shell word or a Hydra override, or start a command in one. `${...}` is an
 # interpolation of the frameworks' own and stays.

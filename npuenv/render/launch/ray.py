@@ -10,15 +10,15 @@ import re
 from typing import TYPE_CHECKING
 
 import npuenv
-from npuenv.errors import BadInput
-from npuenv.messages import Message, say
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
 from npuenv.render.launch import ray_environ
 from npuenv.render.template import fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.placement.types import Cards
+    from npuenv.preflight.memory.types import Cards
     from npuenv.resolve.types import Stack
 
 FILES = ("network.sh", "ray_auto.sh", "ray_head.sh", "ray_worker.sh")

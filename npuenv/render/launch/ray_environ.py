@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix import load_matrix
-from npuenv.render.activate import settings_of
+from npuenv.render.activation import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.errors import BadInput
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.matrix import load_matrix
 from npuenv.matrix.keys import known_releases, nearest_release
-from npuenv.messages import Message
 from npuenv.render.launch.roll_recipe import release_of
 
 if TYPE_CHECKING:

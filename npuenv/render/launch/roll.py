@@ -11,9 +11,9 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import npuenv
+from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
-from npuenv.render.activate import outlived
+from npuenv.render.activation import outlived
 from npuenv.render.launch.job import written_cards
 from npuenv.render.launch.roll_check import refuse_unfit
 from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, OFFLOAD, TRAIN_CONFIG, defaults_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ruamel.yaml.comments import CommentedMap
 
     from npuenv.matrix.rows import RollDeparture
-    from npuenv.placement.types import Job, Placement
+    from npuenv.preflight.memory.types import Job, Placement
     from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack

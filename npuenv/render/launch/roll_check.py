@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 from npuenv.render.launch.job import parse_cards, unknown, written_cards
 from npuenv.render.launch.roll_recipe import (
     ACCUMULATION,
@@ -22,7 +22,7 @@ from npuenv.render.launch.roll_recipe import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.placement.types import Job, Placement
+    from npuenv.preflight.memory.types import Job, Placement
 
 _ROUNDING = 1e-9  # of probabilities written in decimals
 

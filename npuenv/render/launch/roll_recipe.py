@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.errors import BadInput
-from npuenv.messages import Message
-from npuenv.placement.types import Cards, Job, Placement, Sizes
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 from npuenv.render.launch.job import parse_cards, unknown
 from npuenv.render.launch.roll_keys import alike, is_read
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from npuenv.matrix.rows import RollDeparture, RollRecipe, RollRelease
-    from npuenv.placement.types import Model
+    from npuenv.preflight.memory.types import Model
 
 TRAIN = "actor_train.training_args.per_device_train_batch_size"
 ACCUMULATION = "actor_train.training_args.gradient_accumulation_steps"

@@ -10,15 +10,15 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message, say
-from npuenv.render.activate import settings_of
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message, say
+from npuenv.render.activation import settings_of
 from npuenv.render.launch.job import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.placement.types import Job
+    from npuenv.preflight.memory.types import Job
     from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack

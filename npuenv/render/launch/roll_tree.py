@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
-from npuenv.render.activate import settings_of
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.render.activation import settings_of
 from npuenv.render.launch.job import ranges, safe
 from npuenv.render.launch.roll_check import accumulation
 from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFERENCE_CONFIG, TRAIN_CONFIG
@@ -14,7 +14,7 @@ from npuenv.render.launch.roll_recipe import ACCUMULATION, INFER_CONFIG, REFEREN
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from npuenv.placement.types import Job, Placement
+    from npuenv.preflight.memory.types import Job, Placement
     from npuenv.render.launch.job import Places
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import npuenv
-from npuenv import versions
+from npuenv.core import versions
+from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.messages import Message, say
 from npuenv.render.launch import ray_environ, verl_keys
 from npuenv.render.launch.verl_cards import on_nodes
 from npuenv.render.launch.verl_check import check
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.placement.types import Job, Placement
+    from npuenv.preflight.memory.types import Job, Placement
     from npuenv.render.launch.paths import Paths
     from npuenv.render.launch.verl_cards import OnNodes
     from npuenv.render.launch.verl_values import Value

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npuenv.placement.types import Cards, Placement
+    from npuenv.preflight.memory.types import Cards, Placement
 
 
 @dataclass(frozen=True, slots=True)

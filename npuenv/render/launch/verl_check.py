@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv import versions
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.placement.types import Job, Placement
+    from npuenv.preflight.memory.types import Job, Placement
     from npuenv.render.launch.verl_cards import OnNodes
     from npuenv.render.launch.verl_values import Value
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix import load_matrix
-from npuenv.placement.types import HCCL_BUFFER_MIB, Job, Sizes
+from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Job, Sizes
 from npuenv.render.launch.verl_check import needs_reference
 from npuenv.render.launch.verl_values import value_of
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.matrix.rows import LaunchRecipe
-    from npuenv.placement.types import Cards, Engine, Model
+    from npuenv.preflight.memory.types import Cards, Engine, Model
     from npuenv.render.launch.paths import Paths
     from npuenv.render.launch.verl_cards import OnNodes
     from npuenv.render.launch.verl_values import Value

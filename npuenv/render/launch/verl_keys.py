@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from npuenv import versions
+from npuenv.core import versions
 from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:

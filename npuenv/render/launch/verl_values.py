@@ -9,8 +9,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

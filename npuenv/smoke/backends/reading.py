@@ -9,7 +9,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import JsonError, loads
+from npuenv.core.json_input import JsonError, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,10 +7,10 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from npuenv.errors import BadInput
-from npuenv.host.running import Running
-from npuenv.messages import Message
-from npuenv.smoke.backends.rows import rows
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.host.background import Running
+from npuenv.smoke.backends.dataset import rows
 from npuenv.smoke.backends.target import write_rows
 from npuenv.smoke.run import LOG, METRICS, NEVER_INHERITED, make_scene
 
@@ -135,8 +135,8 @@ def prepare(host: Host, target: Target, found: Found, asked: Asked, *, lang: str
 
     Raises BadInput for settings that the framework does not know or that do not go together.
     """
-    from npuenv.render.launch.launching import Asked as ToRender
-    from npuenv.render.launch.launching import launch
+    from npuenv.render.launch.generate import Asked as ToRender
+    from npuenv.render.launch.generate import launch
 
     scene = make_scene(target.out)
     folder, data = scene / "launch", scene / "data"

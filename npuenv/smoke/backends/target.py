@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv._json import JsonError, loads
-from npuenv.errors import BadInput, CannotTell, StepFailed
-from npuenv.messages import Message
+from npuenv.core.errors import BadInput, CannotTell, StepFailed
+from npuenv.core.json_input import JsonError, loads
+from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Found:
 
 def program() -> str:
     """The text of the program that asks in the target."""
-    return Path(__file__).with_name("within.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("target_program.py").read_text(encoding="utf-8")
 
 
 def look(host: Host, python: Path, framework: str) -> Found:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv._toml import load_file
 from npuenv.checks.registry import CHECKS
-from npuenv.messages import Message, say
+from npuenv.core.messages import Message, say
+from npuenv.core.toml_input import load_file
 from tests.doctor.broken import damage, real, sets, starting
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from npuenv.checks.base import title
 from npuenv.cli import main
-from npuenv.messages import say
+from npuenv.core.messages import say
 from tests.doctor.broken.bench import diagnose
 from tests.doctor.broken.expect import LONGEST_S, SLOW_S, alarms, breaks, expected, incomplete, unnamed
 

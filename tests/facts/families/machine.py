@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.machine import account, cgroup, hardware, language, libraries, mounts, places, processes, system
+from npuenv.facts.machine import account, cgroup, hardware, libraries, mounts, processes, system
+from npuenv.facts.machine import folders as places
+from npuenv.facts.machine import locale as language
 
 if TYPE_CHECKING:
     from collections.abc import Callable

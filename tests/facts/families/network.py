@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.facts.network import clock, firewall, interfaces, launch, names, ports, proxies
+from npuenv.facts.network import clock, firewall, interfaces, names, ports, proxies
+from npuenv.facts.network import rendezvous as launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from tests.support.machines.edits import copied
 
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuenv._toml import load_file
+from npuenv.core.toml_input import load_file
 from npuenv.host.base import Ran
 
 if TYPE_CHECKING:

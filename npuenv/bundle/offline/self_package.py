@@ -1,0 +1,207 @@
+"""npuenv itself for the target: its wheel, made from the files that run here, and what it needs there.
+
+`own_wheel` gives the wheel's name and bytes, the same for the same files; `find_tools` the distributions beside it, for
+every Python that may be the target's own; `requirements_text` the list that pip installs them from, with hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.metadata
+import io
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import npuenv
+from npuenv.bundle.offline.fetch import THREADS
+from npuenv.bundle.offline.listing import Offer, best, list_files
+from npuenv.core.errors import NothingFits, StepFailed
+from npuenv.core.messages import Message
+from npuenv.core.toml_input import load_file
+from npuenv.lock.store import shipped_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from npuenv.lock.uv import Resolver
+    from npuenv.resolve.types import Platform
+
+MINORS = range(10, 15)  # Pythons 3.X that npuenv runs on
+PACKAGES = ("npuenv", "trainer")
+BOOTSTRAP = "pip"  # a target's Python may have none; a wheel of pip runs as it is
+_TIME = (1980, 1, 1, 0, 0, 0)  # as in write.TIME
+_LEFT_OUT = ("__pycache__", ".pyc", ".pyo")
+_ENTRY_POINTS = "[console_scripts]\nnpuenv = npuenv.cli:main\n"
+_WHEEL = "Wheel-Version: 1.0\nGenerator: npuenv\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One distribution for npuenv's own environment on the target."""
+
+    name: str
+    version: str
+    offer: Offer
+    minors: tuple[int, ...]  # the Pythons that take this file
+
+
+def own_requirements() -> tuple[str, ...]:
+    """What npuenv requires at run time, extras left out."""
+    project = _project_file()
+    lines = (
+        load_file(project, is_ours=True)["project"]["dependencies"]
+        if project
+        else importlib.metadata.requires("npuenv") or ()
+    )
+    return tuple(line for line in lines if "extra ==" not in line)
+
+
+@functools.cache
+def own_wheel() -> tuple[str, bytes]:
+    """The wheel of the npuenv that is running: its file name and content. Raises StepFailed where files are missing."""
+    stem, buffer = f"npuenv-{npuenv.__version__}", io.BytesIO()
+    rows = []
+    with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in sorted(_members(stem)):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows.append(f"{name},sha256={digest},{len(data)}")
+            _add(archive, name, data)
+        record = f"{stem}.dist-info/RECORD"
+        _add(archive, record, ("\n".join([*rows, f"{record},,"]) + "\n").encode())
+    return f"{stem}-py3-none-any.whl", buffer.getvalue()
+
+
+def find_tools(platform: Platform, resolver: Resolver) -> tuple[Tool, ...]:
+    """npuenv's requirements and pip, for each Python from MINORS that has all of them as wheels on the platform.
+
+    The versions that run here are taken where they can be had: they are known to work together. Raises CannotTell where
+    the index is out of reach, NothingFits where no Python is served.
+    """
+    here = _versions_here()
+
+    def ask(minor: int) -> list[Tool] | NothingFits:
+        try:
+            return _tools_for(replace(platform, python=f"3.{minor}"), resolver, here)
+        except NothingFits as error:
+            return error
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        answers = dict(zip(MINORS, pool.map(ask, MINORS), strict=True))
+    refusals = [answer for answer in answers.values() if isinstance(answer, NothingFits)]
+    if len(refusals) == len(answers):
+        raise refusals[-1]
+    merged: dict[str, Tool] = {}
+    for minor, tools in answers.items():
+        for tool in () if isinstance(tools, NothingFits) else tools:
+            before = merged.get(tool.offer.file)
+            merged[tool.offer.file] = replace(tool, minors=(*(before.minors if before else ()), minor))
+    return tuple(merged[file] for file in sorted(merged))
+
+
+def pythons_of(tools: Sequence[Tool]) -> tuple[str, ...]:
+    """The Pythons that the bundled npuenv runs on, like "3.11"."""
+    return tuple(f"3.{minor}" for minor in sorted({minor for tool in tools for minor in tool.minors}))
+
+
+def requirements_text(wheel: tuple[str, str], tools: Sequence[Tool], digests: Mapping[str, str]) -> str:
+    """The list for `pip install --require-hashes`. `wheel`: version and sha256 of npuenv's own; `digests`: by file."""
+    minors = {minor for tool in tools for minor in tool.minors}
+    versions: dict[tuple[str, str], list[Tool]] = {}
+    for tool in tools:
+        versions.setdefault((tool.name, tool.version), []).append(tool)
+    lines = [f"npuenv=={wheel[0]} --hash=sha256:{wheel[1]}"]
+    for (name, version), group in sorted(versions.items()):
+        hashes = " ".join(sorted({f"--hash=sha256:{digests[tool.offer.file]}" for tool in group}))
+        taking = {minor for tool in group for minor in tool.minors}
+        wanted = " or ".join(f"python_version == '3.{minor}'" for minor in sorted(taking))
+        lines.append(f"{name}=={version}{'' if taking == minors else f' ; {wanted}'} {hashes}")
+    return "\n".join(lines) + "\n"
+
+
+def _tools_for(platform: Platform, resolver: Resolver, here: Sequence[str]) -> list[Tool]:
+    wanted = [*own_requirements(), BOOTSTRAP]
+    try:
+        listed = list_files([*wanted, *here], platform, resolver, options=("--only-binary", ":all:"))
+    except NothingFits:
+        listed = list_files(wanted, platform, resolver, options=("--only-binary", ":all:"))
+    tools = []
+    for row in listed:
+        offer = best(row.offers, platform)
+        if offer is None or not offer.is_wheel:
+            said = {"name": row.name, "version": row.version, "platform": platform.tag}
+            raise NothingFits(Message("bundle.no-wheel", said), Message("bundle.not-offered-hint"))
+        tools.append(Tool(row.name, row.version, offer, ()))
+    return tools
+
+
+def _versions_here() -> tuple[str, ...]:
+    """NAME==VERSION of everything that npuenv uses in this process's environment, without pip.
+
+    An old pip does not run on the newest Python, and the target's is not known.
+    """
+    found: dict[str, str] = {}
+    waiting = [Requirement(line) for line in own_requirements()]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if (
+            name == BOOTSTRAP
+            or name in found
+            or (requirement.marker and not requirement.marker.evaluate({"extra": ""}))
+        ):
+            continue
+        try:
+            found[name] = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        waiting += [Requirement(line) for line in importlib.metadata.requires(requirement.name) or ()]
+    return tuple(f"{name}=={version}" for name, version in sorted(found.items()))
+
+
+def _members(stem: str) -> Iterator[tuple[str, bytes]]:
+    root = Path(npuenv.__file__).parent.parent
+    try:
+        for package in PACKAGES:
+            for path in sorted((root / package).rglob("*")):
+                name = path.relative_to(root).as_posix()
+                if path.is_file() and not any(part in name for part in _LEFT_OUT):
+                    yield name, path.read_bytes()
+        for path in sorted(shipped_folder().glob("*.toml")):
+            yield f"{stem}.data/data/share/npuenv/lockfiles/{path.name}", path.read_bytes()
+    except OSError as error:
+        said = {"path": str(error.filename or root), "why": error.strerror or str(error)}
+        raise StepFailed(Message("bundle.own-files", said)) from error
+    info = f"{stem}.dist-info"
+    yield f"{info}/METADATA", _metadata().encode()
+    yield f"{info}/WHEEL", _WHEEL.encode()
+    yield f"{info}/entry_points.txt", _ENTRY_POINTS.encode()
+    license_file = root / "LICENSE"
+    if license_file.is_file():
+        yield f"{info}/licenses/LICENSE", license_file.read_bytes()
+
+
+def _metadata() -> str:
+    lines = ["Metadata-Version: 2.1", "Name: npuenv", f"Version: {npuenv.__version__}", "Requires-Python: >=3.10"]
+    return "\n".join([*lines, *(f"Requires-Dist: {line}" for line in own_requirements())]) + "\n"
+
+
+def _project_file() -> Path | None:
+    """The project file beside the package in a checkout; None for an installed npuenv."""
+    path = Path(npuenv.__file__).parent.parent / "pyproject.toml"
+    is_ours = path.is_file() and load_file(path).get("project", {}).get("name") == "npuenv"
+    return path if is_ours else None
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    info = zipfile.ZipInfo(name, _TIME)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.external_attr = 0o644 << 16
+    archive.writestr(info, data)

@@ -1,0 +1,134 @@
+"""What a bundle cannot get by itself, and the files the user supplies for it. Start from `find_needed`."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import struct
+import tarfile
+import zlib
+from typing import TYPE_CHECKING
+
+from npuenv.bundle.offline.manifest import Needed, is_inside
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.host.hashing import sha256_of
+from npuenv.install.plan.cann_files import PARTS, expected_names, recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from npuenv.install.plan.cann_files import CannFile
+    from npuenv.matrix import Matrix
+    from npuenv.resolve.types import Platform, Stack
+
+MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}  # e_machine of ELF, by what `uname -m` says
+_MOST_BYTES = 4 << 30  # of an unpacked Python; one with every test and symbol has 0.5 GiB
+_PYTHON = re.compile(r"(?:.*/)?bin/python(3\.\d+)")
+
+
+def find_needed(
+    stack: Stack, matrix: Matrix, *, cann_files: Sequence[Path], has_python: bool, left_out: Sequence[str]
+) -> tuple[Needed, ...]:
+    """What the user has to have on the target or bring along, with sizes where a public source gives them.
+
+    `has_python`: an interpreter comes with the bundle; `left_out`: sources that do not.
+    """
+    sizes = {row.id: row.size for row in matrix.cann_files}
+    given = {file.part for path in cann_files if (file := recognise(path.name))}
+    names = zip(PARTS, expected_names(stack))
+    found = [Needed("cann", name, sizes.get(name, 0)) for part, name in names if part not in given]
+    system = matrix.system_row(stack.platform.os or "")
+    if not has_python and (system is None or system.python != stack.platform.python):
+        ships = system.python if system else ""
+        found.append(Needed("python", f"Python {stack.platform.python} ({stack.platform.arch})", detail=ships))
+    found += [Needed("system", name) for name in stack.system_packages]
+    refs = {source.name: f"{source.repo} {source.ref}" for source in stack.git_sources}
+    return (*found, *(Needed("source", name, detail=refs.get(name, "")) for name in left_out))
+
+
+def check_cann_files(paths: Sequence[Path], stack: Stack, matrix: Matrix) -> None:
+    """Raises BadInput for a supplied file that an installation of the stack on the target would refuse.
+
+    That is one that is none of CANN's, or of another architecture, version or chip, or with another hash than the
+    publicly known one; and a second file of the same part.
+    """
+    parts: dict[str, Path] = {}
+    for path in paths:
+        part = _checked(path, stack, matrix).part
+        if part in parts:
+            raise BadInput(Message("plan.cann-twice", {"one": str(parts[part]), "other": str(path)}))
+        parts[part] = path
+
+
+def _checked(path: Path, stack: Stack, matrix: Matrix) -> CannFile:
+    _require_file(path)
+    said, names = {"path": str(path), "stack": stack.name}, expected_names(stack)
+    if not names:
+        raise BadInput(Message("bundle.no-cann-wanted", said))
+    file = recognise(path.name)
+    if file is None:
+        raise BadInput(Message("plan.cann-name", {"path": str(path), "names": names}), Message("plan.cann-name-hint"))
+    fits = recognise(names[PARTS.index(file.part)])
+    assert fits is not None, names
+    is_version = versions.is_cann(file.version) and versions.cann(file.version) == versions.cann(fits.version)
+    others = {
+        file.version: (fits.version, is_version),
+        file.arch: (fits.arch, file.arch in ("", fits.arch)),
+        file.chip: (fits.chip, file.chip in ("", fits.chip)),
+    }
+    for found, (wanted, is_fit) in others.items():
+        if not is_fit:
+            raise BadInput(Message("plan.cann-other", {**said, "is": found, "wanted": wanted}))
+    known = next((row.sha256 for row in matrix.cann_files if row.id == path.name), "")
+    if known and sha256_of(path) != known:
+        raise BadInput(Message("bundle.other-cann", {**said, "expected": known}))
+    return file
+
+
+def check_python_archive(path: Path, platform: Platform) -> None:
+    """Raises BadInput for an archive without the stack's Python in some `bin` folder, or with one of another machine.
+
+    Such archives hold a whole installation that works wherever it is unpacked.
+    """
+    _require_file(path)
+    said = {"path": str(path), "python": platform.python, "arch": platform.arch}
+    found: dict[str, str] = {}  # version -> machine; "" where only a link was seen
+    try:
+        with tarfile.open(path) as archive:
+            size = 0
+            for member in archive:  # a few MB may unpack to terabytes
+                size += member.size + tarfile.BLOCKSIZE
+                if size > _MOST_BYTES:
+                    raise tarfile.TarError(f"> {_MOST_BYTES >> 30} GiB")
+                match = _PYTHON.fullmatch(member.name)
+                if match:
+                    found[match[1]] = found.get(match[1]) or _machine_of(archive, member)
+    except tarfile.ReadError as error:  # its own words are a list of every compression that was tried
+        raise BadInput(Message("bundle.no-tar", said)) from error
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise BadInput(Message("bundle.bad-python-archive", {**said, "why": str(error)[:200]})) from error
+    if platform.python not in found:
+        raise BadInput(Message("bundle.no-python-inside", {**said, "found": tuple(sorted(found)) or "-"}))
+    if found[platform.python] not in ("", platform.arch):
+        raise BadInput(Message("bundle.python-of-other-arch", {**said, "found": found[platform.python]}))
+
+
+def _machine_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    """What an ELF program runs on; "" for a link, "?" for what is no program of a known machine."""
+    if not member.isreg():
+        return ""
+    content = archive.extractfile(member)
+    head = content.read(20) if content else b""
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        return "?"
+    return MACHINES.get(struct.unpack("<H", head[18:20])[0], "?")
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file() or path.stat().st_size == 0:
+        raise BadInput(Message("bundle.no-file", {"path": str(path)}))
+    if not is_inside(path.name):
+        raise BadInput(Message("bundle.odd-name", {"path": str(path)}))

@@ -1,0 +1,66 @@
+"""What must hold before an environment comes into force, the doctor's word on its packages included: `prove`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.app.options import FRAMEWORKS
+from npuenv.core.errors import StepFailed
+from npuenv.core.messages import Message
+
+if TYPE_CHECKING:
+    from npuenv.checks import Finding
+    from npuenv.host.base import Host
+    from npuenv.install.locations import Target
+    from npuenv.install.plan import Plan
+    from npuenv.resolve.types import Stack
+
+# Areas of checks that an installation answers for, and the groups of facts that they read.
+_AREAS = ("python.", "stack.")
+_GROUPS = frozenset({"python", "cann", "machine"})
+# Of the session and not of the packages: they hold in the shell that sources the activation script.
+_OF_SESSION = ("stack.settings", "stack.cann")
+
+
+def prove(host: Host, stack: Stack, target: Target, plan: Plan) -> None:
+    """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
+
+    Asked before the last step too, because that can be asked for alone.
+    """
+    from npuenv.install.executor import unmet
+    from npuenv.install.plan.environment import VERIFY
+
+    if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
+        raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
+    found = objections(host, stack, target.python)
+    if found:
+        said = {"path": target.root, "why": as_reasons(found)}
+        hint = {"python": target.python, "stack": stack.name}
+        raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
+
+
+def objections(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
+    """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
+
+    Modules that need CANN's libraries are not imported here: they load in an activated shell only.
+    """
+    from npuenv.checks import Status, check_all
+    from npuenv.facts.collect import collect
+
+    framework = stack.framework if stack.framework in FRAMEWORKS else None
+    facts = collect(host, python=python, level=1, framework=framework, only=_GROUPS)
+    found = check_all(facts, framework=framework, level=1, stack=stack)
+    return tuple(
+        finding for finding in found if finding.status is Status.FAIL and _counts(finding.check, bool(stack.cann_root))
+    )
+
+
+def _counts(check: str, needs_cann: bool) -> bool:
+    if not check.startswith(_AREAS) or check in _OF_SESSION or check == "python.made":
+        return False
+    return not (needs_cann and check.endswith("-imports"))
+
+
+def as_reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
+    """A sentence each, with the check that says it."""
+    return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)

@@ -1,0 +1,390 @@
+"""What no vote decides: addresses that two have, cards and links that are ill, names that lead astray, clocks.
+
+Each function gives one finding from the facts of all nodes; `met` holds what the nodes said when they were
+asked at one time, and is `UNMET` where they were not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from npuenv.cluster.consistency import cards, network
+from npuenv.cluster.consistency.findings import chain, few, finding, message, who
+from npuenv.cluster.consistency.identity import UNMET, looked_up
+from npuenv.cluster.consistency.readers import has_stand_in
+from npuenv.cluster.consistency.values import Subject
+from npuenv.cluster.nodeset import fold
+from npuenv.core.fact import Evidence, State
+from npuenv.core.finding import Finding, Status
+from npuenv.facts.collector import was_asked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npuenv.cluster.consistency.identity import Met
+    from npuenv.core.messages import Message
+    from npuenv.facts.collect import Facts
+
+    Nodes = Mapping[str, Facts]
+    Meeting = Mapping[str, Met]
+
+Line = tuple[Subject, Evidence]
+WARN_OFFSET_S, FAIL_OFFSET_S = 1.0, 300.0  # ours: logs can be told apart; five minutes is what tickets tolerate
+_LOOPBACK = ("127.", "::1")
+_HCCL = "hicann/hccl fault diagnosis, EI0006"
+
+
+def machines(nodes: Nodes, met: Meeting) -> Finding:
+    """Two names of the inventory that lead to one machine: by the kernel's number, else by all of its addresses."""
+    source = "a machine that is counted twice gives two ranks one card"
+    marks: dict[str, tuple[str, Evidence]] = {}
+    for node, facts in nodes.items():
+        own = sorted(address for address in network.addresses(facts) if not has_stand_in(address))
+        of_cards = sorted(ip for ip, _ in _card_addresses(facts).values())
+        if node in met and met[node].boot and met[node].addresses:
+            # The number alone is shared by the containers of a machine, which may be nodes of their own.
+            shown = f"{met[node].boot} {', '.join(met[node].addresses)}"
+            marks[node] = shown, Evidence("/proc/sys/kernel/random/boot_id, ip -o addr", shown)
+        elif own:
+            marks[node] = f"{own} {of_cards}", Evidence("ip -o addr", ", ".join(own))
+    groups = _groups({node: mark for node, (mark, _) in marks.items()})
+    if groups:
+        lines = [(node, marks[node][1]) for group in groups for node in group]
+        says = message("machines-one", groups=tuple(fold(group) for group in groups))
+        return finding("machines", Status.FAIL, says, lines, source=source, fix="machines")
+    if not marks:
+        return finding("machines", Status.SKIP, message("skip-nothing"), source=source)
+    return finding("machines", Status.OK, message("machines-ok", count=len(marks)), source=source)
+
+
+def host_addresses(nodes: Nodes, _: Meeting) -> Finding:
+    """An address of the hosts' network that two of them have."""
+    owners: defaultdict[str, list[Line]] = defaultdict(list)
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    blind: dict[Subject, Evidence] = {}
+    for node, facts in nodes.items():
+        if facts.network.interfaces.state is State.UNKNOWN:
+            blind[Subject(node)] = facts.network.interfaces.evidence[0]
+        for address, item in network.addresses(facts).items():
+            owners[address].append((Subject(node), network.line_of(facts, item)))
+            places[address].append(item.name)
+    source = "RFC 5227: two hosts with one address take each other's packets"
+    if not owners and not blind:
+        return finding("host-addresses", Status.SKIP, message("skip-nothing"), source=source)
+    count = len(nodes) - len(blind)
+    outer = {address: lines for address, lines in owners.items() if not _is_inner(places[address], count)}
+    return _clash("host-addresses", outer, blind, source)
+
+
+def _is_inner(names: Sequence[str], count: int) -> bool:
+    """Whether an address is one that each host has inside, by the interfaces that have it: all of the nodes, by one
+    name that is not one of what cables are plugged into.
+    """
+    return len(names) == count > 1 and len(set(names)) == 1 and not network.is_cabled(names[0])
+
+
+def card_addresses(nodes: Nodes, _: Meeting) -> Finding:
+    """An address that two cards have, or a card and a host."""
+    owners: defaultdict[str, list[Line]] = defaultdict(list)
+    blind: dict[Subject, Evidence] = {}
+    for node, facts in nodes.items():
+        for card, (ip, line) in _card_addresses(facts).items():
+            if has_stand_in(ip):
+                blind[Subject(node, card)] = Evidence(line.command, ip)
+            else:
+                owners[ip].append((Subject(node, card), line))
+    if not owners and not blind:
+        return finding("card-addresses", Status.SKIP, message("skip-nothing"), source=_HCCL)
+    for node, facts in nodes.items():
+        for address, item in network.addresses(facts).items():
+            if address in owners:
+                owners[address].append((Subject(node), network.line_of(facts, item)))
+    return _clash("card-addresses", owners, blind, _HCCL)
+
+
+def super_devices(nodes: Nodes, _: Meeting) -> Finding:
+    """The number of a card within its super pod, which two of them have; a pod of one server numbers its own alone."""
+    owners: defaultdict[str, list[Line]] = defaultdict(list)
+    for node, facts in nodes.items():
+        line = next(iter(facts.npu.spods.evidence), Evidence("npu-smi info -t spod-info", ""))
+        for row, item in enumerate(facts.npu.spods.value or ()):
+            if item.sdid is not None and (item.size or 0) > len(facts.npu.spods.value or ()):
+                shown = Evidence(line.command, f"SDID : {item.sdid}")
+                owners[f"{item.pod}/{item.sdid}"].append((Subject(node, row), shown))
+    source = "hicann/hccl fault diagnosis, EI0014: duplicate super-device id"
+    if not owners:
+        return finding("super-devices", Status.SKIP, message("skip-nothing"), source=source)
+    return _clash("super-devices", owners, {}, source)
+
+
+def health(nodes: Nodes, _: Meeting) -> Finding:
+    """Cards that npu-smi does not call OK, on whichever node."""
+    source = "npu-smi info, Health"
+    ill: defaultdict[str, list[Line]] = defaultdict(list)
+    blind: dict[Subject, Evidence] = {}
+    count = 0
+    for node, facts in nodes.items():
+        smi = facts.npu.smi
+        if smi.state is State.UNKNOWN or facts.npu.smi_trouble.is_known:
+            lines = facts.npu.smi_trouble.evidence if facts.npu.smi_trouble.is_known else smi.evidence
+            blind[Subject(node)] = next(iter(lines), Evidence("npu-smi info", ""))
+        for row, card in enumerate(smi.value.cards if smi.value else ()):
+            number = card.physical if card.physical is not None else row
+            count += card.health is not None
+            if card.health not in ("OK", None):
+                ill[card.health].append((Subject(node, number), Evidence("npu-smi info", card.line)))
+    return _ills("health", ill, blind, count, source, "OK")
+
+
+def links(nodes: Nodes, _: Meeting) -> Finding:
+    """Links that are down. Where none is up on any node and no card has an address, that network is not in use."""
+    source = "HCCN tool guide, link; vllm-ascend multi-node verification list"
+    down: defaultdict[str, list[Line]] = defaultdict(list)
+    blind: dict[Subject, Evidence] = {}
+    count, level = 0, ""
+    for node, facts in nodes.items():
+        fact = facts.hccn.links
+        level = level or ("" if was_asked(fact) else fact.evidence[0].line.rpartition(" ")[2])
+        for card, item in (fact.value or {}).items():
+            count += 1
+            if item.value == "DOWN":
+                down["DOWN"].append((Subject(node, card), item.evidence[0]))
+            elif item.value is None:
+                blind[Subject(node, card)] = next(iter(item.evidence), Evidence("hccn_tool -link -g", ""))
+        if fact.state is State.UNKNOWN:
+            blind[Subject(node)] = next(iter(fact.evidence), Evidence("hccn_tool -link -g", ""))
+    addressed = {card for facts in nodes.values() for card in _card_addresses(facts)}
+    if not count and not blind:
+        says = message("skip-level", level=level) if level else message("skip-nothing")
+        return finding("links", Status.SKIP, says, source=source)
+    unused = _unused(nodes, addressed)
+    if unused and len(down["DOWN"]) == count and not blind and all(line[0].card in unused for line in down["DOWN"]):
+        return finding("links", Status.OK, message("links-unused", count=count), source=source)
+    ill = {key: [line for line in lines if line[0].card not in unused] for key, lines in down.items()}
+    left_out = sum(line[0].card in unused for line in down["DOWN"])
+    return _ills("links", {key: lines for key, lines in ill.items() if lines}, blind, count - left_out, source, "UP")
+
+
+def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
+    """The numbers of the cards that have no address on any node and are up on none: their ports are not cabled."""
+    states: defaultdict[int, set[str | None]] = defaultdict(set)
+    for facts in nodes.values():
+        for card, item in (facts.hccn.links.value or {}).items():
+            states[card].add(item.value)
+    return {card for card, seen in states.items() if seen == {"DOWN"} and card not in addressed}
+
+
+def hostname(nodes: Nodes, _: Meeting) -> Finding:
+    """Hosts whose own name leads to loopback, to another host, or nowhere: by it they tell the others whom to call."""
+    source = "gloo and Ray take the address that the host's own name leads to; Debian writes 127.0.1.1"
+    astray: defaultdict[str, list[Line]] = defaultdict(list)
+    blind: dict[Subject, Evidence] = {}
+    for node, facts in nodes.items():
+        fact = facts.network.hostname
+        if fact.value is None:
+            blind[Subject(node)] = next(iter(fact.evidence), Evidence("/etc/hosts", ""))
+            continue
+        found = fact.value.resolved if fact.value.resolved is not None else fact.value.in_hosts
+        where = _leads(found, fact.value.resolved is not None, set(network.addresses(facts)))
+        if where:
+            shown = ", ".join(found or ()) or "-"
+            astray[where].append((Subject(node), Evidence(fact.evidence[0].command, f"{fact.value.name}: {shown}")))
+    if astray:
+        places = tuple(
+            message("said", who=who(subject for subject, _ in lines), value=message(f"hostname-{where}"))
+            for where, lines in astray.items()
+        )
+        lines = [(subject.node, line) for each in astray.values() for subject, line in each]
+        says = message("hostname-astray", places=places)
+        return finding("hostname", Status.WARN, says, lines, source=source, fix="hostname")
+    if blind:
+        lines = [(subject.node, line) for subject, line in blind.items()]
+        return finding("hostname", Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+    return finding("hostname", Status.OK, message("hostname-ok", count=len(nodes)), source=source)
+
+
+def _leads(found: Sequence[str] | None, is_asked: bool, own: set[str]) -> str:
+    """Where a name leads astray to: loopback, elsewhere or nowhere; "" where it does not, or nobody can tell."""
+    if found and all(address.startswith(_LOOPBACK) for address in found):
+        return "loopback"
+    if found and own and not own & set(found) and not any(has_stand_in(address) for address in found):
+        return "elsewhere"
+    return "nowhere" if is_asked and found is not None and not found else ""
+
+
+def names(nodes: Nodes, met: Meeting) -> Finding:
+    """Whether names are each one's own, and lead to the same and right address from everywhere."""
+    source = "torch.distributed and Ray exchange host names; /etc/hosts is a file of each host"
+    if met is UNMET:
+        return finding("names", Status.SKIP, message("skip-unmet"), source=source)
+    same = _groups({node: each.hostname for node, each in met.items() if each.hostname})
+    if same:
+        lines = [(node, Evidence("hostname", met[node].hostname)) for group in same for node in group]
+        groups = tuple(message("said", who=fold(group), value=met[group[0]].hostname) for group in same)
+        return finding("names", Status.FAIL, message("names-twice", groups=groups), lines, source=source, fix="names")
+    every = looked_up(each.hostname for each in met.values())
+    wrong = _wrong_views(met, every)
+    lines = [(node, Evidence(f"getent ahosts {of}", ", ".join(said) or "not found")) for node, of, said in wrong]
+    # A node that saw nothing at all may not have been asked; what it would be asked with is not to blame.
+    absent = [node for node in nodes if node not in met or not met[node].hostname]
+    absent += [node for node, each in met.items() if each.hostname and not each.sees and len(every) > 1]
+    looking = {node: each for node, each in met.items() if each.sees}
+    unsaid = [(node, name) for node, each in looking.items() for name in _others(every, each) if name not in each.sees]
+    lines += [(node, Evidence(f"getent ahosts {name}", "no answer")) for node, name in unsaid]
+    blind = [Subject(node) for node in dict.fromkeys([*absent, *(node for node, _ in unsaid)])]
+    if wrong:
+        says = message("names-astray", views=few([_view(*view) for view in _folded(wrong)]))
+        if blind:
+            says = message("and-blind", says=says, who=who(blind))
+        return finding("names", Status.WARN, says, lines, source=source, fix="names-hosts")
+    if blind:
+        says = message("blind", who=who(blind))
+        if unsaid:
+            args = {"who": fold(node for node, _ in unsaid), "names": fold(name for _, name in unsaid)}
+            says = chain([*([message("blind", who=fold(absent))] if absent else []), message("names-unsaid", **args)])
+        return finding("names", Status.UNKNOWN, says, lines, source=source)
+    if not any(each.sees.get(name) for each in met.values() for name in _others(every, each)):
+        return finding("names", Status.SKIP, message("names-unused"), source=source)
+    return finding("names", Status.OK, message("names-ok", count=len(every)), source=source)
+
+
+def clock(nodes: Nodes, met: Meeting) -> Finding:
+    """How far the clocks are apart, as far as the time that asking took lets it be said."""
+    source = "RFC 5280, validity of certificates; file times on shared storage"
+    offsets = {node: each.offset for node, each in met.items() if each.offset is not None}
+    blind = [Subject(node) for node in nodes if node not in offsets]
+    if met is UNMET:
+        return finding("clock", Status.SKIP, message("skip-unmet"), source=source)
+    if len(offsets) < 2:
+        return finding("clock", Status.UNKNOWN, message("blind", who=who(blind)), source=source)
+    centre = _centre(offsets)
+    surely = {node: max(0.0, abs(item.seconds - centre) - item.within_s) for node, item in offsets.items()}
+    late = sorted((node for node, apart in surely.items() if apart > WARN_OFFSET_S), key=lambda node: -surely[node])
+    within = max(item.within_s for item in offsets.values())
+    if late:
+        said = tuple(
+            message("said", who=node, value=f"{offsets[node].seconds - centre:+.1f} s ± {offsets[node].within_s:.1f} s")
+            for node in late
+        )
+        status = Status.FAIL if surely[late[0]] > FAIL_OFFSET_S else Status.WARN
+        lines = [(node, Evidence("clock", offsets[node].evidence)) for node in late]
+        name = "clock-apart" if len(offsets) > 2 else "clock-two"
+        says = message(name, said=said, count=len(offsets) - len(late))
+        return finding("clock", status, says, lines, source=source, fix="clock")
+    if blind or within > WARN_OFFSET_S:
+        unsure = blind or [Subject(node) for node, item in offsets.items() if item.within_s > WARN_OFFSET_S]
+        says = message("clock-unsure", who=who(unsure), within=f"{within:.1f}")
+        return finding("clock", Status.UNKNOWN, says, source=source)
+    spread = max(item.seconds for item in offsets.values()) - min(item.seconds for item in offsets.values())
+    says = message("clock-ok", spread=f"{spread:.2f}", within=f"{within:.2f}", count=len(offsets))
+    return finding("clock", Status.OK, says, source=source)
+
+
+def _centre(offsets: Mapping[str, Any]) -> float:
+    """The middle one of all clocks: one that is wrong does not move it. Of two clocks it is the first."""
+    ordered = sorted(item.seconds for item in offsets.values())
+    return float(ordered[(len(ordered) - 1) // 2])
+
+
+def _wrong_views(met: Meeting, every: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(who looks, which node it looks for, what it finds) where that is loopback, or none of that node's addresses."""
+    own = {each.hostname: (node, set(each.addresses)) for node, each in met.items()}
+    wrong = []
+    for node, each in met.items():
+        for name, found in each.sees.items():
+            target, addresses = own.get(name, ("", set()))
+            if not target or target == node or not addresses:
+                continue
+            if found and not addresses & set(found):
+                wrong.append((node, name, found))
+    # What a node sees of itself comes from its own file; without any other view nobody goes by names here.
+    views = [(node, name, each.sees.get(name)) for node, each in met.items() for name in _others(every, each)]
+    is_used = any(found for _, _, found in views)
+    lost: list[tuple[str, str, tuple[str, ...]]] = [(node, name, ()) for node, name, found in views if found == ()]
+    return [*wrong, *(lost if is_used else [])]
+
+
+def _others(every: Sequence[str], of: Met) -> list[str]:
+    """The names that a node looked up, without its own."""
+    return [name for name in every if name != of.hostname]
+
+
+def _folded(wrong: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[tuple[str, str, str]]:
+    """Views with the same outcome, by who has them: of one name, or of several that the same nodes do not find."""
+    by_outcome: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for node, name, found in wrong:
+        by_outcome[name, ", ".join(found)].append(node)
+    seen = [(fold(nodes), name, found) for (name, found), nodes in by_outcome.items() if found]
+    lost: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for (name, shown), nodes in by_outcome.items():
+        if not shown:
+            lost[tuple(nodes)].append(name)
+    return [*seen, *((fold(nodes), fold(names), "") for nodes, names in lost.items())]
+
+
+def _view(nodes: str, name: str, found: str) -> Message:
+    return (
+        message("view", nodes=nodes, name=name, found=found) if found else message("view-none", nodes=nodes, name=name)
+    )
+
+
+def _card_addresses(facts: Facts) -> dict[int, tuple[str, Evidence]]:
+    """Card -> its address and the line that says it."""
+    return {card: (ip, line) for card, (ip, _, line) in cards.addresses(facts).items()}
+
+
+def _groups(marks: Mapping[str, str]) -> list[list[str]]:
+    """The nodes that share a mark."""
+    by_mark: defaultdict[str, list[str]] = defaultdict(list)
+    for node, mark in marks.items():
+        by_mark[mark].append(node)
+    return [group for group in by_mark.values() if len(group) > 1]
+
+
+def _clash(name: str, owners: Mapping[str, Sequence[Line]], blind: Mapping[Subject, Evidence], source: str) -> Finding:
+    """A finding about what only one may have. Two cards of one node with it are that node's own doctor's business."""
+    twice = {
+        key: lines
+        for key, lines in owners.items()
+        if any(one[0].node != other[0].node for one, other in combinations(lines, 2))
+    }
+    if twice:
+        groups = tuple(
+            message("shared", value=key, who=who(subject for subject, _ in lines)) for key, lines in twice.items()
+        )
+        lines = [(subject.node, line) for lines in twice.values() for subject, line in lines]
+        return finding(name, Status.FAIL, message("clash", groups=groups), lines, source=source, fix=name)
+    if blind:
+        lines = [(subject.node, line) for subject, line in blind.items()]
+        return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+    return finding(name, Status.OK, message("unique", count=len(owners)), source=source)
+
+
+def _ills(
+    name: str,
+    ill: Mapping[str, Sequence[Line]],
+    blind: Mapping[Subject, Evidence],
+    count: int,
+    source: str,
+    wanted: str,
+) -> Finding:
+    """A finding about what has one right state, whatever most of them say."""
+    if ill:
+        said = tuple(
+            message("said", who=who(subject for subject, _ in lines), value=state) for state, lines in ill.items()
+        )
+        # Of a node that told nothing no card was counted.
+        rest = count - sum(map(len, ill.values())) - sum(subject.card is not None for subject in blind)
+        says = message("odd", odd=said, count=rest, common=wanted)
+        if blind:
+            says = message("and-blind", says=says, who=who(blind))
+        lines = [(subject.node, line) for each in ill.values() for subject, line in each]
+        return finding(name, Status.FAIL, says, lines, source=source, fix=name)
+    if blind:
+        lines = [(subject.node, line) for subject, line in blind.items()]
+        return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
+    if not count:
+        return finding(name, Status.SKIP, message("skip-nothing"), source=source)
+    return finding(name, Status.OK, message("same", value=wanted, count=count), source=source)

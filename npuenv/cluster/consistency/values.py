@@ -1,0 +1,139 @@
+"""What each node says about one thing, and how the answers divide. Pure values; start from `Told` and `divide`.
+
+A place is where on a node something is true: a topic that is voted on by itself (a package, a limit; "" where there is
+one only), and a card (None where it is not about cards). All places of one topic, over all nodes, make one vote.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from npuenv.core.fact import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NONE = ":none"  # a value that begins with a colon is a word of the catalogue
+
+
+class Place(NamedTuple):
+    """A place on one node."""
+
+    topic: str = ""
+    card: int | None = None
+
+
+class Subject(NamedTuple):
+    """Whose value it is."""
+
+    node: str
+    card: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value as it is compared and shown, with the line that says it. `number` is compared where a row tolerates."""
+
+    text: str
+    evidence: Evidence
+    number: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one node says. Nothing at all means that there is no such thing there."""
+
+    values: Mapping[Place, Value] = field(default_factory=dict)
+    blind: Mapping[int | None, Evidence] = field(default_factory=dict)  # card (None: the node) -> why it cannot tell
+    level: str = ""  # the level from which it is asked, where this one leaves it out
+    is_list: bool = False  # all topics of the node are there: one that is missing does not exist on it
+    command: str = ""  # what a list was read from
+    hidden: frozenset[str] = frozenset()  # topics whose values are stand-ins, which cannot be compared
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the answers about one topic divide."""
+
+    topic: str
+    holders: Mapping[str, tuple[Subject, ...]]  # value -> who has it, the most frequent one first
+    lines: Mapping[Subject, Evidence]
+    wanted: tuple[str, ...] = ()  # the values that are right; () where there is no such thing
+
+    @property
+    def is_united(self) -> bool:
+        return len(self.holders) < 2
+
+    @property
+    def common(self) -> str | None:
+        """The right value, where one is right and anybody has it; else the one of more than half, None without any."""
+        right = next((value for value in self.wanted if value in self.holders), None)
+        if right is not None:
+            return right
+        first = next(iter(self.holders), None)
+        total = sum(map(len, self.holders.values()))
+        return first if first is not None and 2 * len(self.holders[first]) > total else None
+
+    @property
+    def odd(self) -> dict[str, tuple[Subject, ...]]:
+        """The values that are not the common one, with their holders; all of them where none is common."""
+        return {value: who for value, who in self.holders.items() if value != self.common}
+
+
+def divide(told: Mapping[str, Told], *, tolerance: float = 0.0, wanted: tuple[str, ...] = ()) -> list[Split]:
+    """One split for each topic, in the order in which topics are first met.
+
+    A node whose list has no such topic counts as having none of it. With a `tolerance` numbers that differ by no more
+    than that share are one value. `wanted` are the values that are right, whatever most of them say.
+    """
+    topics: dict[str, dict[str, dict[Subject, Value]]] = {}
+    for node, each in told.items():
+        for place, value in each.values.items():
+            topics.setdefault(place.topic, {}).setdefault(node, {})[Subject(node, place.card)] = value
+    return [_split(topic, here, told, tolerance, wanted) for topic, here in topics.items()]
+
+
+def is_layout(told: Mapping[str, Told]) -> bool:
+    """Whether every node says the same as every other one, card by card, although its cards differ among themselves."""
+    each = [{place: value.text for place, value in one.values.items()} for one in told.values()]
+    return all(one == each[0] for one in each) and not any(one.blind for one in told.values())
+
+
+def _split(
+    topic: str,
+    by_node: Mapping[str, Mapping[Subject, Value]],
+    told: Mapping[str, Told],
+    tolerance: float,
+    wanted: tuple[str, ...],
+) -> Split:
+    found: dict[Subject, Value] = {}
+    for node, each in told.items():
+        if node in by_node:
+            found.update(by_node[node])
+        elif each.is_list and topic not in each.hidden:
+            found[Subject(node)] = Value(NONE, Evidence(each.command, f"{topic} -"))
+    texts = _rounded(found, tolerance) if tolerance else {who: value.text for who, value in found.items()}
+    holders: defaultdict[str, list[Subject]] = defaultdict(list)
+    for who, text in texts.items():
+        holders[text].append(who)
+    ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
+    return Split(
+        topic,
+        {text: tuple(whose) for text, whose in ordered},
+        {who: value.evidence for who, value in found.items()},
+        wanted,
+    )
+
+
+def _rounded(found: Mapping[Subject, Value], tolerance: float) -> dict[Subject, str]:
+    """Whose value is shown as which: numbers near to each other as the first of them."""
+    texts: dict[Subject, str] = {who: value.text for who, value in found.items() if value.number is None}
+    numbers = sorted((value.number, who) for who, value in found.items() if value.number is not None)
+    start: tuple[float, str] | None = None
+    for number, who in ((number, who) for number, who in numbers if number is not None):
+        if start is None or number > start[0] * (1 + tolerance):
+            start = (number, found[who].text)
+        texts[who] = start[1]
+    return {who: texts[who] for who in found}

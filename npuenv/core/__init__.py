@@ -1,0 +1,1 @@
+"""What all other packages speak: errors, facts, messages, plans, versions, and readers of text and files."""

@@ -1,0 +1,65 @@
+"""Sentences as data: a `Message` is a key with arguments, the catalogues hold the sentences.
+
+Errors, findings, steps and conflicts carry Messages; only `cli` and `report` turn them into text with `say`.
+Catalogues lie beside this file, `en/<area>.toml` and `zh/<area>.toml`, one table `[area]` each, with the same keys
+and the same placeholders (a test compares them).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from npuenv.core.files import folder_of
+from npuenv.core.messages.visible import clean
+from npuenv.core.toml_input import load_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LANGUAGES = ("en", "zh")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A sentence to be said later: `key` is `area.name` in the catalogues, `args` fill its placeholders.
+
+    An argument may be a string, a number, a Message (said in the same language) or a tuple of those (joined by commas).
+    A string may come from anywhere: it is said on one line and without control characters.
+    """
+
+    key: str
+    args: Mapping[str, object] = field(default_factory=dict)
+
+
+def say(message: Message, lang: str = "en") -> str:
+    """The sentence in a language. A key or placeholder that is missing is our mistake and raises KeyError."""
+    area, _, name = message.key.partition(".")
+    template = _catalogue(lang, area)[name]
+    return template.format_map({key: _plain(value, lang) for key, value in message.args.items()})
+
+
+def language_from_environment(environ: Mapping[str, str] | None = None) -> str:
+    """`zh` where the locale is Chinese, else `en`. The first of LC_ALL, LC_MESSAGES, LANG that is set decides."""
+    environ = os.environ if environ is None else environ
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        if environ.get(name):
+            return "zh" if environ[name].lower().startswith("zh") else "en"
+    return "en"
+
+
+def _plain(value: object, lang: str) -> object:
+    if isinstance(value, Message):
+        return say(value, lang)
+    if isinstance(value, (tuple, list)):
+        return ("、" if lang == "zh" else ", ").join(str(_plain(item, lang)) for item in value)
+    return value if isinstance(value, (int, float)) else clean(value if isinstance(value, str) else str(value))
+
+
+@functools.cache
+def _catalogue(lang: str, area: str) -> Mapping[str, str]:
+    table = load_file(folder_of(__file__) / lang / f"{area}.toml", is_ours=True)[area]
+    assert all(isinstance(text, str) for text in table.values()), area
+    return dict(table)

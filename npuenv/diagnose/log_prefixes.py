@@ -1,0 +1,113 @@
+"""The lines of a paste without what collectors of logs put around them. Start from `bare`.
+
+`npuenv.host.report` has cut lines and taken off the usual prefixes; here go those that only whole files of logs have:
+journald, container runtimes, `kubectl logs`, loggers, line numbers, and lines that were glued together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npuenv.core.json_input import JsonError, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from npuenv.host.report import Line
+
+_LEVEL = r"(?:ERROR|WARNING|WARN|INFO|DEBUG|CRITICAL|FATAL)"
+_TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_COLLECTED = re.compile(
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w./@-]{1,60}(?:\[\d+\])?: |(?:" + _TIME + r" )?(?:stdout|stderr) [FP] "
+    r"|\[pod/[^\]\n]{1,120}\] |\[" + _TIME + r"\] ?(?:\[" + _LEVEL + r"\] ?(?:\[[\w.]{1,60}:\d+(?::\w+)?\] ?)?)"
+    r"|(?:" + _TIME + r" )?\| " + _LEVEL + r" *\| [\w.<>]{1,80}:[\w.<>]{1,60}:\d+ - "
+    r"|" + _TIME + r" - [\w.]{1,80} - " + _LEVEL + r" - |#\d{1,3} \d+\.\d+ "
+)  # fmt: skip
+_WORKER = re.compile(
+    r"\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[rank\d{1,4}\]:?\s*"
+    r"|" + _LEVEL + r"\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[\w.]+:\d+\]\s?"
+)
+_NUMBERED = re.compile(r"\s{0,6}(\d{1,6})[:|]?(?:\s{1,3}|$)")
+_LONGEST_FOLDED = 3000  # lines of a paste in which lines that a terminal cut are looked for
+_FOLDED_PIECES = 4  # of one line
+_NARROW, _WIDE = 60, 250  # columns of a terminal
+_CUT_LINES = 3
+_TABLE = frozenset(("", *"|+=-"))
+_USUAL = frozenset((80, 100, 120, 132, 160, 200))
+_GLUED = 300  # characters from which on a line is looked at for lines that were glued to one
+_SEAM = re.compile(
+    r' +(?=Traceback \(most recent|File "/|(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): |\[ERROR\] |E[A-Z]\d{4}: '
+    r"|\(\w+ (?:rank=\d+ )?pid=\d|\[rank\d+\]|\[[\w.@-]+[ :][\w/~.-]+\][#$] |(?:root|\w+)@[\w.-]+:\S* ?[#$] )"
+)
+
+
+def bare(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """The same lines, with their numbers and as they are shown; only their text is what the program itself wrote."""
+    is_numbered = _is_numbered(lines)
+    return _unfolded(tuple(piece for line in lines for piece in _pieces(line, is_numbered)))
+
+
+def _unfolded(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """The lines; one that a terminal cut at its last column has what stands in the next lines behind it too.
+
+    Lines are taken for cut where the three longest ones are equally long, as logs and prose do not come, or where
+    the longest is just as wide as terminals are. What follows a cut stays as a line of its own: it may be one.
+    """
+    if len(lines) > _LONGEST_FOLDED:
+        return lines
+    lengths = [0 if line.text.lstrip()[:1] in _TABLE else len(line.shown) for line in lines]
+    column = max(lengths, default=0)
+    column += column + 1 in _USUAL  # the blank in the last column is gone
+    if not _NARROW <= column <= _WIDE or (column not in _USUAL and lengths.count(column) < _CUT_LINES):
+        return lines
+    folded = list(lines)
+    for at in range(len(lines) - 2, -1, -1):
+        if column - 1 <= lengths[at] and lengths[at + 1] and lines[at + 1].number == lines[at].number + 1:
+            gap = " " if lengths[at] < column else ""
+            text = f"{lines[at].text}{gap}{folded[at + 1].text}"
+            folded[at] = replace(lines[at], text=text[: _FOLDED_PIECES * (column + 1)])
+    return tuple(folded)
+
+
+def _pieces(line: Line, is_numbered: bool) -> Iterator[Line]:
+    text = _of_docker(line.text)
+    if is_numbered:
+        text = _NUMBERED.sub("", text, count=1)
+    parts = text.split("\\n") if text.count("\\n") > 1 else [text]
+    for part in parts:
+        for piece in _SEAM.split(part) if len(part) > _GLUED else (part,):
+            own = _taken_off(piece)
+            yield line if own == line.text else replace(line, text=own)
+
+
+def _taken_off(text: str) -> str:
+    match = _COLLECTED.match(text)
+    if match is None:
+        return text
+    text = text[match.end() :]
+    for _ in range(4):
+        match = _WORKER.match(text)
+        if match is None:
+            break
+        text = text[match.end() :]
+    return text
+
+
+def _of_docker(text: str) -> str:
+    """The text of a line of docker's own log files. Example: `{"log":"a\\n","stream":"stderr"}` -> `a`."""
+    if not text.startswith('{"log":'):
+        return text
+    try:
+        record = loads(text)
+    except JsonError:  # a line that was cut
+        return text
+    return str(record.get("log", text)).rstrip("\n")
+
+
+def _is_numbered(lines: Sequence[Line]) -> bool:
+    """Whether an editor or a web page put a running number before every line."""
+    found = [_NUMBERED.match(line.text) for line in lines[:40]]
+    numbers = [int(match.group(1)) for match in found if match]
+    return len(found) > 2 and len(numbers) == len(found) and numbers == [numbers[0] + at for at in range(len(numbers))]

@@ -1,0 +1,397 @@
+"""Signs from the machine, the session and the cluster as a report shows them.
+
+Start from `circumstances`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from npuenv.diagnose.container import containers
+from npuenv.diagnose.search import named
+from npuenv.diagnose.timestamps import late_ranks
+from npuenv.host.report import blocks, typed_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from npuenv.diagnose.search import Text
+    from npuenv.diagnose.types import Facts
+    from npuenv.host.report import Line
+    from npuenv.matrix import Matrix
+
+Sign = tuple[str, "Line"]
+
+_FULL_PERCENT = 70  # of a card's memory: more than any driver or idle context takes
+_IDLE_PERCENT = 20
+_PYTHON_DEPS = ("decorator", "attrs", "psutil", "scipy", "cffi", "sympy", "cloudpickle")
+_FOR_CHIP = re.compile(r"[-_.](910b|a2|a3|910c|310p|950|a5)(?=[-_.]|$)", re.IGNORECASE)
+_CHIP_WORDS = {"910b": "a2", "a2": "a2", "a3": "a3", "910c": "a3", "310p": "310p", "950": "950", "a5": "950"}
+_SMALL_SHM_BYTES = 2 * 1024**3
+_RAY_WORDS = ("RayWorkerWrapper", "ray::", "RayTaskError", "(raylet", "ray.exceptions", "ray/_private")
+_RAY_ACTOR = re.compile(r"\((?:\w*Ray\w*|\w*Actor\w*|raylet|WorkerDict|TaskRunner|\w*vLLM\w*Server)[ ,]")
+
+
+def circumstances(facts: Facts, text: Text, matrix: Matrix) -> dict[str, Line]:
+    """Name of a sign to the line that shows it."""
+    signs: dict[str, Line] = {}
+    for judge in (*_JUDGES, containers):
+        for name, line in judge(facts, text):
+            signs.setdefault(name, line)
+    for name, line in (*_chip(facts, matrix), *_asked_of_pip(facts, text, matrix)):
+        signs.setdefault(name, line)
+    return signs
+
+
+_ASKED = re.compile(r"satisfies the requirement torch[-_]npu==([\w.+]+)", re.IGNORECASE)
+_UNREACHED = ("connection broken by", "could not fetch url")
+
+
+def _asked_of_pip(facts: Facts, text: Text, matrix: Matrix) -> Iterator[Sign]:
+    """`index-unreachable` where pip knows of no file because no index answered; `python-without-wheel` where the
+    release that was asked for has none for this Python."""
+    if text.first("from versions: none") and not any(text.all("(from versions: *.")):
+        yield from (("index-unreachable", line) for line in text.with_any(_UNREACHED)[:1])
+    for line in text.all("satisfies the requirement torch") if facts.python else ():
+        asked = _ASKED.search(line.text)
+        row = matrix.torch_npu_row(asked.group(1)) if asked else None
+        known = {*row.python_aarch64, *row.python_x86_64} if row else set()
+        if known and facts.python and facts.python.value not in known:
+            yield "python-without-wheel", line
+
+
+def _chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+    if facts.chip and facts.chip.value.upper().startswith("310B"):
+        yield "chip-not-accepted", facts.chip.line
+    if facts.generation is None:
+        return
+    generation, line = facts.generation.value, facts.generation.line
+    yield f"chip-{generation}", line
+    row = matrix.hardware_row(generation)
+    if row is not None and not row.accepted:
+        yield "chip-not-accepted", line
+    for image in facts.images:
+        word = _FOR_CHIP.search(image.value.partition(":")[2])
+        if word and _CHIP_WORDS[word.group(1).lower()] != generation:
+            yield "image-for-other-chip", image.line
+        elif word is None and "vllm-ascend:" in image.value and generation in ("a3", "310p", "950"):
+            yield "image-for-other-chip", image.line  # a tag without a chip is the A2 one
+    soc = facts.environ.get("SOC_VERSION")
+    if soc and soc.value:
+        other = matrix.hardware_of_chip(re.sub("^ascend", "", soc.value, flags=re.IGNORECASE).upper())
+        if other is not None and other.id != generation:
+            yield "soc-version-differs", soc.line
+
+
+def _table(facts: Facts, text: Text) -> Iterator[Sign]:
+    table = facts.table
+    if table is None:
+        return
+    by_text = {line.text.strip(): line for line in text.lines if "|" in line.text}
+    yield from (("smi-table", by_text[card.line]) for card in table.cards[:1] if card.line in by_text)
+    listed = {process.npu for process in table.processes}
+    for card in table.cards:
+        line = by_text.get(card.line)
+        if line is None:
+            continue
+        if card.health in ("Alarm", "Warning", "Critical"):
+            yield ("health-critical" if card.health == "Critical" else "health-alarm"), line
+        if card.hbm_total_mib:
+            percent = 100 * (card.hbm_used_mib or 0) // card.hbm_total_mib
+            if percent >= _FULL_PERCENT:
+                yield "card-nearly-full", line
+            if percent >= _IDLE_PERCENT and card.npu not in listed and text.first("No running processes found in NPU"):
+                yield "card-held-by-nobody-seen", line
+    if table.processes:
+        row = text.first(f"| {table.processes[0].pid} ") or text.first(str(table.processes[0].pid))
+        if row:
+            yield "cards-have-processes", row
+
+
+_OOM = re.compile(
+    r"([\d.]+) GiB total capacity; ([\d.]+) ([GM])iB already allocated;[^\n]{0,120}?([\d.]+) ([GMK])iB free"
+    r"(?:; ([\d.]+) ([GM])iB reserved)?"
+)
+_GIB = {"G": 1.0, "M": 1 / 1024, "K": 1 / 1024**2, None: 0.0}
+_OTHERS_SHARE = 0.35  # of a card that is neither free nor this process's: more than the driver and the context take
+
+
+def _memory(facts: Facts, text: Text) -> Iterator[Sign]:
+    """What an out-of-memory line itself says: who holds the card that is full."""
+    for line in text.all("total capacity"):
+        match = _OOM.search(line.text)
+        if match is None:
+            continue
+        total, held = float(match.group(1)), float(match.group(2)) * _GIB[match.group(3)]
+        free, reserved = float(match.group(4)) * _GIB[match.group(5)], float(match.group(6) or 0) * _GIB[match.group(7)]
+        if total - free - max(held, reserved) > _OTHERS_SHARE * total:
+            yield "memory-held-elsewhere", line
+
+
+def _folders(facts: Facts, text: Text) -> Iterator[Sign]:
+    """A listing of the folder in which CANN lies by default that holds the driver only."""
+    for block in blocks(text.lines):
+        if re.match(r"(?:ls|ll|dir)\b[^|;]*/usr/local/Ascend/?\s*$", block.command or ""):
+            words = " ".join(line.text for line in block.lines[1:12])
+            if "driver" in words and not re.search(r"toolkit|\bcann\b|nnae|nnrt|latest|set_env", words):
+                yield "cann-folder-absent", block.lines[0]
+
+
+def _variables(facts: Facts, text: Text) -> Iterator[Sign]:
+    for name, line in facts.unset.items():
+        if name.startswith(("ASCEND", "CANN")) and "VISIBLE" not in name:
+            yield "cann-variables-unset", line
+        if name == "HCCL_CONNECT_TIMEOUT":
+            yield "connect-timeout-unset", line
+        if name == "ATB_HOME_PATH":
+            yield "atb-variables-unset", line
+    for name, seen in facts.environ.items():
+        if name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") and seen.value:
+            yield "cann-variables-set", seen.line
+        if name == "ATB_HOME_PATH" and seen.value:
+            yield "atb-variables-set", seen.line
+        if name == "PYTORCH_NPU_ALLOC_CONF" and "expandable_segments:true" in seen.value.lower():
+            yield "expandable-segments-on", seen.line
+        if name == "TORCH_DEVICE_BACKEND_AUTOLOAD" and seen.value == "0":
+            yield "autoload-off", seen.line
+    dumped = text.first("PYTORCH_NPU_ALLOC_CONF*expandable_segments:True")
+    if dumped is not None and "PYTORCH_NPU_ALLOC_CONF" not in facts.environ:
+        yield "expandable-segments-on", dumped
+    yield from _visible(facts)
+
+
+def _visible(facts: Facts) -> Iterator[Sign]:
+    seen = facts.environ.get("ASCEND_RT_VISIBLE_DEVICES") or facts.environ.get("ASCEND_VISIBLE_DEVICES")
+    if seen is None or not re.fullmatch(r"\d+(?:, ?\d+)*", seen.value):
+        return
+    yield "visible-devices-set", seen.line
+    wanted = [int(word) for word in seen.value.replace(" ", "").split(",")]
+    if wanted != sorted(set(wanted)):
+        yield "visible-devices-unsorted", seen.line
+    cards = len(facts.table.cards) if facts.table and facts.table.is_complete else 0
+    if cards and max(wanted) >= cards:
+        yield "visible-devices-out-of-range", seen.line
+
+
+def _limits(facts: Facts, text: Text) -> Iterator[Sign]:
+    user = None
+    for block in blocks(text.lines):
+        command, answer = block.command or "", next((line for line in block.lines[1:] if line.text.strip()), None)
+        value = answer.text.strip() if answer else ""
+        if re.match(r"ulimit -\w*n", command) and value.isdecimal() and int(value) <= 8192 and answer:
+            yield "nofile-low", answer
+        if re.match(r"id(?: -u)?$", command) and answer:
+            user = re.match(r"(?:uid=)?(\d+)", value)
+            if user and user.group(1) != "0":
+                yield "non-root", answer
+        if re.match(r"(?:getent passwd|grep .*/etc/passwd|whoami)", command):
+            if answer and (value == "0" or "cannot find name" in value or "No such" in value):
+                yield "no-passwd-entry", answer
+            elif answer is None and len(block.lines) > 1:
+                yield "no-passwd-entry", block.lines[0]
+    for line in text.all("uid="):
+        match = re.search(r"\buid=(\d+)", line.text)
+        if match and match.group(1) != "0":
+            yield "non-root", line
+    yield from named(text, "nofile-low", ("open files*1024", "Max open files*1024 ", "nofile*1024:1024"))
+    yield from _shared_memory(facts, text)
+
+
+_DF = re.compile(r"^(?:shm|tmpfs)\s+(\d+(?:\.\d+)?)([KMGT])?\s.*\s/dev/shm$")
+
+
+def _shared_memory(facts: Facts, text: Text) -> Iterator[Sign]:
+    for line in text.all("/dev/shm"):
+        match = _DF.match(line.text.strip())
+        if match:
+            unit = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, None: 1024}[match.group(2)]
+            if float(match.group(1)) * unit < _SMALL_SHM_BYTES:
+                yield "shm-small", line
+
+
+def _processes(facts: Facts, text: Text) -> Iterator[Sign]:
+    on_cards = {str(process.pid) for process in facts.table.processes} if facts.table else set()
+    for line, pid in _zombies(text):
+        yield "zombie", line
+        if pid in on_cards:
+            yield "zombie-on-card", line
+
+
+def _zombies(text: Text) -> Iterator[tuple[Line, str]]:
+    """Lines of `ps` that show a process which has ended and was not collected, with its number."""
+    for line in text.all("<defunct>"):
+        number = re.search(r"\b\d{2,}\b", line.text)
+        yield line, number.group() if number else ""
+    head: list[str] = []
+    for line in text.lines:
+        words = line.text.split()
+        if "PID" in words and "STAT" in words:
+            head = words
+        elif head and len(words) >= len(head) and re.fullmatch(r"Z[a-zA-Z+<]*", words[head.index("STAT")]):
+            yield line, words[head.index("PID")]
+        elif not words:
+            head = []
+
+
+_LOADED = re.compile(r"\b(lib[\w+.-]+?\.so)[\d.]*: cannot open shared object file")
+_NOT_THERE = re.compile(r"No such file|cannot (?:access|open|stat)|not found|does not exist|不存在")
+
+
+def _libraries(facts: Facts, text: Text) -> Iterator[Sign]:
+    """`library-lies-there` for a library that a program could not load and that a listing or a search shows on disk."""
+    names = {
+        match.group(1): line for line in text.all("cannot open shared object") if (match := _LOADED.search(line.text))
+    }
+    for name, failed in names.items():
+        typed = ""
+        for line in text.lines:
+            typed = typed_command(line.text) or typed
+            is_answer = typed_command(line.text) is None and line is not failed
+            if is_answer and _LISTS.match(typed) and name in line.text and not _NOT_THERE.search(line.text):
+                yield "library-lies-there", line
+
+
+_LISTS = re.compile(r"(?:sudo )?(?:ls|ll|find|locate|stat|file|readlink|du)\b")
+
+_LINK = re.compile(r"\blink status:? ?\[?(UP|DOWN)\b", re.IGNORECASE)
+_SWITCH = re.compile(r"\bswitch\[(\d)\]", re.IGNORECASE)
+_IP = re.compile(r"^ipaddr: ?(\d+\.\d+\.\d+\.\d+)")
+_RANK_LISTS = re.compile(r"enabled tls: ?\[[^\]]+\].*disabled tls: ?\[[^\]]+\]")
+
+
+def _network(facts: Facts, text: Text) -> Iterator[Sign]:
+    for line in text.all("link status"):
+        match = _LINK.search(line.text)
+        if match:
+            yield f"link-{match.group(1).lower()}", line
+    switches: dict[str, Line] = {}
+    for line in text.all("switch["):
+        match = _SWITCH.search(line.text)
+        if match:
+            switches.setdefault(match.group(1), line)
+    if len(switches) > 1:
+        yield "tls-mixed", max(switches.values(), key=lambda line: line.number)
+    elif switches:
+        yield "tls-same", next(iter(switches.values()))
+    yield from _linked(text)
+    addresses: dict[str, Line] = {}
+    for line in text.all("ipaddr:"):
+        match = _IP.match(line.text.strip())
+        if match and match.group(1) in addresses:
+            yield "address-twice", line
+        elif match:
+            addresses[match.group(1)] = line
+
+
+def _linked(text: Text) -> Iterator[Sign]:
+    for line in text.all("disabled tls"):
+        if _RANK_LISTS.search(line.text):
+            yield "tls-mixed", line
+    states = {state: line for state in ("ENABLE", "DISABLE") for line in text.all(f"|*{state}*| LinkInfo")}
+    if len(states) > 1:
+        yield "tls-mixed", states["ENABLE"]
+
+
+_RESOURCE = re.compile(r"^[\d.]+/([\d.]+) (GPU|NPU|CPU)\b")
+_NODE_NPU = re.compile(r"'NPU': (\d+(?:\.\d+)?)")
+
+
+def _ray(facts: Facts, text: Text) -> Iterator[Sign]:
+    counts: dict[str, tuple[float, Line]] = {}
+    for line in text.lines:
+        match = _RESOURCE.match(line.text.strip()) if "/" in line.text else None
+        if match:
+            counts[match.group(2)] = (float(match.group(1)), line)
+    yield from named(text, "ray-process", _RAY_WORDS)
+    yield from (("ray-process", line) for line in text.lines if _RAY_ACTOR.search(line.shown[:80]))
+    yield from (("printed-false", line) for line in text.all("False") if line.text.strip() == "False")
+    yield from (("ray-npu", line) for line in text.all("'CPU':*'NPU':") if _counts_npu(line.text))
+    if "CPU" not in counts:
+        return
+    if "NPU" in counts:
+        yield "ray-npu", counts["NPU"][1]
+    elif "GPU" in counts:
+        yield "ray-gpu-only", counts["GPU"][1]
+    else:
+        yield "ray-no-cards", counts["CPU"][1]
+
+
+def _counts_npu(text: str) -> bool:
+    """Whether a line with the resources of a cluster or a node, and not what a task asks for, has cards in it."""
+    has = "object_store_memory" in text or "current_node_resource" in text or "'node:" in text
+    return has and any(float(number) > 0 for number in _NODE_NPU.findall(text))
+
+
+_CUDA_TROUBLE = (
+    "libcud", "libcublas", "libnccl", "libnvrtc", "libcupti", "nvidia-smi", "NVIDIA driver", "undefined symbol",
+    "CUDA enabled", "CUDA driver", "No CUDA", "Two accelerators", "Failed to load the backend extension", "torch.cuda",
+    "import torch_npu", "libtorch_npu", "torch_npu._C",
+)  # fmt: skip
+
+
+def _build(facts: Facts, text: Text) -> Iterator[Sign]:
+    yield from named(text, "cuda-trouble", _CUDA_TROUBLE)
+    found = named(text, "building", (
+        "Building CXX object", "Building wheel", "gmake", "CMake Error", "failed to solve", "RUN pip", "RUN python",
+        "setup.py", "build_ext", "docker build", "Step */* : RUN", "Installing build dependencies", "ninja: ",
+        "cmake --build", "csrc/", "collect2: error", "/bin/ld: ", "cc1plus:",
+    ))  # fmt: skip
+    yield from found
+
+
+_WHEEL = re.compile(r"-cp(\d)(\d+)-\w+-\S*?(x86_64|aarch64|any)\.whl is not a supported wheel", re.IGNORECASE)
+
+
+def _wheels(facts: Facts, text: Text) -> Iterator[Sign]:
+    """Why pip refused a wheel: its Python, its CPU, or both unknown."""
+    for line in text.all("is not a supported wheel on this platform"):
+        match = _WHEEL.search(line.text)
+        if match is None:
+            continue
+        python, arch = f"{match.group(1)}.{match.group(2)}", match.group(3)
+        if facts.python and facts.python.value != python:
+            yield "wheel-other-python", line
+        elif facts.arch and arch not in ("any", facts.arch.value):
+            yield "wheel-other-arch", line
+        elif facts.arch and arch == facts.arch.value:
+            yield "wheel-other-python", line
+
+
+_PLATFORM = re.compile(r"manylinux_2_(\d+)_(aarch64|x86_64)")
+_OLDEST_TAG = 28  # the platform tag of torch_npu's newer wheels: manylinux_2_28
+
+
+def _platform_tags(facts: Facts, text: Text) -> Iterator[Sign]:
+    """What uv says of a machine that no wheel fits: its C library is too old, where the CPU is not the reason."""
+    refused = text.first("no wheels with a matching platform tag")
+    if refused is None:
+        return
+    told = text.first("You're on*only") or refused
+    tags = [(int(number), arch) for number, arch in _PLATFORM.findall(told.text)]
+    mine, offered = (tags[0] if tags else (_OLDEST_TAG, "")), tags[1:]
+    if any(arch == mine[1] for _, arch in offered) or (not offered and mine[0] < _OLDEST_TAG):
+        yield "uv-older-glibc", refused
+
+
+def _lists(facts: Facts, text: Text) -> Iterator[Sign]:
+    if facts.listed and not any(name in facts.packages for name in _PYTHON_DEPS):
+        yield "cann-python-deps-absent", facts.packages[min(facts.listed)].line
+    for line in text.all("CANN:"):
+        if line.text.strip() == "CANN:" and _nothing_follows(text, line):
+            yield "cann-info-empty", line
+
+
+def _nothing_follows(text: Text, line: Line) -> bool:
+    after = [other for other in text.lines if line.number < other.number <= line.number + 3]
+    return not any("package_name" in other.text or "version=" in other.text for other in after)
+
+
+def _lateness(facts: Facts, text: Text) -> Iterator[Sign]:
+    yield from late_ranks(text)
+
+
+_JUDGES: tuple[Callable[[Facts, Text], Iterator[Sign]], ...] = (
+    _table, _memory, _folders, _variables, _limits, _processes, _network, _ray, _build, _libraries, _lateness,
+    _wheels, _platform_tags, _lists,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Package indexes: pages, files and metadata, read with pip's settings."""

@@ -1,0 +1,288 @@
+"""Reads addresses the way pip would, within bounds. Start from `Fetch`.
+
+pip's certificates, trusted hosts, proxies and credentials count.
+Addresses may be `file://` places or paths. Nothing is retried: a refresh can be run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from npuenv.core.errors import BadInput, CannotTell
+from npuenv.core.messages import Message
+from npuenv.facts.pip import local_folder, without_secrets
+from npuenv.index.metadata import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from npuenv.facts.pip import PipSettings
+
+_CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What one request may cost."""
+
+    size: int  # bytes
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The limits of a run."""
+
+    page: Limit = Limit(64 * 1024**2, 60.0)  # the largest page asked for has 0.5 MB
+    archive: Limit = Limit(512 * 1024**2, 600.0)  # vllm 0.30.0's sdist has 42 MB
+    wait_s: float = 15.0  # without any answer; pip's own `timeout` replaces it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came with the content of an address."""
+
+    url: str  # after redirections
+    content_type: str = "text/html"
+    whole_size: int = 0  # bytes of the whole file where the content is a part of it; 0: the content is all
+
+
+class Fetch:
+    """A session with pip's settings. Raises from every method: CannotTell, or Unreadable for more than the limit."""
+
+    def __init__(self, settings: PipSettings, bounds: Bounds) -> None:
+        import requests
+
+        self._session: Any = requests.Session()
+        self._options: dict[str, Any] = {
+            "timeout": _wait_s(settings, bounds),
+            "verify": settings.cert.value if settings.cert else None,
+            "cert": settings.client_cert.value if settings.client_cert else None,
+            "auth": _auth_for(settings),
+        }
+        trusted = _trusted(settings)
+        if trusted:
+            self._session.mount("https://", _adapter(trusted))
+        if settings.proxy:  # as in pip, its own proxy stands above the environment's
+            address = settings.proxy.value if "://" in settings.proxy.value else f"http://{settings.proxy.value}"
+            self._session.trust_env = False
+            self._session.proxies = {"http": address, "https": address}
+
+    def close(self) -> None:
+        self._session.close()
+
+    def read(self, url: str, limit: Limit, headers: dict[str, str] | None = None) -> tuple[bytes, Answer] | None:
+        """The content of an address; None where there is none."""
+        kept = io.BytesIO()
+        answer = self._copy(url, kept, limit, headers)
+        return (kept.getvalue(), answer) if answer else None
+
+    def whole(self, url: str, limit: Limit, sha256: str) -> IO[bytes]:
+        """A file, as a temporary one. Raises also: Unreadable where it has another hash than `sha256`."""
+        return self._kept(url, limit, sha256, None)[0]
+
+    def seekable(self, url: str, limit: Limit, part_limit: Limit, sha256: str) -> IO[bytes]:
+        """A file of which only what is read gets fetched, where the server gives parts of it; else the whole file."""
+        whole, answer = self._kept(url, limit, sha256, {"Range": "bytes=0-0"})
+        if not answer.whole_size:
+            return whole
+        whole.close()
+        return io.BufferedReader(_Parts(self, url, answer.whole_size, part_limit), _CHUNK)
+
+    def _kept(self, url: str, limit: Limit, sha256: str, headers: dict[str, str] | None) -> tuple[IO[bytes], Answer]:
+        kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        try:
+            answer = self._copy(url, kept, limit, headers)
+            if answer is None:
+                raise no_answer(url, "404")
+            kept.seek(0)
+            if sha256 and not answer.whole_size and _sha256(kept) != sha256:
+                raise Unreadable(f"sha256 of {without_secrets(url)}")
+            kept.seek(0)
+        except BaseException:
+            kept.close()
+            raise
+        return kept, answer
+
+    def _copy(self, url: str, target: IO[bytes], limit: Limit, headers: dict[str, str] | None) -> Answer | None:
+        folder = local_folder(url)
+        if folder is not None:
+            return _copy_file(Path(folder), url, target, limit)
+        import requests
+        import urllib3
+
+        try:
+            with self._session.get(url, headers=headers or {}, stream=True, **self._options) as response:
+                if response.status_code in (404, 410):
+                    return None
+                response.raise_for_status()
+                _pour(_pieces(response, url, limit.time_s), url, target, limit)
+                kind = str(response.headers.get("Content-Type", "text/html"))
+                return Answer(str(response.url), kind, _whole_size(response))
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise no_answer(url, _short(error)) from error
+
+
+class _Parts(io.RawIOBase):
+    """A file on a server that gives parts of it, as a file object."""
+
+    def __init__(self, fetch: Fetch, url: str, size: int, limit: Limit) -> None:
+        self._fetch, self._url, self._size, self._limit = fetch, url, size, limit
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._size - self._at)
+        if wanted <= 0:
+            return 0
+        span = {"Range": f"bytes={self._at}-{self._at + wanted - 1}"}
+        found = self._fetch.read(self._url, Limit(wanted, self._limit.time_s), span)
+        data = found[0] if found else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def library() -> Any:
+    """The module `pypi_simple`. Raises: BadInput where it is not installed."""
+    try:
+        import pypi_simple
+    except ImportError as error:
+        raise BadInput(
+            Message("refresh.no-library", {"library": "pypi-simple"}),
+            Message("refresh.hint-library", {"command": "python -m pip install 'pypi-simple>=1.6'"}),
+        ) from error
+    return pypi_simple
+
+
+def no_answer(url: str, why: str) -> CannotTell:
+    """The error for an index that gives nothing usable; neither part of it shows credentials."""
+    return CannotTell(
+        Message("refresh.no-answer", {"index": without_secrets(url), "why": without_secrets(why)[:300]}),
+        Message("refresh.hint-index"),
+    )
+
+
+def _short(error: Exception) -> str:
+    """The innermost words of an error: of a chain of wrapped ones, "[Errno 111] Connection refused"."""
+    found = re.findall(r"\[Errno -?\d+\] [^'\")\]]+|[Tt]imed out", str(error))
+    return found[-1] if found else f"{type(error).__name__}: {error}"
+
+
+def _pieces(response: Any, url: str, limit_s: float) -> Iterator[bytes]:
+    """The content as it arrives. `read1` waits for no full piece, so that a trickle cannot outlast the limit."""
+    until = time.monotonic() + limit_s
+    while piece := response.raw.read1(_CHUNK, decode_content=True):
+        if time.monotonic() > until:
+            raise no_answer(url, f"> {limit_s:g} s")
+        yield piece
+
+
+def _copy_file(path: Path, url: str, target: IO[bytes], limit: Limit) -> Answer | None:
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as source:
+            _pour(iter(lambda: source.read(_CHUNK), b""), url, target, limit)
+    except OSError as error:
+        raise no_answer(url, _short(error)) from error
+    return Answer(url)
+
+
+def _pour(pieces: Iterator[bytes], url: str, target: IO[bytes], limit: Limit) -> None:
+    taken = 0
+    for piece in pieces:
+        taken += len(piece)
+        if taken > limit.size:
+            raise Unreadable(f"{without_secrets(url)}: > {limit.size} bytes")
+        target.write(piece)
+
+
+def _auth_for(settings: PipSettings) -> Callable[[Any], Any] | None:
+    """Adds the credentials of an index to requests for that host alone; None where no index carries any."""
+    import requests
+
+    known = {}
+    for place in (settings.index_url, *settings.extra_index_urls):
+        parts = urlsplit(place.value) if place else None
+        if parts is not None and parts.username is not None:
+            known[(parts.hostname, parts.port)] = unquote(parts.username), unquote(parts.password or "")
+
+    def add(request: Any) -> Any:
+        parts = urlsplit(request.url)
+        pair = known.get((parts.hostname, parts.port))
+        return requests.auth.HTTPBasicAuth(*pair)(request) if pair else request
+
+    return add if known else None
+
+
+def _trusted(settings: PipSettings) -> frozenset[tuple[str, int | None]]:
+    """Host and port of each of pip's trusted hosts; the port is None where any counts. What is no host is left out."""
+    found = set()
+    for item in settings.trusted_hosts:
+        is_bare_ipv6 = item.value.count(":") >= 2 and not set("[@") & set(item.value)
+        try:
+            parts = urlsplit(f"//[{item.value}]" if is_bare_ipv6 else f"//{item.value}")
+            pair = parts.hostname, parts.port
+        except ValueError:
+            continue
+        if pair[0] is not None:
+            found.add((pair[0], pair[1]))
+    return frozenset(found)
+
+
+def _adapter(trusted: frozenset[tuple[str, int | None]]) -> Any:
+    """Sends to those hosts without a look at their certificates, to all others as asked for; redirections included."""
+    import requests
+    import urllib3
+
+    class Adapter(requests.adapters.HTTPAdapter):
+        def send(self, request: Any, *args: Any, **options: Any) -> Any:
+            parts = urlsplit(request.url)
+            if {(parts.hostname, parts.port), (parts.hostname, None)} & trusted:
+                options["verify"] = False
+            return super().send(request, *args, **options)
+
+    # The user has said so; a line for each request would say it again.
+    urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+    return Adapter()
+
+
+def _wait_s(settings: PipSettings, bounds: Bounds) -> float:
+    try:
+        stated = float(settings.timeout_s.value) if settings.timeout_s else bounds.wait_s
+    except ValueError:
+        return bounds.wait_s
+    return max(1.0, min(stated, bounds.archive.time_s))
+
+
+def _whole_size(response: Any) -> int:
+    whole = str(response.headers.get("Content-Range", "")).rpartition("/")[2]
+    return int(whole) if response.status_code == 206 and whole.isdigit() else 0
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while piece := stream.read(_CHUNK):
+        digest.update(piece)
+    return digest.hexdigest()

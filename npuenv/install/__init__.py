@@ -1,0 +1,1 @@
+"""From a resolved stack to an environment on disk: the plan, its execution, verification, activation."""

@@ -1,0 +1,93 @@
+"""Where environments lie and how their folders are laid out. Start from `target_for`."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.facts.manifest import seal_of, text_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.lock.file import Lock
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An environment's folder, and the link to a stack's present one (None with a folder of the user's choice)."""
+
+    root: str
+    link: str | None = None
+    kind: str = "venv"  # venv | conda | existing: an environment that the user had already
+
+    @property
+    def python(self) -> str:
+        return posixpath.join(self.root, "bin/python")
+
+    def own(self, *parts: str) -> str:
+        """A path below the folder where the installation keeps its own files."""
+        return posixpath.join(self.root, ".npuenv", *parts)
+
+
+def data_folder(environ: Mapping[str, str]) -> str:
+    """Where environments live unless the user says otherwise."""
+    return _own_folder(environ, "XDG_DATA_HOME", ".local/share")
+
+
+def cache_folder(environ: Mapping[str, str]) -> str:
+    """Where things lie that can be made again."""
+    return _own_folder(environ, "XDG_CACHE_HOME", ".cache")
+
+
+def state_folder(environ: Mapping[str, str]) -> str:
+    """Where records of runs lie."""
+    return _own_folder(environ, "XDG_STATE_HOME", ".local/state")
+
+
+def _own_folder(environ: Mapping[str, str], variable: str, usual: str) -> str:
+    """Our folder in one of the user's. XDG asks to pass over one that is not absolute.
+
+    Raises BadInput where HOME names no place: below the root or the working folder nobody would look for it.
+    """
+    base = environ.get(variable, "")
+    if not posixpath.isabs(base):
+        home = environ["HOME"] if "HOME" in environ else os.path.expanduser("~")
+        if not posixpath.isabs(home):
+            hint = Message("store.no-home-hint", {"variable": variable})
+            raise BadInput(Message("store.no-home", {"home": home}), hint)
+        base = posixpath.join(home, usual)
+    return posixpath.join(base, "npuenv")
+
+
+def default_environment(stack: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The environment of a stack that was finished last; the path need not exist."""
+    return Path(data_folder(os.environ if environ is None else environ), "envs", stack, "current")
+
+
+def target_for(lock: Lock, environ: Mapping[str, str], chosen: str | None = None) -> Target:
+    """Where a lock's environment goes: exactly `chosen`, or `<data>/envs/STACK/<lock hash>` with a `current` link."""
+    if chosen is not None:
+        return Target(posixpath.normpath(chosen))
+    home = posixpath.join(data_folder(environ), "envs", lock.stack)
+    return Target(posixpath.join(home, lock.hash), posixpath.join(home, "current"))
+
+
+def marker_text(lock: Lock, status: str, kind: str = "", manifest: str = "") -> str:
+    """The marker file of an environment. `status`: building, complete; `kind`: as of its target;
+    `manifest`: the text of the manifest, once it is complete.
+
+    That it is the user's own folder is said from the first moment, so that nobody ever deletes it.
+    """
+    values = {"schema": 1, "stack": lock.stack, "platform": lock.platform, "lock": lock.hash, "status": status}
+    values |= {"kind": kind} if kind == "existing" else {}
+    if manifest:
+        values["manifest"] = text_hash(manifest)
+        values["seal"] = seal_of(values)
+    return json.dumps(values, sort_keys=True) + "\n"

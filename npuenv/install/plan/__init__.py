@@ -1,0 +1,7 @@
+"""Plans: what is to be done, as pure data. Start from `Plan` and `npuenv.install.plan.make.plan_install`."""
+
+from __future__ import annotations
+
+from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile
+
+__all__ = ["Action", "Condition", "Plan", "Run", "Step", "WriteFile"]

@@ -1,0 +1,238 @@
+"""CANN's three parts: found where the stack wants them, or installed from files that the user supplies.
+
+Start from `cann_steps`. Nothing is downloaded: the files lie behind an account and a licence. Names of files as their
+makers give them:
+
+    Ascend-cann-toolkit_8.5.0_linux-aarch64.run
+    Ascend-cann-910b-ops_8.5.0_linux-aarch64.run          from 8.5 on; A3 too
+    Ascend-cann-kernels-910b_8.3.RC1_linux-aarch64.run    before; of A3: Atlas-A3-cann-kernels_8.3.RC1_...
+    Ascend-cann-nnal_8.5.0_linux-aarch64.run              as package: Ascend-cann-nnal-8.5.0-linux.aarch64.rpm
+
+Options: CANN software installation guide, "Parameter Description" (8.5.0, 9.1.0): `--quiet` agrees to the licence.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
+from npuenv.facts.cann.installs import installs
+from npuenv.facts.environment import ask_environment
+from npuenv.host.base import Host, PathState
+from npuenv.install.plan.cann import LAUNCHER, ascend_folder, cann_scripts
+from npuenv.install.plan.prerequisites import NONE, SUDO, Prerequisites, as_lines, as_root, privilege_of
+from npuenv.matrix import load_matrix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npuenv.install.locations import Target
+    from npuenv.resolve.types import Stack
+
+PARTS = ("toolkit", "ops", "nnal")  # in the order in which they must go in
+_NAME = re.compile(
+    r"""(?P<maker>Ascend|Atlas-A3)-cann-
+    (?:(?P<part>toolkit|nnal)|kernels-(?P<chip>[0-9A-Za-z]+)|(?P<newer>[0-9A-Za-z]+)-ops|(?P<bare>kernels))
+    [_-](?P<version>[0-9][0-9A-Za-z.]*?(?:-(?:alpha|beta)\.?[0-9]+)?(?:_[0-9]{8,})?)
+    [_-]linux(?:[-_.](?P<arch>aarch64|x86_64|x86-64))?
+    \.(?P<form>run|deb|rpm)""",
+    re.VERBOSE,
+)
+_HASH_TIMEOUT_S = 600.0
+_DEFAULT_FOLDER = "/usr/local/Ascend"  # where packages put themselves; they take no other
+
+
+@dataclass(frozen=True, slots=True)
+class CannFile:
+    """A supplied file, as its name and its hash say."""
+
+    path: str
+    part: str  # toolkit | ops | nnal
+    chip: str  # of ops: 910b, a3, 310p; else ""
+    version: str
+    arch: str  # "": the name does not say
+    form: str  # run | deb | rpm
+    sha256: str = ""
+    is_known: bool = False  # a source of the matrix gives this hash
+
+
+def recognise(path: str) -> CannFile | None:
+    """What a file's name says it is; None for a name that is none of CANN's."""
+    match = _NAME.fullmatch(posixpath.basename(path))
+    if match is None:
+        return None
+    chip = (match["chip"] or match["newer"] or ("A3" if match["bare"] else "")).casefold()
+    if match["maker"] == "Atlas-A3" and not match["bare"]:
+        return None
+    arch = (match["arch"] or "").replace("-", "_")
+    return CannFile(path, match["part"] or "ops", chip, match["version"], arch, match["form"])
+
+
+def expected_names(stack: Stack) -> tuple[str, ...]:
+    """The names of the files that a stack's CANN comes in, as their makers spell them; () where it needs none."""
+    version = _version(stack)
+    if not version:
+        return ()
+    chip = _chip(stack)
+    tail = f"_{version}_linux-{stack.platform.arch}.run"
+    if versions.cann(version) >= versions.cann("8.5.0"):
+        ops = f"Ascend-cann-{'A3' if chip == 'a3' else chip}-ops"
+    else:
+        ops = "Atlas-A3-cann-kernels" if chip == "a3" else f"Ascend-cann-kernels-{chip}"
+    return (f"Ascend-cann-toolkit{tail}", f"{ops}{tail}", f"Ascend-cann-nnal{tail}")
+
+
+def cann_steps(host: Host, stack: Stack, files: Sequence[str], target: Target) -> Prerequisites:
+    """Steps for the parts of CANN that are not there yet, from `files`; notes for parts without a file.
+
+    Raises BadInput for a file that is no part of this stack's CANN: another name, version, architecture, chip or hash.
+    """
+    if not stack.cann_root:
+        if files:
+            said = {"stack": stack.name, "path": files[0]}
+            raise BadInput(Message("plan.cann-not-needed", said), Message("plan.cann-not-needed-hint"))
+        return Prerequisites()
+    supplied = _supplied(host, stack, files)
+    found = Prerequisites()
+    for part in PARTS:
+        want = _want(stack, part)
+        if ask_environment(host, want).value == want.value:
+            continue
+        if part in supplied:
+            found += _install(host, stack, supplied[part], target)
+        else:
+            said = {"file": expected_names(stack)[PARTS.index(part)], "root": stack.cann_root}
+            found += Prerequisites(notes=(Message("plan.cann-missing", said),))
+    return found
+
+
+def with_found_cann(host: Host, stack: Stack) -> Stack:
+    """The stack with the root at which its CANN lies on this machine, where that is another than the usual one."""
+    if not stack.cann_root or ask_environment(host, _want(stack, "toolkit")).value == _version(stack):
+        return stack
+    found = installs(host, stack.platform.arch).value
+    for install in found.found if found else ():
+        if versions.is_cann(install.version) and versions.cann(install.version) == versions.cann(_version(stack)):
+            return replace(stack, cann_root=install.root)
+    return stack
+
+
+def _supplied(host: Host, stack: Stack, files: Sequence[str]) -> dict[str, CannFile]:
+    """Part -> file. Raises BadInput."""
+    supplied: dict[str, CannFile] = {}
+    for path in files:
+        said = {"path": path, "names": expected_names(stack)}
+        if host.look(path).state is PathState.ABSENT:
+            raise BadInput(Message("plan.cann-absent", said), Message("plan.cann-absent-hint", said))
+        file = recognise(path)
+        if file is None:
+            raise BadInput(Message("plan.cann-name", said), Message("plan.cann-name-hint"))
+        if file.part in supplied:
+            raise BadInput(Message("plan.cann-twice", {"one": supplied[file.part].path, "other": path}))
+        _require_fit(stack, file)
+        supplied[file.part] = _hashed(host, file)
+    return supplied
+
+
+def _require_fit(stack: Stack, file: CannFile) -> None:
+    wanted = {"version": _version(stack), "arch": stack.platform.arch, "chip": _chip(stack)}
+    said = {"path": file.path, "stack": stack.name}
+    if not versions.is_cann(file.version) or versions.cann(file.version) != versions.cann(wanted["version"]):
+        raise BadInput(Message("plan.cann-other", {**said, "is": file.version, "wanted": wanted["version"]}))
+    if file.arch and file.arch != wanted["arch"]:
+        raise BadInput(Message("plan.cann-other", {**said, "is": file.arch, "wanted": wanted["arch"]}))
+    if file.chip and wanted["chip"] and file.chip != wanted["chip"]:
+        raise BadInput(Message("plan.cann-other", {**said, "is": file.chip, "wanted": wanted["chip"]}))
+    if file.form != "run" and ascend_folder(stack) != _DEFAULT_FOLDER:
+        raise BadInput(Message("plan.cann-package-place", {**said, "wanted": ascend_folder(stack)}))
+
+
+def _hashed(host: Host, file: CannFile) -> CannFile:
+    """The file with its sha256. Raises BadInput where it cannot be read or where the matrix knows another."""
+    looked = host.look(file.path)
+    ran = host.run(("sha256sum", file.path), timeout_s=_HASH_TIMEOUT_S)
+    match = re.match(r"\\?([0-9a-f]{64}) ", ran.out)
+    if looked.state is not PathState.FILE or ran.code != 0 or match is None:
+        why = looked.error or ran.err.strip() or looked.state.value
+        raise BadInput(Message("plan.cann-unreadable", {"path": file.path, "why": why}))
+    rows = {row.id: row.sha256 for row in load_matrix().cann_files}
+    known = rows.get(posixpath.basename(file.path), "")
+    if known and known != match[1]:
+        raise BadInput(Message("plan.cann-hash", {"path": file.path, "is": match[1], "wanted": known}))
+    return replace(file, sha256=match[1], is_known=bool(known))
+
+
+def _install(host: Host, stack: Stack, file: CannFile, target: Target) -> Prerequisites:
+    folder = ascend_folder(stack)
+    is_ours = file.form == "run" and _is_writable(host, folder)
+    privilege = "" if is_ours else privilege_of(host)
+    said = {
+        "part": file.part,
+        "version": _version(stack),
+        "file": posixpath.basename(file.path),
+        "folder": folder,
+        "hash": file.sha256,
+    }
+    runs = _runs(stack, file, is_for_all=privilege == SUDO)
+    if privilege == NONE:
+        return Prerequisites(notes=(Message("plan.cann-administrator", {**said, "command": as_lines(runs)}),))
+    sums, launcher = target.own(f"cann-{file.part}.sha256"), target.own("with-cann.sh")
+    do: list[Action] = [
+        WriteFile(sums, f"{file.sha256}  {file.path}\n"),
+        Run(("sha256sum", "-c", "--quiet", sums)),
+    ]
+    if file.part == "nnal" and file.form == "run":
+        # NNAL's installer looks for the toolkit in the environment that the toolkit's own script sets.
+        cann, nnal = cann_scripts(stack)
+        check, install = runs
+        env = {"NPUENV_CANN": cann, "NPUENV_NNAL": nnal}
+        runs = (check, Run(("sh", launcher, *install.argv), env))
+        do.append(WriteFile(launcher, LAUNCHER, 0o755))
+    do += [as_root(run, privilege) for run in runs]
+    why = Message("plan.why-cann" if file.is_known else "plan.why-cann-unhashed", said)
+    return Prerequisites(
+        (Step(f"cann-{file.part}", why, tuple(do), (_want(stack, file.part),), needs_root=not is_ours),)
+    )
+
+
+def _runs(stack: Stack, file: CannFile, *, is_for_all: bool) -> tuple[Run, ...]:
+    """The installer's own test of its content, then the installation. Packages are tested by what installs them."""
+    if file.form == "deb":
+        return (Run(("dpkg", "-i", file.path)),)
+    if file.form == "rpm":
+        return (Run(("rpm", "-U", file.path)),)
+    options = ["--install", "--quiet", f"--install-path={ascend_folder(stack)}"]
+    options += ["--install-for-all"] * is_for_all  # root installs it, and somebody else works with it
+    return (Run(("bash", file.path, "--check")), Run(("bash", file.path, *options)))
+
+
+def _want(stack: Stack, part: str) -> Condition:
+    root, version = stack.cann_root or "", _version(stack)
+    if part == "toolkit":
+        return Condition("cann.toolkit", (root, version), version)
+    if part == "ops":
+        return Condition("cann.ops", (root, version, stack.platform.arch), version)
+    return Condition("cann.nnal", (ascend_folder(stack), version), version)
+
+
+def _version(stack: Stack) -> str:
+    pin = stack.pin("cann")
+    return pin.version if pin else ""
+
+
+def _chip(stack: Stack) -> str:
+    row = load_matrix().hardware_row(stack.platform.hardware or "")
+    return row.image_chip if row else ""
+
+
+def _is_writable(host: Host, folder: str) -> bool:
+    """Whether this user may create what lies at `folder`."""
+    while folder not in ("", "/") and host.look(folder).state is PathState.ABSENT:
+        folder = posixpath.dirname(folder)
+    return host.look(folder).is_writable

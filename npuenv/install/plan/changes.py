@@ -1,0 +1,69 @@
+"""What an installation replaces in an environment that the user had already. Start from `replaced`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.core.messages import Message
+from npuenv.facts.conditions import ask, dist_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.core.plan import Plan, Step
+    from npuenv.host.base import Host
+    from npuenv.install.locations import Target
+
+
+def replaced(host: Host, target: Target, plan: Plan) -> tuple[Message, ...]:
+    """What the plan does to the packages that are there: new versions, put in again, added, taken out.
+
+    Empty for an environment of npuenv's own, and where everything is there already. uv puts in what a step names as a
+    whole, so a package at the right version goes in again where another one of its step is not.
+    """
+    if target.kind != "existing":
+        return ()
+    there = dist_versions(host, target.python).value
+    if there is None:
+        return (Message("plan.changes-unknown", {"path": target.root}),)
+    found: dict[str, dict[str, str | Message]] = {"version": {}, "again": {}, "new": {}, "out": {}}
+    for step in plan.steps:
+        for kind, name, text in (*_put_in(step, there), *_built(host, step, there), *_taken_out(step, there)):
+            found[kind][name] = text
+    return tuple(
+        Message(f"plan.changes-{kind}", {"path": target.root, "count": len(texts), "names": tuple(texts.values())})
+        for kind, texts in ((kind, dict(sorted(texts.items()))) for kind, texts in found.items() if texts)
+    )
+
+
+def _put_in(step: Step, there: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Kind, name and what to say of each package of a step that puts wheels in; none where all are there."""
+    words = [word for want in step.done_when if want.fact == "env.dists" for word in want.of[1:]]
+    wanted = dict(word.split("==", 1) for word in words if "==" in word)
+    if all(there.get(name) == version for name, version in wanted.items()):
+        return []
+    found = []
+    for name, version in wanted.items():
+        before = there.get(name)
+        if before is None:
+            found.append(("new", name, f"{name} {version}"))
+        elif before == version:
+            found.append(("again", name, f"{name} {version}"))
+        else:
+            found.append(("version", name, f"{name} {before} -> {version}"))
+    return found
+
+
+def _built(host: Host, step: Step, there: Mapping[str, str]) -> list[tuple[str, str, str | Message]]:
+    """The same of a step that builds a package; its version is known only afterwards."""
+    names = [want.of[-1] for want in step.done_when if want.fact == "env.dists" and "=" not in want.of[-1]]
+    notes = [want for want in step.done_when if want.fact == "file.text"]
+    if all(name in there for name in names) and all(ask(host, want).value == want.value for want in notes):
+        return []
+    built = {name: Message("plan.built-from-source", {"name": name, "before": there.get(name, "")}) for name in names}
+    return [("version", name, built[name]) if name in there else ("new", name, name) for name in names]
+
+
+def _taken_out(step: Step, there: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    wants = [want for want in step.done_when if want.fact == "dist.version" and want.value == ""]
+    return [("out", want.of[-1], f"{want.of[-1]} {there[want.of[-1]]}") for want in wants if want.of[-1] in there]

@@ -1,0 +1,86 @@
+"""The operating system's packages that a stack needs and that lack here. Start from `look_at_system`.
+
+Stacks name packages as Debian and Ubuntu do; names that differ elsewhere stand in `matrix/system_packages.toml`.
+Nothing is installed without consent: without it, what lacks is told with the command that brings it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuenv.core.messages import Message
+from npuenv.core.plan import Condition, Run, Step
+from npuenv.facts.machine import system
+from npuenv.facts.prerequisites import missing_packages
+from npuenv.host.base import Host, PathState
+from npuenv.install.plan.prerequisites import NONE, Prerequisites, as_lines, as_root, privilege_of
+from npuenv.matrix import load_matrix
+
+if TYPE_CHECKING:
+    from npuenv.resolve.types import Stack
+
+# Ids of /etc/os-release, each with its relatives in ID_LIKE left aside: a stranger's names are not to be guessed.
+_DEBIANS = ("ubuntu", "debian")
+_RPMS = ("openeuler", "centos", "rhel", "fedora", "rocky", "almalinux", "kylin", "anolis", "hce", "euleros", "bclinux")
+_LOCK_WAIT_S = 120  # another installation, often the nightly one, may hold apt's lock
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A machine's package manager and what of a stack's packages it lacks."""
+
+    name: str  # for people
+    database: str  # dpkg | rpm; "": none that we know
+    installer: str  # apt-get | dnf | yum
+    missing: tuple[str, ...]  # under their names here
+    is_known: bool  # False: the database gave no answer, and `missing` is everything
+    privilege: str  # root | sudo | none
+
+
+def look_at_system(host: Host, stack: Stack) -> System:
+    """Which of the stack's system packages lack on this machine; an unknown system lacks all of them."""
+    found = system.system(host)
+    identity = found.value.id.casefold() if found.value else ""
+    name = found.value.name if found.value else "Linux"
+    if identity in _DEBIANS:
+        database, installer, wanted = "dpkg", "apt-get", stack.system_packages
+    elif identity in _RPMS:
+        database, wanted = "rpm", load_matrix().dnf_names(stack.system_packages)
+        installer = "dnf" if host.look("/usr/bin/dnf").state is PathState.FILE else "yum"
+    else:
+        return System(name, "", "", stack.system_packages, False, NONE)
+    if not wanted:
+        return System(name, database, installer, (), True, NONE)
+    missing = missing_packages(host, database, wanted)
+    if missing.value is None:
+        return System(name, database, installer, tuple(wanted), False, privilege_of(host))
+    return System(name, database, installer, missing.value, True, privilege_of(host) if missing.value else NONE)
+
+
+def system_steps(stack: Stack, machine: System, *, is_allowed: bool) -> Prerequisites:
+    """The step that installs what lacks, where that is allowed and possible; else a note that says how to do it."""
+    if not machine.missing:
+        return Prerequisites()
+    said = {"packages": machine.missing, "system": machine.name}
+    if not machine.database:
+        return Prerequisites(notes=(Message("plan.system-stranger", said),))
+    runs = _runs(machine)
+    if is_allowed and machine.privilege != NONE:
+        want = Condition("system.packages", (machine.database, *machine.missing), "installed")
+        why = Message("plan.why-system", {**said, "stack": stack.name})
+        do = tuple(as_root(run, machine.privilege) for run in runs)
+        return Prerequisites((Step("system", why, do, (want,), needs_root=True, needs_network=True),))
+    key = "plan.system-administrator" if machine.privilege == NONE else "plan.system-missing"
+    key = key if machine.is_known else "plan.system-unknown"
+    return Prerequisites(notes=(Message(key, {**said, "command": as_lines(runs)}),))
+
+
+def _runs(machine: System) -> tuple[Run, ...]:
+    if machine.installer == "apt-get":
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        wait = ("-o", f"DPkg::Lock::Timeout={_LOCK_WAIT_S}")
+        install = ("install", "-y", "--no-install-recommends", *machine.missing)
+        return (Run(("apt-get", *wait, "update")), Run(("apt-get", *wait, *install), quiet))
+    weak = ("--setopt=install_weak_deps=False",) if machine.installer == "dnf" else ()
+    return (Run((machine.installer, "install", "-y", *weak, *machine.missing)),)

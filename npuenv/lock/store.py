@@ -1,0 +1,133 @@
+"""Where locks lie: those that npuenv ships, and those that were made on this machine. Start from `find_lock`."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import npuenv
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.lock.file import Lock, read_lock, write_lock
+from npuenv.lock.inputs import inputs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npuenv.resolve.types import Stack
+
+
+def shipped_folder() -> Path:
+    """The locks that come with npuenv: beside the package in a checkout, in the data folder of an installed wheel."""
+    checkout = Path(npuenv.__file__).parent.parent / "lockfiles"
+    return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "npuenv" / "lockfiles"
+
+
+def find_lock(stack: Stack, own: Path) -> Lock | None:
+    """The lock of a stack: one made here (in `own`) before the shipped one, a complete one before any that lacks
+    something; None when neither answers the stack.
+    """
+    name = f"{stack.name}.{stack.platform.tag}.toml"
+    lacking = None
+    for folder in (own, shipped_folder()):
+        if (folder / name).is_file():
+            lock = read_lock(folder / name)
+            if answers(lock, stack):
+                if lock.is_complete:
+                    return lock
+                lacking = lacking or lock
+    return lacking
+
+
+def answers(lock: Lock, stack: Stack) -> bool:
+    """True for a lock of this stack's: of its name and platform, with its pins, made from the same inputs.
+
+    One with other versions than the stack pins, or made from other inputs, belongs to another request.
+    """
+    is_named = (lock.stack, lock.platform) == (stack.name, stack.platform.tag)
+    return is_named and fits_stack(lock, stack) and lock.inputs in ("", inputs_of(stack).digest)
+
+
+def as_locked(stack: Stack, lock: Lock) -> Stack:
+    """The stack with each component that is built taken from where the lock has it."""
+    known = {row.name: row for row in lock.sources}
+    sources = tuple(
+        replace(
+            source,
+            repo=row.repo,
+            ref=row.ref,
+            is_moving=row.is_moving,
+            how=row.how,
+            commit=source.commit if row.ref == source.ref else "",
+        )
+        if (row := known.get(source.name))
+        else source
+        for source in stack.git_sources
+    )
+    return replace(stack, git_sources=sources)
+
+
+def fits_stack(lock: Lock, stack: Stack) -> bool:
+    """True when the lock holds every Python pin of the stack in the pinned version."""
+    built = {source.name.lower() for source in stack.git_sources}
+    return all(
+        (package := lock.package(pin.name)) is not None and package.version == pin.version
+        for pin in stack.pins
+        if pin.is_python and pin.name not in built
+    )
+
+
+def shelf_locks(folder: Path) -> tuple[Lock, ...]:
+    """Every lock in a folder, by file name. Raises BadInput for the first that is not sound."""
+    return tuple(read_lock(path) for path in sorted(folder.glob("*.toml")))
+
+
+def locks_named(words: Sequence[str], folders: Sequence[Path]) -> tuple[Lock, ...]:
+    """The locks that are meant by files or stack names; all of the last folder, the shelf, where nothing is named.
+
+    A name means the stack's locks for all platforms, each from the first folder that has it. Raises BadInput for a
+    word that is neither, with the stacks that are there.
+    """
+    if not words:
+        return shelf_locks(folders[-1])
+    found: dict[str, Lock] = {}
+    shelf = {path.name: path for folder in reversed(folders) for path in sorted(folder.glob("*.toml"))}
+    stacks = {name: _stack_of(name) for name in shelf}
+    for word in words:
+        path = Path(word)
+        is_file = path.exists() or path.suffix == ".toml"
+        chosen = [path] if is_file else [shelf[name] for name in shelf if stacks[name] == word]
+        if not chosen:
+            said = {"name": word, "known": tuple(sorted(set(stacks.values())))}
+            raise BadInput(Message("lock.no-such-lock", said))
+        found |= {str(item): read_lock(item) for item in chosen}
+    return tuple(found.values())
+
+
+def put_lock(lock: Lock, folder: Path) -> Path:
+    """Writes a lock into a folder, replacing an older one as a whole. Raises BadInput when that is not possible."""
+    return put_text(write_lock(lock), folder / lock.file_name)
+
+
+def put_text(text: str, path: Path) -> Path:
+    """Writes a file as a whole or not at all, its folder too. Raises BadInput when that is not possible."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)  # of a full disk not even the beginning is kept
+    except OSError as error:
+        args = {"path": str(path), "why": error.strerror or str(error)}
+        raise BadInput(Message("lock.unwritable", args), Message("lock.other-folder")) from error
+    return path
+
+
+def _stack_of(file_name: str) -> str:
+    """`verl-0.7.1-cann8.5.0.aarch64-cp311-glibc2.28.toml` -> `verl-0.7.1-cann8.5.0`."""
+    return re.sub(r"\.[a-z0-9_]+-cp3\d+-glibc\d+\.\d+\.toml$", "", file_name)

@@ -1,0 +1,292 @@
+"""What a script leaves installed, as far as its text decides it: the last ask for each package, and what it broke."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from npuenv.core import versions
+from npuenv.core.shellscript import ARCHES
+from npuenv.maintain.lint.ranges import disjoint
+from npuenv.maintain.lint.values import (
+    Ask,
+    AskFile,
+    Checkout,
+    Clone,
+    Image,
+    Install,
+    Place,
+    Remark,
+    Script,
+    Setting,
+    Uninstall,
+)
+
+if TYPE_CHECKING:
+    from npuenv.matrix import Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An ask that is in force, and where it comes from."""
+
+    ask: Ask | None  # None: the text no longer decides which version there is
+    order: int
+    why: Literal["command", "file", "metadata"]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """vllm or vllm-ascend as a script installs it."""
+
+    name: str
+    place: Place
+    order: int
+    version: str = ""  # "": not decided
+    requires: tuple[Ask, ...] = ()
+    no_deps: bool = False
+    built: bool = False  # from source, not from a wheel
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """An ask that a package's own requirement excludes."""
+
+    held: Held
+    package: Package
+    needs: Ask
+    replaced: bool  # True: pip undoes the ask to satisfy the package; False: the ask overrides the package
+
+
+@dataclass(slots=True)
+class History:
+    """A script with what follows from it. `final` is by architecture and package name."""
+
+    script: Script
+    final: dict[str, dict[str, Held]] = field(default_factory=dict)
+    packages: dict[str, Package] = field(default_factory=dict)
+    clashes: list[Clash] = field(default_factory=list)
+    cann: str = ""
+    cann_evidence: str = ""
+
+    def last(self, name: str, arch: str) -> Ask | None:
+        """What is in force for a package in the end; None where nothing was asked or the text does not decide it."""
+        held = self.final[arch].get(name)
+        return held.ask if held else None
+
+    def where(self, name: str, arch: str) -> Place:
+        """The line that brought a package: its own, or that of the install whose metadata asks for it."""
+        held = self.final[arch][name]
+        if held.ask and held.ask.place.line:
+            return held.ask.place
+        if held.order < 0 and self.script.image:
+            return self.script.image.place
+        return self.script.events[held.order].place
+
+
+def follow(script: Script, checkout: Checkout, matrix: Matrix) -> History:
+    """Goes through a script once for each architecture."""
+    history = History(script)
+    if script.image and script.image.cann:
+        history.cann, history.cann_evidence = script.image.cann, f"{script.image.place}: FROM {script.image.text}"
+    if script.image and script.image.release:
+        _start_from(history, script.image, matrix)
+    for arch in ARCHES:
+        _Walk(history, checkout, matrix, arch).go()
+    return history
+
+
+def _start_from(history: History, image: Image, matrix: Matrix) -> None:
+    """An image of vllm-ascend: the CANN that its release builds for the chip."""
+    row = matrix.vllm_ascend_row(image.release)
+    chip = next((each.id for each in matrix.hardware if each.image_chip == image.chip), "")
+    built = next((each for each in row.image if chip in each.hardware), None) if row else None
+    if row and built:
+        history.cann = built.cann
+        history.cann_evidence = f"{image.place}: FROM {image.text}; {row.id} ({row.source})"
+
+
+class _Walk:
+    """One pass over the events, for one architecture."""
+
+    def __init__(self, history: History, checkout: Checkout, matrix: Matrix, arch: str) -> None:
+        self.history, self.checkout, self.matrix, self.arch = history, checkout, matrix, arch
+        self.state: dict[str, Held] = {}
+        self.clones: dict[str, Clone] = {}
+        self.local = _local_files(history.script, checkout)
+        image = history.script.image
+        if image and image.release:
+            requires = self._requires("vllm-ascend", image.release)
+            history.packages["vllm-ascend"] = Package("vllm-ascend", image.place, -1, image.release, requires)
+            self.state = {each.name: Held(each, -1, "metadata") for each in requires if each.on(arch)}
+
+    def go(self) -> None:
+        for order, event in enumerate(self.history.script.events):
+            if isinstance(event, Setting | Clone):
+                self._note(event)
+            elif not event.arch or event.arch == self.arch:
+                self._apply(order, event)
+        self.history.final[self.arch] = self.state
+
+    def _note(self, event: Setting | Clone) -> None:
+        if isinstance(event, Clone):
+            self.clones[event.folder] = event
+
+    def _apply(self, order: int, event: Install | Uninstall | Remark) -> None:
+        if isinstance(event, Remark):
+            if event.kind == "cann":
+                self.history.cann = event.text if event.certain else ""
+                self.history.cann_evidence = f"{event.place}: CANN {event.text}"
+        elif isinstance(event, Uninstall):
+            for name in event.names:
+                self.state.pop(name, None)
+        else:
+            self._install(order, event)
+
+    def _install(self, order: int, event: Install) -> None:
+        if event.opaque:
+            self.state = {name: Held(None, order, "command") for name in self.state}
+        for each in event.asks:
+            self._ask(order, each, event)
+        for file in event.files:
+            self._file(order, file, event)
+        for folder in event.builds:
+            self._build(order, folder, event)
+
+    def _ask(self, order: int, each: Ask, event: Install, why: Literal["command", "file"] = "command") -> None:
+        if not each.on(self.arch):
+            return
+        if not event.certain or each.spec is None:
+            self.state[each.name] = Held(None, order, why)
+            return
+        held = Held(each, order, why)
+        if each.name in ("vllm", "vllm-ascend"):
+            self._package(Package(each.name, each.place, order, each.exact, (), event.no_deps), event)
+        self._clash_with_packages(held)
+        before = self.state.get(each.name)
+        if not (before and before.ask and before.ask.exact and each.spec.contains(before.ask.exact, prereleases=True)):
+            self.state[each.name] = held
+
+    def _clash_with_packages(self, held: Held) -> None:
+        """An ask that comes after vllm or vllm-ascend and leaves it without what it needs."""
+        for package in self.history.packages.values():
+            if package.order > held.order or held.ask is None or held.ask.name == package.name:
+                continue
+            needs = next((each for each in package.requires if each.name == held.ask.name and each.on(self.arch)), None)
+            if needs and _apart(held.ask, needs) and held.why == "command":
+                self._clash(Clash(held, package, needs, replaced=False))
+
+    def _clash(self, clash: Clash) -> None:
+        if clash not in self.history.clashes:
+            self.history.clashes.append(clash)
+
+    def _file(self, order: int, file: str, event: Install) -> None:
+        """The asks of a requirements file, where it is known which one that is."""
+        clone = self.clones.get(posixpath.dirname(file))
+        known = self.local.get(file)
+        if clone and clone.repo == "vllm-ascend" and posixpath.basename(file) == "requirements.txt" and event.certain:
+            for each in self._requires("vllm-ascend", _version(clone.ref)):
+                self._ask(order, each, event, "file")
+        elif known and not clone:
+            for each in known.asks:
+                self._ask(order, each, event, "file")
+
+    def _build(self, order: int, folder: str, event: Install) -> None:
+        clone = self.clones.get(folder)
+        if clone and clone.repo in ("vllm", "vllm-ascend"):
+            version = _version(clone.ref) if clone.certain and event.certain else ""
+            self._package(Package(clone.repo, event.place, order, version, (), event.no_deps, built=True), event)
+        elif not clone and folder in self.history.script.copies:
+            project = _project(self.checkout, _context(self.history.script, self.checkout))
+            if project and versions.normalised(project.label) == "vllm-ascend":
+                package = Package("vllm-ascend", event.place, order, "", project.asks, event.no_deps, built=True)
+                self._package(package, event)
+
+    def _package(self, package: Package, event: Install) -> None:
+        """vllm or vllm-ascend with what it requires. Without `--no-deps` pip brings that about, whatever was there."""
+        requires = package.requires or self._requires(package.name, package.version)
+        whole = Package(
+            package.name, package.place, package.order, package.version, requires, package.no_deps, package.built
+        )
+        self.history.packages[package.name] = whole
+        for needs in requires if event.certain else ():
+            before = self.state.get(needs.name)
+            fits = before and before.ask and not _apart(before.ask, needs)
+            if before and before.ask and not fits and before.why == "command":
+                self._clash(Clash(before, whole, needs, replaced=not package.no_deps))
+            if not package.no_deps and needs.on(self.arch) and not fits:
+                self.state[needs.name] = Held(needs, package.order, "metadata")
+
+    def _requires(self, name: str, version: str) -> tuple[Ask, ...]:
+        """What the matrix says a release asks for; nothing where it does not know the release."""
+        if not version:
+            return ()
+        row = self.matrix.built_row(name, version)
+        if row:
+            texts, where = row.requires, Place(f"{row.id} ({row.source})", 0)
+        elif name == "vllm-ascend" and (release := self.matrix.vllm_ascend_row(version)):
+            texts, where = _declared(release), Place(f"{release.id} ({release.source})", 0)
+        else:
+            return ()
+        asks = []
+        for text in texts:
+            try:
+                parsed = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if parsed.marker is None:
+                asks.append(Ask(versions.normalised(parsed.name), parsed.specifier, text, where))
+        return tuple(asks)
+
+
+def _declared(row: object) -> tuple[str, ...]:
+    fields = {
+        "torch": "torch",
+        "torch-npu": "torch_npu",
+        "triton-ascend": "triton_ascend",
+        "numpy": "numpy",
+        "transformers": "transformers",
+        "fastapi": "fastapi",
+        "opencv-python-headless": "opencv",
+    }
+    specs = {name: getattr(row, f"requires_{field}") for name, field in fields.items()}
+    return tuple(f"{name}{spec}" for name, spec in specs.items() if spec)
+
+
+def _apart(one: Ask, other: Ask) -> bool:
+    return one.spec is not None and other.spec is not None and disjoint(one.spec, other.spec)
+
+
+def _version(ref: str | None) -> str:
+    """The version a tag names: v0.18.0 gives 0.18.0; "" for a branch or a commit."""
+    text = (ref or "").removeprefix("v")
+    return text if text[:1].isdigit() and "." in text and "/" not in text and "_" not in text else ""
+
+
+def _context(script: Script, checkout: Checkout) -> str:
+    """The folder that `COPY .` copies: the nearest one above the Dockerfile that holds a project."""
+    projects = {posixpath.dirname(each.path) for each in checkout.files if each.kind == "project"}
+    folder = posixpath.dirname(script.path)
+    while folder and folder not in projects:
+        folder = posixpath.dirname(folder)
+    return folder
+
+
+def _project(checkout: Checkout, folder: str) -> AskFile | None:
+    return next(
+        (each for each in checkout.files if each.kind == "project" and posixpath.dirname(each.path) == folder), None
+    )
+
+
+def _local_files(script: Script, checkout: Checkout) -> dict[str, AskFile]:
+    """The requirement files of the checkout by the paths under which an image sees them."""
+    context = _context(script, checkout)
+    found = {}
+    for copy in script.copies if script.image else (posixpath.join("/", context),):
+        for file in checkout.files:
+            if file.kind == "requirements":
+                found[posixpath.normpath(posixpath.join(copy, posixpath.relpath(file.path, context or ".")))] = file
+    return found

@@ -1,0 +1,67 @@
+"""Files and checkouts held against all rules. Start from `lint_paths`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npuenv.maintain.lint import rules_build, rules_files, rules_versions
+from npuenv.maintain.lint.gather import gather
+from npuenv.maintain.lint.history import follow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from npuenv.maintain.lint.values import Checkout, Complaint
+    from npuenv.matrix import Matrix
+
+_OF_CHECKOUT = (
+    rules_files.disjoint_asks,
+    rules_files.undeclared_limits,
+    rules_files.pins_that_pair,
+    rules_versions.index_of_files,
+)
+_OF_SCRIPT = (
+    rules_versions.pairs,
+    rules_versions.pairs_of_commands,
+    rules_versions.torch_npu_on_cann,
+    rules_versions.triton_on_cann,
+    rules_versions.wheels,
+    rules_versions.index_of_script,
+    rules_versions.cpu_index,
+    rules_versions.vllm_pair,
+    rules_versions.metadata_clash,
+    rules_versions.broken_pins,
+    rules_versions.triton_order,
+    rules_build.soc_version,
+    rules_build.source_under_sh,
+    rules_build.tls,
+    rules_build.refs,
+    rules_build.vllm_target,
+    rules_build.one_architecture,
+    rules_build.unknown_instruction,
+    rules_build.file_name,
+)
+
+
+def lint_paths(paths: Sequence[Path], matrix: Matrix) -> tuple[Complaint, ...]:
+    """Every complaint about some files and checkouts, by path and line. Each is said once.
+
+    Raises: BadInput where a path does not exist.
+    """
+    found: list[Complaint] = []
+    for path in paths:
+        found += _lint(gather(path), matrix)
+    unique = {(each.path, each.line, each.rule, each.says.key, str(each.says.args)): each for each in reversed(found)}
+    return tuple(sorted(unique.values(), key=lambda each: (each.path, each.line, each.rule, str(each.says.args))))
+
+
+def _lint(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
+    yield from checkout.complaints
+    for rule in _OF_CHECKOUT:
+        yield from rule(checkout, matrix)
+    histories = [follow(script, checkout, matrix) for script in checkout.scripts]
+    yield from rules_build.different_vllm(histories)
+    for history in histories:
+        for each in _OF_SCRIPT:
+            yield from each(history, matrix)

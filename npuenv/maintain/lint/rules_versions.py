@@ -1,0 +1,385 @@
+"""Rules about the versions that a Dockerfile or script leaves installed, taken together and with its base image."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from npuenv.core import versions
+from npuenv.core.messages import Message
+from npuenv.core.shellscript import ARCHES
+from npuenv.maintain.lint.ranges import disjoint
+from npuenv.maintain.lint.rules_files import together, torch_pairs
+from npuenv.maintain.lint.values import Ask, Checkout, Complaint, Event, Install, Place, Uninstall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from npuenv.maintain.lint.history import Clash, History, Package
+    from npuenv.matrix import Matrix
+    from npuenv.matrix.rows import TorchNpu, TritonAscend, VllmAscend
+
+# What pulls in or overwrites community triton when it is installed with its dependencies.
+_BRINGS_TRITON = frozenset(("triton", "vllm", "xformers", "liger-kernel", "flash-linear-attention"))
+
+
+def pairs(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """torch, torch_npu, torchvision and torchaudio as they are in the end."""
+    for arch in ARCHES:
+        names = ("torch", "torch-npu", "torchvision", "torchaudio")
+        held = {name: history.final[arch][name] for name in names if name in history.final[arch]}
+        said = {name: each.ask for name, each in held.items() if each.ask and each.why != "metadata"}
+        yield from torch_pairs(said, matrix, arch)
+
+
+def pairs_of_commands(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """The same four of one command, which pip refuses as a whole, whatever comes later. Without dependencies it
+    refuses nothing.
+    """
+    for event in history.script.events:
+        if isinstance(event, Install) and event.certain and not event.no_deps:
+            for arch in ARCHES:
+                if event.arch in ("", arch):
+                    asks = {each.name: each for each in event.asks if each.on(arch)}
+                    if not _states_torch(asks.get("torch-npu"), matrix, arch):
+                        asks.pop("torch-npu", None)
+                    yield from torch_pairs(asks, matrix, arch)
+
+
+def _states_torch(npu: Ask | None, matrix: Matrix, arch: str) -> bool:
+    """Whether the wheel of a pinned torch_npu itself asks for its torch."""
+    row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
+    return row is not None and bool(row.torch_requirement(arch))
+
+
+def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """torch_npu against the CANN of the base image: the recommended pair, the compatible set, or neither."""
+    cann = history.cann
+    for arch in ARCHES if versions.is_cann(cann) else ():
+        npu = history.last("torch-npu", arch)
+        row = matrix.torch_npu_row(npu.exact) if npu and npu.exact else None
+        if npu is None or row is None or _pairs_with(row, cann):
+            continue
+        if not (row.cann or row.cann_compatible):
+            continue  # no source says what it pairs with
+        compatible = any(_in_series(each, cann) for each in row.cann_compatible)
+        fits = _pair_of(matrix, row.torch, cann)
+        if (compatible and not fits) or not _is_named(matrix, cann):
+            continue  # nothing better is known, or the tables do not reach this CANN
+        key = "lint.torch-npu-cann-not-pair" if compatible else "lint.torch-npu-cann"
+        args = {
+            "torch_npu": f"torch_npu {npu.exact}",
+            "cann": cann,
+            "pair": row.cann or Message("lint.no-pair"),
+            "fits": fits or Message("lint.no-pair"),
+        }
+        place = history.where("torch-npu", arch)
+        yield Complaint(
+            place.path,
+            place.line,
+            "lint.torch-npu-cann",
+            Message(key, args),
+            (*_sides(npu, place), history.cann_evidence, f"{row.id} ({row.source})"),
+            "warning" if compatible else "error",
+        )
+
+
+def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """triton-ascend that was published for another CANN series, where there is one for this."""
+    if not versions.is_cann(history.cann):
+        return
+    for arch in ARCHES:
+        asked = history.last("triton-ascend", arch)
+        row = matrix.triton_ascend_row(asked.exact) if asked and asked.exact else None
+        better = next((each for each in matrix.triton_ascend if _same_series(each.cann, history.cann)), None)
+        if asked is None or row is None or better is None or not row.cann or _same_series(row.cann, history.cann):
+            continue
+        args = {
+            "asked": asked.text,
+            "cann": history.cann,
+            "stated": row.cann,
+            "fits": f"triton-ascend {better.version}",
+        }
+        place = history.where("triton-ascend", arch)
+        yield Complaint(
+            place.path,
+            place.line,
+            "lint.triton-ascend-cann",
+            Message("lint.triton-ascend-cann", args),
+            (
+                *_sides(asked, place),
+                history.cann_evidence,
+                f"{row.id} ({row.source})",
+                f"{better.id} ({better.source})",
+            ),
+            "warning",
+        )
+
+
+def _same_series(stated: tuple[str, ...], cann: str) -> bool:
+    return any(versions.cann(each).series == versions.cann(cann).series for each in stated)
+
+
+def _is_named(matrix: Matrix, cann: str) -> bool:
+    """Whether any torch_npu row speaks of a CANN version."""
+    return any(_in_series(each, cann) for row in matrix.torch_npu for each in (row.cann, *row.cann_compatible) if each)
+
+
+def _pairs_with(row: TorchNpu, cann: str) -> bool:
+    known = [each for each in (row.cann, *row.cann_unofficial) if each]
+    return any(_in_series(each, cann) for each in known)
+
+
+def _in_series(stated: str, cann: str) -> bool:
+    """Whether a CANN version is the stated one; `8.5.X` stands for the series."""
+    wanted = versions.cann(cann)
+    if stated.upper().endswith(".X"):
+        return ".".join(map(str, wanted.series)) == stated[:-2]
+    return versions.is_cann(stated) and versions.cann(stated) == wanted
+
+
+def _pair_of(matrix: Matrix, torch: str, cann: str) -> str:
+    row = next(
+        (each for each in matrix.torch_npu if each.torch == torch and each.cann and _in_series(each.cann, cann)), None
+    )
+    return f"torch_npu {row.version}" if row else ""
+
+
+def wheels(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """A pin that has no wheel for the Python of the base image."""
+    image = history.script.image
+    missing: dict[Ask, list[tuple[str, TorchNpu | TritonAscend]]] = {}
+    for arch in ARCHES if image and image.python else ():
+        for name in ("torch-npu", "triton-ascend"):
+            asked = history.last(name, arch)
+            row = _indexed_row(asked, matrix) if asked and asked.place.line else None
+            pythons = _pythons(row, arch) if row else ()
+            if asked and row and image and pythons and image.python not in pythons:
+                missing.setdefault(asked, []).append((arch, row))
+    for asked, found in missing.items():
+        arches, row = tuple(arch for arch, _ in found), found[0][1]
+        assert image is not None
+        args = {"asked": asked.text, "python": image.python, "arch": arches, "pythons": _pythons(row, arches[0])}
+        evidence = (str(asked), f"{image.place}: FROM {image.text}", f"{row.id} ({row.source})")
+        says = Message("lint.no-wheel", args)
+        yield Complaint(asked.place.path, asked.place.line, "lint.no-wheel", says, evidence, "error")
+
+
+def _pythons(row: TorchNpu | TritonAscend, arch: str) -> tuple[str, ...]:
+    return row.python if hasattr(row, "python") else row.pythons(arch)
+
+
+def index_of_files(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
+    """A version in a requirements file that is nowhere, or not where the file, or a script that installs it, looks."""
+    given: dict[str, tuple[str, ...]] = {}
+    for script in checkout.scripts:
+        for event in script.events:
+            if isinstance(event, Install):
+                for name in map(posixpath.basename, event.files):
+                    given[name] = (*given.get(name, ()), *event.indexes)
+    for each in checkout.files:
+        if each.kind != "extra":
+            more = given.get(posixpath.basename(each.path), ()) if each.kind == "requirements" else ()
+            yield from _indexes((replace(ask, indexes=(*ask.indexes, *more)) for ask in each.asks), matrix, "warning")
+
+
+def index_of_script(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """The same for the command line of an install."""
+    for event in history.script.events:
+        if isinstance(event, Install) and event.certain:
+            yield from _indexes((each for each in event.asks if "://" not in each.text), matrix, "error")
+
+
+def _indexes(asks: Iterable[Ask], matrix: Matrix, severity: Literal["error", "warning"]) -> Iterator[Complaint]:
+    for asked in asks:
+        row = _indexed_row(asked, matrix)
+        if row is None or row.index == "default":
+            continue
+        index = matrix.index_row(row.index) if row.index else None
+        carriers = [each.url for each in matrix.indexes if asked.name in each.carries]
+        if index and any(_same_index(one, other) for one in carriers for other in asked.indexes):
+            continue
+        args = {"asked": asked.text, "index": index.url if index else ""}
+        key = "lint.other-index" if index else "lint.no-index"
+        yield Complaint(
+            asked.place.path,
+            asked.place.line,
+            key,
+            Message(key, args),
+            (str(asked), f"{row.id} ({row.source})"),
+            severity if index else "error",
+        )
+
+
+def _indexed_row(asked: Ask, matrix: Matrix) -> TorchNpu | TritonAscend | None:
+    """The row of a pin, for the packages whose rows say which index has them."""
+    if asked.name == "torch-npu" and asked.exact:
+        return matrix.torch_npu_row(asked.exact)
+    return matrix.triton_ascend_row(asked.exact) if asked.name == "triton-ascend" and asked.exact else None
+
+
+def _same_index(one: str, other: str) -> bool:
+    return _bare_address(one) == _bare_address(other)
+
+
+def _bare_address(url: str) -> str:
+    return url.partition("://")[2].rstrip("/").removesuffix("/simple").rpartition("@")[2]
+
+
+def cpu_index(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """torch_npu whose x86_64 wheel asks for `torch==X+cpu`, in a script that never names where that is."""
+    index = next((each for each in matrix.indexes if "torch" in each.carries), None)
+    installs = [each for each in history.script.events if isinstance(each, Install)]
+    texts = [text for each in installs for text in (*each.indexes, *(ask.text for ask in each.asks))]
+    named = any("+cpu" in each or (index and _same_index(index.url, each)) for each in texts)
+    image = history.script.image
+    if index is None or named or any(each.opaque for each in installs) or (image and (image.release or not image.cann)):
+        return
+    for event in installs:
+        for each in event.asks if event.certain and not event.no_deps and event.arch != "aarch64" else ():
+            row = matrix.torch_npu_row(each.exact) if each.name == "torch-npu" and each.on("x86_64") else None
+            if row and "+cpu" in row.requires_x86_64 and "://" not in each.text:
+                args = {"asked": each.text, "needs": row.requires_x86_64, "index": index.url}
+                says, evidence = Message("lint.cpu-index", args), (str(each), f"{row.id} ({row.source})")
+                yield Complaint(each.place.path, each.place.line, "lint.cpu-index", says, evidence, "warning")
+
+
+def vllm_pair(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """vllm-ascend against vllm, the base image's CANN and Python, and their own metadata against each other."""
+    ascend, vllm = history.packages.get("vllm-ascend"), history.packages.get("vllm")
+    row = matrix.vllm_ascend_row(ascend.version) if ascend and ascend.version else None
+    if ascend is None or row is None:
+        return
+    evidence = (f"{ascend.place}: vllm-ascend {ascend.version}", f"{row.id} ({row.source})")
+    if vllm and vllm.version and not versions.accepts(f"=={row.vllm}", vllm.version):
+        args: dict[str, object] = {"ascend": row.version, "vllm": vllm.version, "fits": row.vllm}
+        yield Complaint(
+            vllm.place.path,
+            vllm.place.line,
+            "lint.vllm-pair",
+            Message("lint.vllm-pair", args),
+            (f"{vllm.place}: vllm {vllm.version}", *evidence),
+            "error",
+        )
+    yield from _ascend_in_image(history, row, ascend, evidence)
+
+
+def _ascend_in_image(
+    history: History, row: VllmAscend, ascend: Package, evidence: tuple[str, ...]
+) -> Iterator[Complaint]:
+    image = history.script.image
+    stated = {each for each in (row.cann, row.cann_image, *(each.cann for each in row.image)) if versions.is_cann(each)}
+    if versions.is_cann(history.cann) and stated and not any(_in_series(each, history.cann) for each in stated):
+        args = {"ascend": row.version, "cann": history.cann, "fits": tuple(sorted(stated))}
+        yield Complaint(
+            ascend.place.path,
+            ascend.place.line,
+            "lint.vllm-ascend-cann",
+            Message("lint.vllm-ascend-cann", args),
+            (*evidence, history.cann_evidence),
+            "warning",
+        )
+    if image and image.python and row.python and not versions.accepts(row.python, f"{image.python}.0"):
+        args = {"ascend": row.version, "python": image.python, "fits": row.python}
+        yield Complaint(
+            ascend.place.path,
+            ascend.place.line,
+            "lint.vllm-ascend-python",
+            Message("lint.vllm-ascend-python", args),
+            (*evidence, f"{image.place}: FROM {image.text}"),
+            "error",
+        )
+
+
+def metadata_clash(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """vllm and vllm-ascend that ask for different versions of a third package."""
+    del matrix
+    ascend, vllm = history.packages.get("vllm-ascend"), history.packages.get("vllm")
+    if ascend is None or vllm is None:
+        return
+    for one in ascend.requires:
+        other = next((each for each in vllm.requires if each.name == one.name), None)
+        if other and one.spec is not None and other.spec is not None and disjoint(one.spec, other.spec):
+            args = {"package": one.name, "ascend": one.text, "vllm": other.text}
+            yield Complaint(
+                ascend.place.path,
+                ascend.place.line,
+                "lint.metadata-clash",
+                Message("lint.metadata-clash", args),
+                (f"{_shown(one)} (vllm-ascend)", f"{_shown(other)} (vllm)", f"{vllm.place}: vllm {vllm.version}"),
+                "warning",
+            )
+
+
+def broken_pins(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """An install that overrides what vllm or vllm-ascend asks for, or that they undo afterwards."""
+    del matrix
+    for clash in history.clashes:
+        if clash.held.ask and clash.held.ask.place.line:
+            yield _broken(clash, clash.held.ask)
+
+
+def _broken(clash: Clash, asked: Ask) -> Complaint:
+    rule = "lint.pin-replaced" if clash.replaced else "lint.breaks-pin"
+    package = f"{clash.package.name} {clash.package.version}".strip()
+    args = {"asked": asked.text, "package": package, "needs": clash.needs.text}
+    evidence = (str(asked), f"{clash.package.place}: {package}", _shown(clash.needs))
+    severity: Literal["error", "warning"] = "warning" if clash.replaced else "error"
+    return Complaint(asked.place.path, asked.place.line, rule, Message(rule, args), evidence, severity)
+
+
+def triton_order(history: History, matrix: Matrix) -> Iterator[Complaint]:
+    """Community triton and triton-ascend own the same files: whichever is touched last decides."""
+    del matrix
+    for arch in ARCHES:
+        yield from _triton_on(history, arch)
+
+
+def _triton_on(history: History, arch: str) -> Iterator[Complaint]:
+    events = [(order, each) for order, each in enumerate(history.script.events) if _counts(each, arch)]
+    anew = max(
+        (order for order, each in events if isinstance(each, Install) and _installs_ascend(each, arch)), default=-1
+    )
+    ascend: Ask | None = None
+    for order, event in events:
+        if isinstance(event, Install):
+            if ascend and not event.no_deps:
+                yield from _over_ascend(event, ascend, arch, is_last=order > anew)
+            ascend = next((each for each in event.asks if each.name == "triton-ascend" and each.on(arch)), ascend)
+        elif isinstance(event, Uninstall) and "triton-ascend" in event.names:
+            ascend = None
+        elif isinstance(event, Uninstall) and "triton" in event.names and ascend and order > anew:
+            says = Message("lint.triton-uninstalled-last", {"ascend": ascend.text})
+            evidence = (str(ascend), f"{event.place}: pip uninstall triton")
+            place = event.place
+            yield Complaint(place.path, place.line, "lint.triton-uninstalled-last", says, evidence, "warning")
+
+
+def _counts(event: Event, arch: str) -> bool:
+    return isinstance(event, Install | Uninstall) and event.certain and event.arch in ("", arch)
+
+
+def _installs_ascend(event: Install, arch: str) -> bool:
+    """Whether an install brings triton-ascend, or something that the text does not name."""
+    return event.opaque or any(each.name == "triton-ascend" and each.on(arch) for each in event.asks)
+
+
+def _over_ascend(event: Install, ascend: Ask, arch: str, *, is_last: bool) -> Iterator[Complaint]:
+    for each in event.asks:
+        if each.name == "triton" and each.on(arch):
+            yield together(each, ascend)
+        elif each.name in _BRINGS_TRITON and each.on(arch) and is_last:
+            says = Message("lint.triton-ascend-not-last", {"ascend": ascend.text, "asked": each.text})
+            place, evidence = each.place, (str(ascend), str(each))
+            yield Complaint(place.path, place.line, "lint.triton-ascend-not-last", says, evidence, "warning")
+
+
+def _sides(ask: Ask, place: Place) -> tuple[str, ...]:
+    """An ask, and the line that brought it where that is another one."""
+    return (_shown(ask),) if ask.place == place else (_shown(ask), f"{place}")
+
+
+def _shown(ask: Ask) -> str:
+    """An ask with its place; one of the matrix has the row's id there and no line."""
+    return str(ask) if ask.place.line else f"{ask.place.path}: {ask.text}"

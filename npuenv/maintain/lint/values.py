@@ -1,0 +1,170 @@
+"""What the linter reads out of a checkout: asks for packages, what a script does in order, base images; and complaints.
+
+Nothing here judges. A text that could not be decided (an unset variable, the output of a command) is never guessed:
+a version is None then, a name or a path is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from packaging.specifiers import SpecifierSet
+
+    from npuenv.core.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file, the first line being 1."""
+
+    path: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What is wrong at a place, and the lines and matrix rows of both sides."""
+
+    path: str
+    line: int
+    rule: str  # stable id, `lint.<what>`
+    says: Message
+    evidence: tuple[str, ...]
+    severity: Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A requirement as a file or a command states it."""
+
+    name: str  # normalised
+    spec: SpecifierSet | None  # None: the version is not decided by the text
+    text: str
+    place: Place
+    arch: str = ""  # only on this architecture
+    indexes: tuple[str, ...] = ()  # addresses in effect beside the default index
+
+    @property
+    def exact(self) -> str:
+        """The one version it takes, a local part included; "" where it takes more or is not decided."""
+        pins = [each for each in self.spec or () if each.operator in ("==", "===") and "*" not in each.version]
+        return pins[0].version if len(pins) == 1 else ""
+
+    def on(self, arch: str) -> bool:
+        return not self.arch or not arch or self.arch == arch
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class AskFile:
+    """The requirements that one file makes together."""
+
+    path: str
+    kind: Literal["requirements", "project", "build", "extra"]
+    asks: tuple[Ask, ...]
+    label: str = ""  # which extra; the project's own name where the kind is "project"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A base image; "" for what its tag does not say."""
+
+    place: Place
+    text: str
+    cann: str = ""
+    chip: str = ""
+    os: str = ""
+    python: str = ""
+    release: str = ""  # of vllm-ascend, where it is one of its images
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A repository that a script fetches. `ref` is "" for the default branch, None where it is not decided."""
+
+    place: Place
+    repo: str  # the last part of the address, lower case, without .git
+    ref: str | None
+    folder: str
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """One `pip install`."""
+
+    place: Place
+    asks: tuple[Ask, ...]
+    files: tuple[str, ...]  # requirement files, as absolute paths inside the image
+    builds: tuple[str, ...]  # folders that it builds, as absolute paths inside the image
+    indexes: tuple[str, ...]
+    env: Mapping[str, str]
+    no_deps: bool
+    arch: str
+    certain: bool  # False: depends on something that the text does not decide
+    opaque: bool = False  # also installs something that the text does not name
+
+
+@dataclass(frozen=True, slots=True)
+class Uninstall:
+    """One `pip uninstall`."""
+
+    place: Place
+    names: tuple[str, ...]
+    arch: str
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An environment variable that is set, in the image or in one command line."""
+
+    place: Place
+    name: str
+    value: str
+    arch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something else a rule looks for."""
+
+    place: Place
+    kind: Literal["source", "tls", "download", "instruction", "cann"]
+    text: str
+    arch: str = ""
+    certain: bool = True
+
+
+Event = Clone | Install | Uninstall | Setting | Remark
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A stage of a Dockerfile or a shell script: what it does, in order."""
+
+    path: str
+    shell: Literal["bash", "sh", "unset"]  # "unset": a Dockerfile without SHELL
+    events: tuple[Event, ...]
+    image: Image | None = None
+    copies: tuple[str, ...] = ()  # folders of the image that hold the whole build context
+    platform: str = ""  # what `FROM --platform` fixes
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """Everything that was read below one of the paths."""
+
+    root: str
+    files: tuple[AskFile, ...] = ()
+    scripts: tuple[Script, ...] = ()
+    complaints: tuple[Complaint, ...] = field(default=())  # what could not be read

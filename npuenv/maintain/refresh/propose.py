@@ -1,0 +1,62 @@
+"""What the package indexes say that the matrix does not. Start from `propose`."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.index.pages import Indexes
+from npuenv.maintain.refresh.asked import Asked
+from npuenv.maintain.refresh.torch_tables import torch_npu, triton_ascend
+from npuenv.maintain.refresh.vllm_tables import vllm, vllm_ascend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from npuenv.facts.pip import PipSettings
+    from npuenv.maintain.refresh.proposal import Proposal
+    from npuenv.matrix.tables import Matrix
+
+NAMES = ("torch-npu", "triton-ascend", "vllm-ascend", "vllm")
+
+
+def propose(
+    matrix: Matrix,
+    settings: PipSettings,
+    names: Collection[str],
+    on_step: Callable[[Message], None],
+    *,
+    is_thorough: bool = False,
+    today: str = "",
+) -> tuple[Proposal, ...]:
+    """The changes that would bring the matrix level with the indexes pip is set up with. Nothing is changed.
+
+    `names`: packages out of NAMES; empty: all. `vllm` stands for the vllm version of every vllm-ascend row; the
+    partners of proposed rows are read with `vllm-ascend` in any case. `on_step` gets what is being read, what was
+    skipped and which sources contradict each other. `is_thorough`: files that are older than the day their row was
+    read are read again too (0.5 GB of sdists). `today`: YYYY-MM-DD, the date of new rows; "": this day.
+    Raises: BadInput for a name that is none of NAMES, or without `pypi-simple`; CannotTell where an index is silent.
+    """
+    strangers = sorted(set(names) - set(NAMES))
+    if strangers:
+        raise BadInput(
+            Message("refresh.unknown-name", {"name": strangers[0]}), Message("refresh.hint-name", {"names": NAMES})
+        )
+    wanted = [name for name in NAMES if not names or name in names]
+    with Indexes(settings) as indexes:
+        asked = Asked(matrix, indexes, on_step, today or datetime.date.today().isoformat(), is_thorough)
+        return tuple(_found(asked, wanted))
+
+
+def _found(asked: Asked, wanted: Collection[str]) -> Iterator[Proposal]:
+    if "torch-npu" in wanted:
+        yield from torch_npu(asked)
+    if "triton-ascend" in wanted:
+        yield from triton_ascend(asked)
+    if "vllm-ascend" in wanted:
+        yield from vllm_ascend(asked)
+    partners = {*asked.partners, *((row.vllm for row in asked.matrix.vllm_ascend) if "vllm" in wanted else ())}
+    if partners:
+        yield from vllm(asked, partners)

@@ -1,0 +1,196 @@
+"""Which cards train, which generate and which hold the reference. Start from `plan` and `propose`.
+
+A card's global number is node x cards per node + its number on the node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npuenv.core import versions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+from npuenv.preflight.memory.advice import advice, fit, parallel_fits_cards
+from npuenv.preflight.memory.feasibility import judge, tensor_parallel_fits
+from npuenv.preflight.memory.types import Estimate, Placement
+
+if TYPE_CHECKING:
+    from npuenv.preflight.memory.types import Job, Layout
+
+_ROLL_COLOCATES = "0.3.0"  # before, its guide forbids that training and generation share NPUs
+
+
+def estimate(job: Job, placement: Placement) -> Estimate:
+    """How full the fullest card gets, whether that fits, and what to change where it does not.
+
+    Raises: BadInput for a job without cards, or cards that the job does not have.
+    """
+    _check(job, placement)
+    found = judge(job, placement)
+    return replace(found, advice=advice(job, placement, found))
+
+
+def plan(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> tuple[Placement, Estimate]:
+    """The cards of each role, with the estimate and, last among what it says, why they are shared out so.
+
+    `layout` None: the first that the framework's release allows and that fits, else the first that it allows. verl
+    shares all cards unless `split` is asked for; ROLL splits them below 0.3.0, and prefers to share from then on.
+    `strategy` 1 gives whole nodes to a role, which keeps traffic inside nodes; 2 halves every node, which balances
+    them. Raises: BadInput for a layout that the release does not allow, too few cards, or a tensor-parallel size that
+    does not divide heads and cards.
+    """
+    if strategy not in (1, 2):
+        raise BadInput(Message("placement.strategy", {"value": strategy}))
+    _check_sizes(job)
+    layouts = _layouts(job, layout)
+    answers = [_laid_out(job, each, strategy) for each in layouts]
+    return next((answer for answer in answers if answer[1].verdict in ("feasible", "tight")), answers[0])
+
+
+def propose(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> Job:
+    """The job with batches, offload, lengths and the engine's share changed until it fits, as little as possible.
+
+    A tensor-parallel size that does not divide is replaced by the nearest larger one that does, else the largest.
+    Where nothing makes it fit, what helped so far stays: judge it again. Raises: BadInput as `plan`.
+    """
+    _check_sizes(job)
+    chosen = _layouts(job, layout)[0]
+    job = _with_parallel(job, _split_or_share(replace(job, tensor_parallel=1), chosen, strategy))
+    placement, _ = plan(job, layout=layout, strategy=strategy)
+    changes = fit(job, placement)
+    return changes[-1].job if changes else job
+
+
+def _with_parallel(job: Job, placement: Placement) -> Job:
+    if not job.model.layers or parallel_fits_cards(job, placement, job.tensor_parallel):
+        return job
+    fitting = [size for size in range(1, len(placement.infer) + 1) if parallel_fits_cards(job, placement, size)]
+    larger = [size for size in fitting if size > job.tensor_parallel]
+    return replace(job, tensor_parallel=(larger or fitting[-1:] or [1])[0])
+
+
+def _layouts(job: Job, asked: Layout | None) -> tuple[Layout, ...]:
+    """The layouts that the release allows, the preferred one first; of them the one that is asked for."""
+    allowed: tuple[Layout, ...] = ("colocated",)
+    if job.framework == "roll":
+        shares = versions.python_version(job.release) >= versions.python_version(_ROLL_COLOCATES)
+        allowed = ("colocated", "split") if shares else ("split",)
+    elif asked == "split":
+        allowed = ("split",)  # verl has a trainer of its own for that
+    elif job.framework != "verl":
+        raise BadInput(Message("placement.framework", {"value": job.framework}))
+    if asked is not None and asked not in allowed:
+        args = {"release": job.release, "since": _ROLL_COLOCATES}
+        raise BadInput(Message("placement.no-sharing", args), Message("placement.hint-no-sharing"))
+    return (asked,) if asked else allowed
+
+
+def _laid_out(job: Job, layout: Layout, strategy: int) -> tuple[Placement, Estimate]:
+    placement = _split_or_share(job, layout, strategy)
+    if job.model.layers and not parallel_fits_cards(job, placement, job.tensor_parallel):
+        raise _no_parallel(job, placement)
+    found = estimate(job, placement)
+    return placement, replace(found, says=(*found.says, _why(job, placement, layout, strategy)))
+
+
+def _split_or_share(job: Job, layout: Layout, strategy: int) -> Placement:
+    """The cards of each role. The reference goes with generation in ROLL, with training in verl."""
+    every = tuple(range(job.cards.count))
+    if job.cards.count < (1 if layout == "colocated" else 2):
+        raise BadInput(Message("placement.too-few-cards", {"cards": job.cards.count}))
+    if layout == "colocated":
+        train = infer = every
+    else:
+        train, infer = _parts(job, strategy)
+    reference = infer if job.framework == "roll" else train
+    return Placement(train, infer, reference if job.has_reference else ())
+
+
+def _parts(job: Job, strategy: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Training and generating cards of a split run.
+
+    One node: the first half trains (0-3 of 8, 0-7 of 16). Several nodes: the first half of the nodes, one more where
+    their number is odd; with strategy 2 the first half of every node. Where a half is no multiple of the
+    tensor-parallel size, generation gets the largest multiple below it, at least one engine, and training the rest.
+    """
+    cards, size = job.cards, job.tensor_parallel
+    if cards.nodes > 1 and strategy == 1:
+        first = -(-cards.nodes // 2) * cards.per_node
+        return tuple(range(first)), tuple(range(first, cards.count))
+    generating = max(size, cards.per_node // 2 // size * size)
+    if generating >= cards.per_node:
+        raise BadInput(Message("placement.no-half", {"size": size, "cards": cards.per_node}))
+    numbers = range(cards.count)
+    train = tuple(n for n in numbers if n % cards.per_node < cards.per_node - generating)
+    return train, tuple(n for n in numbers if n not in set(train))
+
+
+def _why(job: Job, placement: Placement, layout: Layout, strategy: int) -> Message:
+    args = {"train": ranges(placement.train), "infer": ranges(placement.infer), "release": job.release}
+    if layout == "colocated":
+        return Message(f"placement.why-colocated-{job.framework}", args)
+    if job.cards.nodes > 1:
+        return Message(f"placement.why-split-strategy-{strategy}", args)
+    return Message(f"placement.why-split-{job.framework}", args)
+
+
+def _no_parallel(job: Job, placement: Placement) -> BadInput:
+    sizes = [n for n in range(1, len(placement.infer) + 1) if parallel_fits_cards(job, placement, n)]
+    key = "placement.parallel-cards" if tensor_parallel_fits(job, job.tensor_parallel) else "placement.heads"
+    args = {
+        "size": job.tensor_parallel,
+        "cards": ranges(placement.infer),
+        "heads": job.model.heads,
+        "kv_heads": job.model.kv_heads,
+    }
+    return BadInput(Message(key, args), Message("placement.hint-parallel", {"sizes": tuple(map(str, sizes))}))
+
+
+def ranges(numbers: tuple[int, ...]) -> str:
+    """Card numbers as people write them: (0, 1, 2, 3, 8) -> "0-3, 8"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+
+
+def _check(job: Job, placement: Placement) -> None:
+    """Raises: BadInput where the placement is not one of the job's cards, or a size cannot be."""
+    _check_sizes(job, generates=bool(placement.infer))
+    every = (*placement.train, *placement.infer, *placement.reference)
+    strange = sorted({card for card in every if not 0 <= card < job.cards.count})
+    if strange or not every:
+        what = ranges(tuple(strange)) or "-"
+        raise BadInput(Message("placement.no-such-card", {"cards": what, "count": job.cards.count}))
+
+
+def _check_sizes(job: Job, *, generates: bool = True) -> None:
+    """Raises: BadInput for a size of nothing or less, or a share above 1; without an engine its share may be 0."""
+    sizes = job.sizes
+    numbers = {
+        "prompt_length": sizes.prompt_length,
+        "response_length": sizes.response_length,
+        "micro_batch": sizes.micro_batch,
+        "log_prob_micro_batch": sizes.log_prob_micro_batch,
+        "rollouts": sizes.rollouts,
+        "mini_batch": sizes.mini_batch,
+        "tensor_parallel": job.tensor_parallel,
+        "sequence_parallel": job.sequence_parallel,
+        "train_tensor_parallel": job.train_tensor_parallel,
+        "train_pipeline_parallel": job.train_pipeline_parallel,
+        "train_expert_parallel": job.train_expert_parallel,
+        "engine_expert_parallel": job.engine_expert_parallel,
+        "memory_gib": job.cards.memory_gib,
+        "gpu_memory_utilization": job.gpu_memory_utilization,
+    }
+    if not generates and job.gpu_memory_utilization == 0:
+        del numbers["gpu_memory_utilization"]
+    wrong = next((name for name, value in numbers.items() if value <= 0), None)
+    if wrong is not None or job.gpu_memory_utilization > 1:
+        name = wrong or "gpu_memory_utilization"
+        key = "placement.share" if name == "gpu_memory_utilization" else "placement.number"
+        raise BadInput(Message(key, {"name": name, "value": f"{numbers[name]:g}"}))

@@ -1,0 +1,1 @@
+"""Images, run manifests, launch files and scripts, rendered from resolved stacks and plans."""

@@ -1,0 +1,315 @@
+"""Stacks that follow from a single row: one for each vllm-ascend release, one for each torch_npu version.
+
+A vllm-ascend release fixes its partner vllm, its torch_npu and triton-ascend, and its own Dockerfiles say on which CANN
+and Python they were built for which hardware: that is a published stack, so it is read from the row and not written
+down a second time. Where the policy table, the metadata and the image of one release differ, what gets installed is
+taken, and the difference is kept as a dispute of the recipe.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from npuenv.core import versions
+from npuenv.matrix.ranges import overlap
+from npuenv.matrix.rows import (
+    Dispute,
+    Recipe,
+    RecipeGit,
+    RecipeOverride,
+    RecipePin,
+    RecipeStep,
+    ReleaseImage,
+    TorchNpu,
+    VerifiedBy,
+    VllmAscend,
+)
+from npuenv.resolve.compatibility import pairing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npuenv.matrix import Matrix
+
+_ARCHITECTURES = ("aarch64", "x86_64")
+_POLICY = "vllm-project/vllm-ascend docs/source/community/versioning_policy.md"
+# What vllm-ascend's own Dockerfiles build for (vllm-project/vllm-ascend Dockerfile*, SOC_VERSION).
+_SOC = {"a2": "ascend910b1", "a3": "ascend910_9391", "310p": "ascend310p1", "950": "ascend950dt_9582"}
+_BUILD_TOOLS = (
+    "setuptools-scm>=8", "wheel", "packaging", "ninja", "cmake>=3.26", "jinja2", "pybind11", "setuptools-rust",
+)  # fmt: skip
+_SYSTEM_PACKAGES = ("gcc", "g++", "cmake", "libnuma-dev", "git")
+_NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+# torch_npu imports these and its metadata does not ask for them (Ascend/pytorch README.md, prerequisites).
+_TORCH_NPU_NEEDS = ("numpy", "pyyaml", "setuptools")
+
+
+@functools.lru_cache(maxsize=4)
+def all_recipes(matrix: Matrix) -> tuple[Recipe, ...]:
+    """The recipes of the tables, then those of the vllm-ascend releases, then those of torch_npu alone."""
+    releases = [recipe for row in reversed(matrix.vllm_ascend) for recipe in of_release(row, matrix)]
+    return (*matrix.recipes, *releases, *of_torch_npu(matrix))
+
+
+@functools.lru_cache(maxsize=256)
+def recipe_named(name: str, matrix: Matrix) -> Recipe | None:
+    """The recipe of exactly that name, put together without the others; None where there is none."""
+    row = matrix.recipe_row(name)
+    if row is not None or not name.startswith("vllm-ascend-"):
+        return row or next((recipe for recipe in all_recipes(matrix) if recipe.id == name), None)
+    releases = (release for release in matrix.vllm_ascend if name.startswith(f"vllm-ascend-{release.version}"))
+    found = (recipe for release in releases for recipe in of_release(release, matrix))
+    return next((recipe for recipe in found if recipe.id == name), None)
+
+
+def of_release(row: VllmAscend, matrix: Matrix) -> Iterator[Recipe]:
+    """The stacks of a vllm-ascend release: `vllm-ascend-V` for A2, A3 and 950, `vllm-ascend-V-310p` for the 310P.
+
+    310P stands alone because no triton runs there, and because its images often ride another CANN.
+    """
+    groups: dict[tuple[str, ReleaseImage], list[str]] = {}
+    for image in row.image:
+        for each in image.hardware:
+            groups.setdefault(("-310p" if each == "310p" else "", image), []).append(each)
+    taken: set[str] = set()
+    for (suffix, image), hardware in groups.items():
+        name = f"vllm-ascend-{row.version}{suffix or ('' if not taken else '-' + hardware[0])}"
+        taken.add(name)
+        yield _release(name, row, image, tuple(hardware), matrix)
+
+
+def _release(name: str, row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix) -> Recipe:
+    pins = _release_pins(row, image, hardware, matrix)
+    lacks = () if any(pin.name == "torch-npu" for pin in pins) else ("torch-npu",)
+    return Recipe(
+        id=name,
+        source=row.source,
+        seen=row.seen,
+        framework="vllm-ascend",
+        release=row.version,
+        date=row.released,
+        python=_pythons(row, image),
+        arch=_ARCHITECTURES,
+        verified_by=_standing(row, image, pins, matrix),
+        sources=tuple(row.source.split("; ")),
+        pin=pins,
+        step=_steps(has_triton=any(pin.name == "triton-ascend" for pin in pins)),
+        cann=image.cann,
+        hardware=hardware,
+        os=image.os,
+        image_repository="quay.io/ascend/cann",
+        soc={name: _SOC[name] for name in hardware},
+        requirements=(*_BUILD_TOOLS, *((f"ray{image.ray}",) if image.ray else ())),
+        system_packages=(*_SYSTEM_PACKAGES, *_of_image(row, hardware, matrix)),
+        override=tuple(_overrides(row, pins, matrix)),
+        git=_git(row),
+        dispute=tuple(_disputes(row, image, pins)),
+        lacks=lacks,
+    )
+
+
+def _of_image(row: VllmAscend, hardware: tuple[str, ...], matrix: Matrix) -> Iterator[str]:
+    """The system packages that the release's own images have for this hardware, as far as they serve a run."""
+    for package in matrix.system_packages:
+        if package.since and versions.accepts(f">={package.since}", row.version) and {*hardware} <= {*package.hardware}:
+            yield package.id
+
+
+def _pythons(row: VllmAscend, image: ReleaseImage) -> tuple[str, ...]:
+    """The image's Python, then the others that the policy table allows, newest first."""
+    others = [f"3.{minor}" for minor in range(14, 8, -1)]
+    allowed = [each for each in others if row.python and versions.accepts(row.python, each)]
+    return tuple(dict.fromkeys((image.python, *allowed)))
+
+
+def _release_pins(
+    row: VllmAscend, image: ReleaseImage, hardware: tuple[str, ...], matrix: Matrix
+) -> tuple[RecipePin, ...]:
+    """What the release fixes. What its metadata pins is what gets installed; an image that forces another one wins."""
+    npu = image.torch_npu or versions.exact(row.requires_torch_npu) or row.torch_npu
+    npu_row = matrix.torch_npu_row(npu)
+    if npu_row is None:
+        return ()
+    torch = versions.exact(row.requires_torch) or npu_row.torch
+    metadata = f"vllm-ascend {row.version} metadata"
+    pins = [RecipePin("torch", torch, "identity", metadata)]
+    companion = matrix.companion_row(torch)
+    if companion is not None:
+        pins.append(RecipePin("torchvision", companion.torchvision, "identity", companion.source))
+        pins.append(RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
+    pins += [
+        RecipePin("torch-npu", npu, "image-practice", row.source if image.torch_npu else metadata),
+        RecipePin("vllm", row.vllm, "recommended-pair", _POLICY),
+        RecipePin("vllm-ascend", row.version, "identity", row.source),
+    ]
+    triton = versions.exact(row.requires_triton_ascend) or row.triton_ascend
+    if triton and "310p" not in hardware:
+        pins.append(RecipePin("triton-ascend", triton, "image-practice", metadata, "resolve.derived-triton"))
+    return tuple(pins)
+
+
+def _disputes(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...]) -> Iterator[Dispute]:
+    """Where the release's policy table says something else than what its metadata or image installs."""
+    pinned = {pin.name: pin for pin in pins}
+    for name, table in (("torch-npu", row.torch_npu), ("triton-ascend", row.triton_ascend)):
+        pin = pinned.get(name)
+        if pin is not None and table and table != pin.version:
+            yield Dispute(name, table, _POLICY, pin.version, pin.source, "other", "resolve.derived-metadata")
+    named = {f"{name}=={table}" for name, table in (("torch-npu", row.torch_npu), ("triton-ascend", row.triton_ascend))}
+    for text in image.one_off:
+        name = versions.requirement_name(text)
+        if name in pinned and text not in named:
+            yield Dispute(
+                name, text, row.source, pinned[name].version, pinned[name].source, "other", "resolve.derived-one-off"
+            )
+    required = versions.exact(row.requires_torch_npu)
+    if image.torch_npu and required and required != image.torch_npu:
+        metadata = f"vllm-ascend {row.version} metadata"
+        yield Dispute("torch-npu", required, metadata, image.torch_npu, row.source, "other", "resolve.derived-image")
+    if row.cann and versions.cann(row.cann) != versions.cann(image.cann):
+        yield Dispute("CANN", row.cann, _POLICY, image.cann, row.source, "other", "resolve.derived-image-cann")
+
+
+def _standing(row: VllmAscend, image: ReleaseImage, pins: tuple[RecipePin, ...], matrix: Matrix) -> VerifiedBy:
+    """Published where the image installs just these; where it has a one-off build, by how its stand-in pairs."""
+    pinned = {pin.name: pin.version for pin in pins}
+    if "torch-npu" not in pinned:
+        return "satisfiable"
+    if not any(versions.requirement_name(text) in pinned for text in image.one_off):
+        return "published"
+    npu = matrix.torch_npu_row(pinned["torch-npu"])
+    how = pairing(npu, image.cann, matrix) if npu else None
+    standings: dict[str | None, VerifiedBy] = {"recommended-pair": "recommended", "compatible-set": "compatible"}
+    return standings.get(how, "satisfiable")
+
+
+def _overrides(row: VllmAscend, pins: tuple[RecipePin, ...], matrix: Matrix) -> Iterator[RecipeOverride]:
+    """numpy's bound as a constraint, a torch_npu that the image forces in, and what must not come in."""
+    source = f"vllm-ascend {row.version} metadata"
+    if row.requires_numpy:
+        yield RecipeOverride("numpy", "constrain", f"numpy{row.requires_numpy}", "stack.numpy1-constraint", source)
+    forced = next((pin.version for pin in pins if pin.name == "torch-npu"), "")
+    if versions.exact(row.requires_torch_npu) not in ("", forced):
+        yield RecipeOverride("vllm-ascend", "replace", f"torch-npu=={forced}", "resolve.derived-image", row.source)
+    if row.requires_triton_ascend and not any(pin.name == "triton-ascend" for pin in pins):
+        source = (
+            "vllm-project/vllm-ascend docs/source/installation.md @182b75ea (310P: uninstall triton and triton-ascend)"
+        )
+        yield RecipeOverride("triton-ascend", "exclude", "triton-ascend", "resolve.derived-310p-triton", source)
+    for name in ("xformers", "triton"):
+        why = "stack.exclude-triton" if name == "triton" else "stack.exclude-cuda"
+        yield RecipeOverride(name, "exclude", name, why, f"vllm {row.vllm} metadata")
+
+
+# vllm serves with these; other packages that it asks for go with the release that it names (from 0.24.0 on starlette 1
+# and prometheus-fastapi-instrumentator 8), beside which vllm-ascend's older bound leaves only releases of 2019.
+_VLLM_CHOOSES = frozenset({"fastapi"})
+
+
+def partner_overrides(recipe: Recipe, matrix: Matrix) -> tuple[RecipeOverride, ...]:
+    """vllm's requirements that vllm-ascend's own cannot live with, for a stack that follows from a release.
+
+    The published images install vllm-ascend after vllm, so that its side is the one that stays. They are looked up when
+    a stack is put together, because the lists of all releases are long.
+    """
+    pinned = {pin.name: pin.version for pin in recipe.pin}
+    if recipe.framework != "vllm-ascend" or "vllm" not in pinned:
+        return ()
+    found = _partners_clash(matrix, pinned["vllm-ascend"], pinned["vllm"])
+    return tuple(each for each in found if versions.requirement_name(each.requirement) not in pinned)
+
+
+@functools.lru_cache(maxsize=128)
+def _partners_clash(matrix: Matrix, vllm_ascend: str, vllm: str) -> tuple[RecipeOverride, ...]:
+    own, partner = matrix.built_row("vllm-ascend", vllm_ascend), matrix.built_row("vllm", vllm)
+    wanted = {versions.requirement_name(text): text for text in (own.requires if own else ())}
+    source = f"vllm-ascend {vllm_ascend} metadata; vllm {vllm} metadata"
+    found = []
+    for text in partner.requires if partner else ():
+        name = versions.requirement_name(text)
+        if name in wanted and not _can_both_hold(text, wanted[name]):
+            if name in _VLLM_CHOOSES:
+                found.append(RecipeOverride("vllm-ascend", "replace", text, "resolve.derived-vllm-chooses", source))
+                continue
+            requirement = versions.with_extras_of(wanted[name], text)
+            found.append(RecipeOverride("vllm", "replace", requirement, "resolve.derived-va-last", source))
+    return tuple(found)
+
+
+def _can_both_hold(one: str, other: str) -> bool:
+    return overlap(versions.requirement_spec(one), versions.requirement_spec(other))
+
+
+def _git(row: VllmAscend) -> tuple[RecipeGit, ...]:
+    place = "https://github.com/vllm-project"
+    vllm = {"VLLM_TARGET_DEVICE": "empty", **_NO_AUTOLOAD}
+    own = {"COMPILE_CUSTOM_KERNELS": "1", **_NO_AUTOLOAD}
+    return (
+        RecipeGit("vllm", f"{place}/vllm.git", f"v{row.vllm}", build_env=vllm),
+        RecipeGit("vllm-ascend", f"{place}/vllm-ascend.git", f"v{row.version}", build_env=own),
+    )
+
+
+def _steps(*, has_triton: bool) -> tuple[RecipeStep, ...]:
+    steps = [
+        RecipeStep("torch", "pip", ("torch", "torchvision", "torchaudio"), "stack.step-torch"),
+        RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
+        RecipeStep("rest", "rest", (), "stack.step-rest"),
+        RecipeStep("vllm", "git", ("vllm",), "stack.step-vllm"),
+        RecipeStep("vllm-ascend", "git", ("vllm-ascend",), "stack.step-vllm-ascend"),
+        RecipeStep("triton-leftovers", "uninstall", ("triton", "triton-ascend"), "stack.step-triton-leftovers"),
+    ]
+    if has_triton:
+        steps.append(RecipeStep("triton-ascend", "pip", ("triton-ascend",), "stack.step-triton-ascend"))
+    return tuple(steps)
+
+
+def of_torch_npu(matrix: Matrix) -> Iterator[Recipe]:
+    """A stack of torch and torch_npu alone for each version that has a recommended CANN and wheels, newest first."""
+    rows = [row for row in matrix.torch_npu if row.cann and row.index == "default" and row.published]
+    for row in sorted(
+        rows, key=lambda each: (versions.cann(each.cann), versions.python_version(each.version)), reverse=True
+    ):
+        if matrix.cann_row(row.cann) is not None:
+            yield _bare(row, matrix)
+
+
+def _bare(row: TorchNpu, matrix: Matrix) -> Recipe:
+    companion = matrix.companion_row(row.torch)
+    pins = [RecipePin("torch", row.torch, "identity", row.source)]
+    if companion is not None:
+        pins.append(RecipePin("torchvision", companion.torchvision, "identity", companion.source))
+        pins.append(RecipePin("torchaudio", companion.torchaudio, "identity", companion.source))
+    pins.append(RecipePin("torch-npu", row.version, "recommended-pair", row.source))
+    family = tuple(pin.name for pin in pins if pin.name != "torch-npu")
+    cann = matrix.cann_row(row.cann)
+    override: tuple[RecipeOverride, ...] = ()
+    if cann is not None and cann.numpy:
+        bound = f"numpy{cann.numpy}"
+        override = (RecipeOverride("numpy", "constrain", bound, "stack.numpy1-constraint", cann.source),)
+    return Recipe(
+        id=f"torch-npu-{row.version}",
+        source=row.source,
+        seen=row.seen,
+        framework="torch-npu",
+        release=row.version,
+        date=row.published,
+        python=tuple(sorted({*row.python_aarch64, *row.python_x86_64}, key=versions.python_version, reverse=True)),
+        arch=_ARCHITECTURES,
+        verified_by="recommended",
+        sources=(row.source,),
+        pin=tuple(pins),
+        step=(
+            RecipeStep("torch", "pip", family, "stack.step-torch"),
+            RecipeStep("torch-npu", "pip", ("torch-npu",), "stack.step-torch-npu"),
+            RecipeStep("rest", "rest", (), "stack.step-rest"),
+        ),
+        cann=row.cann,
+        hardware=("a2", "a3"),
+        os=("ubuntu22.04",),
+        image_repository="quay.io/ascend/cann",
+        soc={name: _SOC[name] for name in ("a2", "a3")},
+        requirements=_TORCH_NPU_NEEDS,
+        override=override,
+    )
