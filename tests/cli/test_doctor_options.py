@@ -95,7 +95,7 @@ def test_a_report_that_cannot_be_written_is_one_sentence_before_any_looking(
     assert main(["doctor", "--level", "3", "-o", place]) == 2
     assert not slow_tool.seen.exists()
     err = capsys.readouterr().err
-    assert says(err, "cli.cannot-save", path=f"error: {place}") and len(err.splitlines()) == 2
+    assert says(err, "cli.cannot-save", path=place) and len(err.splitlines()) == 2
 
 
 def test_a_report_that_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_volcano_takes_nodes_of_the_right_kind(hardware: str, cards: str, expect
     text = render_container(made(hardware, cards=cards, nodes=2), ["k8s"])["kubernetes.yaml"]
     wanted = {"accelerator-type": expected} if expected else None
     assert [pod.get("nodeSelector") for pod in reading.pods(text)] == [wanted] * 2
-    assert (f"accelerator-type={expected}, " in text) is (expected is not None)
+    assert (f"label accelerator-type={expected};" in text) is (expected is not None)
     alone = render_container(made(hardware, cards=cards), ["k8s"])["kubernetes.yaml"]
     assert "accelerator-type" not in alone
 

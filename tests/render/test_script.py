@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WHY = Message("plan.why-rest")
 NO_SETTINGS = UvSettings()
-FOREIGN = "holds something else than this environment"
+FOREIGN = "holds something other than this environment"
 
 
 def made(lock: str = "0123", kind: str = "venv") -> str:
