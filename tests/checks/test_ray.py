@@ -82,7 +82,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("ray.gpu-declared", cluster(GPU=8.0, NPU=8.0), WARN, "8 GPU in addition to 8 NPU"),
     ("ray.gpu-declared", cluster(NPU=8.0), OK, "none"),
     ("ray.gpu-declared", cluster(GPU=8.0), SKIP, "no NPUs"),
-    ("ray.npu-count", cluster(2, NPU=12.0), WARN, "12 NPUs on 2 nodes, expected 16"),
+    ("ray.npu-count", cluster(2, NPU=12.0), WARN, "12 NPUs on 2 nodes, but 16"),
     ("ray.npu-count", cluster(2, NPU=16.0), OK, "16"),
     ("ray.npu-count", cluster(1, NPU=16.0), FAIL, "16 NPUs, but this machine has 8"),
     ("ray.npu-count", both(cluster(1, NPU=2.0), variables(ASCEND_RT_VISIBLE_DEVICES="0,1")), OK, "2"),

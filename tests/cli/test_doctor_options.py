@@ -375,7 +375,7 @@ def test_quiet_with_warnings_alone_says_how_many_in_one_line(
     warned.write_text(json.dumps(capture), encoding="utf-8")
     assert main(["doctor", "--from", str(warned), "-q"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("No failure · warnings: 1 ") and out.count("\n") == 1
+    assert out.startswith("No failures · warnings: 1 ") and out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
