@@ -1,6 +1,6 @@
 """Which packages a report says are installed, out of all the ways in which people list them.
 
-Start from `read_packages`. What is only asked for, downloaded or refused is kept apart: a requirement is no package.
+What is only asked for, downloaded or refused is kept apart: a requirement is no package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
-from npuenv.diagnose.types import Seen
+from npuenv.diagnose.types import Sighting
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:
@@ -69,21 +69,21 @@ _WHOLE_LIST = 4  # rows after a header from which on a list counts as whole
 class Packages:
     """What was found so far; `strong` sources win over `loose` ones, the first of equals wins."""
 
-    strong: dict[str, Seen[str]] = field(default_factory=dict)
-    loose: dict[str, Seen[str]] = field(default_factory=dict)
-    wished: dict[str, Seen[str]] = field(default_factory=dict)
+    strong: dict[str, Sighting[str]] = field(default_factory=dict)
+    loose: dict[str, Sighting[str]] = field(default_factory=dict)
+    wished: dict[str, Sighting[str]] = field(default_factory=dict)
     listed: set[str] = field(default_factory=set)
-    changed: dict[str, Seen[str]] = field(default_factory=dict)  # a second, other version of the same package
+    changed: dict[str, Sighting[str]] = field(default_factory=dict)  # a second, other version of the same package
 
     def add(self, name: str, version: str, line: Line) -> None:
         """Takes a version from a list of installed packages; a list that comes later wins."""
         old = self.strong.get(name)
         if old is None:
-            self.strong[name] = Seen(version, line)
+            self.strong[name] = Sighting(version, line)
         elif old.value != version:
-            self.changed[name] = Seen(version, line)
+            self.changed[name] = Sighting(version, line)
 
-    def best(self) -> dict[str, Seen[str]]:
+    def best(self) -> dict[str, Sighting[str]]:
         return {**self.loose, **self.strong}
 
 
@@ -135,18 +135,18 @@ def _line(found: Packages, text: str, line: Line) -> None:
     if installed:
         for name, version in _items(installed.group(1)):
             found.add(name, version, line)
-            found.strong[name] = Seen(version, line)
+            found.strong[name] = Sighting(version, line)
         return
     conflict = _BUT_HAVE.search(text) if ", but you" in text else None
     if conflict:
         for name, version in (conflict.group(1, 2), conflict.group(3, 4)):
-            found.loose.setdefault(versions.normalised(name), Seen(version, line))
+            found.loose.setdefault(versions.normalised(name), Sighting(version, line))
         return
     target = found.wished if _WISH.search(text) or typed_command(text) is not None else None
     for name, version in _sure(text) if target is None else ():
         found.add(name, version, line)
     for name, version in _told(text):
-        (found.loose if target is None else target).setdefault(name, Seen(version, line))
+        (found.loose if target is None else target).setdefault(name, Sighting(version, line))
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:
