@@ -22,7 +22,6 @@ FLOWS: dict[str, set[str]] = {
         "problem_tables",
         "read_facts",
         "transcripts",
-        "went_on",
     },
     "doctor": {"machines", "real_torch_npu", "seeded_faults"},
     "facts": {"cases", "damaged_outputs", "import_program", "nodes"},
