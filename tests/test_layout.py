@@ -19,7 +19,7 @@ FLOWS: dict[str, set[str]] = {
         "own_reports",
         "paste",
         "pip_without_network",
-        "problem_tables",
+        "pattern_tables",
         "read_facts",
         "transcripts",
     },

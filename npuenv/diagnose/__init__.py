@@ -1,8 +1,8 @@
 """A pasted report -> what is wrong, the line that shows it, and what would tell more.
 
 Fixed text of messages is dropped (`boilerplate`), facts are read (`packages`, `machine`, `session`), signs are derived
-from them (`agree`, `signals`, `container`, `outcome`, `frames`), the error patterns of the matrix are matched against
-texts and signs (`match`) and ranked (`rank`). No rule here decides on an error code alone.
+from them (`compatibility`, `signals`, `container`, `outcome`, `tracebacks`), the error patterns of the matrix are
+matched against texts and signs (`match`) and ranked (`rank`). No rule here decides on an error code alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import ExitCode
-from npuenv.diagnose.agree import version_signs
 from npuenv.diagnose.boilerplate import drop_boilerplate
+from npuenv.diagnose.compatibility import version_signs
 from npuenv.diagnose.fix_commands import fix_commands
 from npuenv.diagnose.log_prefixes import strip_prefixes
 from npuenv.diagnose.machine import read_machine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from npuenv.diagnose.agree import plugin_row
+from npuenv.diagnose.compatibility import plugin_row
 
 if TYPE_CHECKING:
     from npuenv.diagnose.types import ReportFacts

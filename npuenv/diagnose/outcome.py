@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.diagnose.frames import traceback_signs
+from npuenv.diagnose.tracebacks import traceback_signs
 from npuenv.host.report import typed_command
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def machine_signs(facts: ReportFacts, text: Text, matrix: Matrix) -> dict[str, L
     for judge in (*_JUDGES, container_signs):
         for name, line in judge(facts, text):
             signs.setdefault(name, line)
-    for name, line in (*_chip(facts, matrix), *_asked_of_pip(facts, text, matrix)):
+    for name, line in (*_chip(facts, matrix), *_pip_requests(facts, text, matrix)):
         signs.setdefault(name, line)
     return signs
 
@@ -43,7 +43,7 @@ _ASKED = re.compile(r"satisfies the requirement torch[-_]npu==([\w.+]+)", re.IGN
 _UNREACHED = ("connection broken by", "could not fetch url")
 
 
-def _asked_of_pip(facts: ReportFacts, text: Text, matrix: Matrix) -> Iterator[Sign]:
+def _pip_requests(facts: ReportFacts, text: Text, matrix: Matrix) -> Iterator[Sign]:
     """`index-unreachable` where pip knows of no file because no index answered; `python-without-wheel` where the
     release that was asked for has none for this Python."""
     if text.first("from versions: none") and not any(text.all("(from versions: *.")):
