@@ -80,8 +80,6 @@ def _torch(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
         first = _version(facts.packages[name])
         if other and first and _release(other) != _release(first):
             yield "torch-changed", facts.changed[name].line
-    if agrees and torch.release[:3] != npu.release[:3]:
-        yield "torch-patch-differs", facts.packages["torch-npu"].line
 
 
 def _companions(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:

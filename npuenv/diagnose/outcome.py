@@ -47,14 +47,12 @@ _NOISE = (
 
 
 def outcome_signs(text: Text) -> dict[str, Line]:
-    """`worked`, `failed`, `failed-natively`, `ended-well` where nothing failed after the last success; and frames."""
+    """`failed`, `failed-natively`, `ended-well` where nothing failed after the last success; those of tracebacks."""
     signs: dict[str, Line] = {}
     good = max((line for wanted in _WORKED for line in text.all(wanted)), key=lambda line: line.number, default=None)
     bad = list(_failures(text.lines))
-    if good is not None:
-        signs["worked"] = good
-        if not any(line.number > good.number for line in bad):
-            signs["ended-well"] = good
+    if good is not None and not any(line.number > good.number for line in bad):
+        signs["ended-well"] = good
     if bad:
         signs["failed"] = bad[0]
     signs.update(traceback_signs(text))

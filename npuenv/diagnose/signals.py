@@ -90,8 +90,8 @@ def _table(facts: ReportFacts, text: Text) -> Iterator[Sign]:
         line = by_text.get(card.line)
         if line is None:
             continue
-        if card.health in ("Alarm", "Warning", "Critical"):
-            yield ("health-critical" if card.health == "Critical" else "health-alarm"), line
+        if card.health in ("Alarm", "Warning"):
+            yield "health-alarm", line
         if card.hbm_total_mib:
             percent = 100 * (card.hbm_used_mib or 0) // card.hbm_total_mib
             if percent >= _FULL_PERCENT:
@@ -160,8 +160,6 @@ def _variables(facts: ReportFacts, text: Text) -> Iterator[Sign]:
             yield "atb-variables-set", seen.line
         if name == "PYTORCH_NPU_ALLOC_CONF" and "expandable_segments:true" in seen.value.lower():
             yield "expandable-segments-on", seen.line
-        if name == "TORCH_DEVICE_BACKEND_AUTOLOAD" and seen.value == "0":
-            yield "autoload-off", seen.line
     dumped = text.first("PYTORCH_NPU_ALLOC_CONF*expandable_segments:True")
     if dumped is not None and "PYTORCH_NPU_ALLOC_CONF" not in facts.environ:
         yield "expandable-segments-on", dumped
@@ -294,14 +292,10 @@ def _ray(facts: ReportFacts, text: Text) -> Iterator[Sign]:
     yield from (("ray-process", line) for line in text.lines if _RAY_ACTOR.search(line.shown[:80]))
     yield from (("printed-false", line) for line in text.all("False") if line.text.strip() == "False")
     yield from (("ray-npu", line) for line in text.all("'CPU':*'NPU':") if _counts_npu(line.text))
-    if "CPU" not in counts:
-        return
     if "NPU" in counts:
         yield "ray-npu", counts["NPU"][1]
-    elif "GPU" in counts:
+    elif "GPU" in counts and "CPU" in counts:
         yield "ray-gpu-only", counts["GPU"][1]
-    else:
-        yield "ray-no-cards", counts["CPU"][1]
 
 
 def _counts_npu(text: str) -> bool:

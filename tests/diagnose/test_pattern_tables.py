@@ -1,4 +1,4 @@
-"""The tables of known problems: every row names what exists, every cause can be said, every sign can be there."""
+"""The tables of error patterns: every row names what exists, every cause has its sentences, every sign can be given."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ triton-residue triton-toolchain-mismatch triton-unsupported-soc flash-attn-unsup
 libgomp-static-tls lib-path-missing backend-autoload-conflict mindspeed-too-old custom-kernel-build
 custom-ops-missing gcc-too-old ray-gpu-instead-of-npu ray-visible-devices ray-too-new port-conflict
 hccl-tls-mismatch hccl-ifname hccl-connect-timeout hccl-link-down hccl-ranktable memory-oom-config
-allocator-expandable-segments graph-streams-exhausted nz-enabled-in-rl
+allocator-expandable-segments graph-streams-exhausted nz-enabled-in-rl hccl-exec-timeout hccl-buffsize-too-small
+hccl-peer-died two-cann-installs framework-not-adapted framework-known-bug cuda-package-on-npu release-wheel-incomplete
+build-option-removed k8s-not-schedulable device-plugin
 """.split()  # noqa: SIM905
 
 

@@ -241,8 +241,6 @@ POD = "hostPath:\n  path: /usr/local/Ascend/driver/{0}\n"
         ("uid=1000(me) gid=1000(me)\n", "non-root", True),
         ("pass uid=me\n", "non-root", False),
         ("$ whoami\nwhoami: cannot find name for user ID 1000\n", "no-passwd-entry", True),
-        ("Usage:\n 0.0/32.0 CPU\n", "ray-no-cards", True),
-        ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n", "ray-no-cards", False),
         ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n", "ray-gpu-only", True),
         ("Usage:\n 0.0/32.0 CPU\n 0.0/8.0 GPU\n 0.0/8.0 NPU\n", "ray-gpu-only", False),
         ('"Mounts": [\n "Source": "/usr/local/Ascend/driver/lib64",\n', "driver-in-parts", True),
