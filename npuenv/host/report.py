@@ -32,7 +32,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\[(?:0|1|2|[39][
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u2028\u2029\x85]")
 # What logs, containers and quoting put before a line. Each is tried at the start, again and again.
 _PREFIX = re.compile(
-    r"(?:> ?)+(?!>)(?=\s*\S)|\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[(?:rank|default)\d{1,4}\]:?\s*|\|\|\s"
+    r"(?:> ?)+(?!>)(?=\s*\S)|\|\|\s"
+    r"|\([^()\n]{0,60}\b(?:pid|rank|ip)=[^()\n]{1,60}\)\s*|\[(?:rank|default)\d{1,4}\]:?\s*"
     r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[\w.]+:\d+\]\s?"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? |[\w.-]{1,40}-\d{1,3} +\| |##\[error\]"
 )

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npuenv.diagnose import Diagnosis
-    from npuenv.diagnose.types import Facts
+    from npuenv.diagnose.types import ReportFacts
 
 
 SMI = Path(__file__).parents[1] / "facts/cases/smi"
 
 
-def facts(text: str) -> Facts:
+def facts(text: str) -> ReportFacts:
     return read_facts(Text(read_paste(text.encode()).lines), load_matrix())
 
 
