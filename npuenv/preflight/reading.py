@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
 from npuenv.core.messages import Message
-from npuenv.core.shellscript import UNKNOWN
+from npuenv.core.shellscript import UNKNOWN, open_quote
 from npuenv.matrix import load_matrix
 from npuenv.preflight import limits
-from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.calls import find_call, is_driver, is_launcher, module_of, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override

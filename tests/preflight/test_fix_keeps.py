@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from npuenv.core.errors import BadInput
+from npuenv.core.shellscript import open_quote
 from npuenv.matrix.keys import defaults_of
-from npuenv.preflight.blocks import open_quote
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import fix
 from npuenv.preflight.reading import Asked, Reading, read_text
