@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _AIV_EXEC_TIMEOUT_S = 1091  # with AIV, larger values and 0 count as this on A2, A3 and 950
 _BYTES_ABOVE = 65536
-_NO_READER = frozenset({"NPU_MEMORY_FRACTION", "VERL_DISABLE_DYNAMO"})  # guides export them
 _VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _VISIBLE_SOURCE = "ray/_private/accelerators/npu.py: Ray counts the cards that ASCEND_RT_VISIBLE_DEVICES names"
 
@@ -158,32 +157,6 @@ def _unread(launch: Launch) -> Iterator[Problem]:
                 )
 
 
-def _weight_format(launch: Launch) -> Iterator[Problem]:
-    name = "VLLM_ASCEND_ENABLE_NZ"
-    if _text(launch, name) in ("1", "2"):
-        yield problem(
-            launch,
-            "weight-format",
-            (name,),
-            changes=(Change(name, "0", is_variable=True),),
-            value=_text(launch, name),
-            source="vllm-project/vllm-ascend: FRACTAL_NZ mode is refused where weights are loaded again",
-        )
-
-
-def _blocking(launch: Launch) -> Iterator[Problem]:
-    name = "ASCEND_LAUNCH_BLOCKING"
-    if _text(launch, name) == "1":
-        yield problem(
-            launch,
-            "launch-blocking",
-            (name,),
-            severity="warning",
-            changes=(Change(name, None, is_variable=True),),
-            source="Ascend/pytorch docs: ASCEND_LAUNCH_BLOCKING is for debugging",
-        )
-
-
 def _visible(launch: Launch) -> Iterator[Problem]:
     """The cards that the launch may see: numbers of cards that are there, each once, and as many as it asks for."""
     text, there = _text(launch, _VISIBLE), launch.machine.cards_per_node
@@ -237,21 +210,6 @@ def _spelled_out(text: str) -> tuple[Change, ...]:
     return (Change(_VISIBLE, cards, is_variable=True),)
 
 
-def _first_engine(launch: Launch) -> Iterator[Problem]:
-    """verl's server asks for the second engine by name from 0.7.0 on; vLLM has no other from 0.11.0 on."""
-    name = "VLLM_USE_V1"
-    if _text(launch, name) == "0":
-        is_refused = is_at_least(launch, "0.7.0") if launch.framework == "verl" else None
-        yield problem(
-            launch,
-            "first-engine",
-            (name,),
-            severity="error" if is_refused else "warning",
-            changes=(Change(name, "1", is_variable=True),),
-            source="vllm v0.11.0 release notes, vllm/v1/engine/async_llm.py; vllm-ascend v0.9.0rc2 release notes",
-        )
-
-
 def _asked(launch: Launch) -> tuple[str, int]:
     """The key that says how many cards of a node the launch wants, and how many; 0 where that is not known."""
     if launch.framework == "verl":
@@ -285,20 +243,7 @@ def _not_text(launch: Launch) -> Iterator[Problem]:
             )
 
 
-def _without_reader(launch: Launch) -> Iterator[Problem]:
-    for name in sorted(_NO_READER & launch.environ.keys()):
-        yield problem(
-            launch,
-            "no-reader",
-            (name,),
-            severity="note",
-            name=name,
-            source="npuenv/matrix/settings.toml: no reader in torch_npu, HCCL or verl",
-        )
-
-
 RULES = (
-    Rule("preflight.no-reader", ("verl", "roll"), _without_reader),
     Rule("preflight.visible-cards", ("verl", "roll"), _visible),
     Rule("preflight.variable-text", ("roll",), _not_text),
     Rule("preflight.hccl-bytes", ("verl", "roll"), _buffer),
@@ -307,7 +252,4 @@ RULES = (
     Rule("preflight.expandable-segments", ("verl", "roll"), _allocator),
     Rule("preflight.task-queue", ("verl", "roll"), _task_queue),
     Rule("preflight.unread-variable", ("verl", "roll"), _unread),
-    Rule("preflight.first-engine", ("verl", "roll"), _first_engine),
-    Rule("preflight.weight-format", ("verl", "roll"), _weight_format),
-    Rule("preflight.launch-blocking", ("verl", "roll"), _blocking),
 )

@@ -16,20 +16,8 @@ if TYPE_CHECKING:
 
 _UNSUPPORTED = "npuenv/matrix/unsupported.toml"
 _SAMPLES = "ROLL Ascend samples (2026-04)"
-_ATTENTION = "*.attn_implementation"
 # Variables of NVIDIA's communication library that have a counterpart with the same meaning.
 _NCCL = {"NCCL_SOCKET_IFNAME": "HCCL_SOCKET_IFNAME"}
-_STRATEGIES = (
-    "deepspeed_train",
-    "deepspeed_infer",
-    "fsdp2_train",
-    "fsdp2_infer",
-    "megatron_train",
-    "megatron_infer",
-    "hf_infer",
-    "vllm",
-    "sglang",
-)
 # Settings of Megatron in ROLL's samples: alibaba/ROLL examples, strategy_config of megatron_train and megatron_infer.
 _MEGATRON = frozenset(
     (
@@ -58,9 +46,6 @@ _MEGATRON = frozenset(
     )
 )
 _OF_BOTH_ENGINES = frozenset(("gpu_memory_utilization", "load_format", "dtype", "tensor_parallel_size", "seed"))
-_FEW_BITS = re.compile(r"(?i)[-_.](?:awq|gptq(?:-int[48])?|gguf|bnb-[48]bit|[48]bit|int[48]|w[48]a(?:8|16)|nf4)$")
-_GPU_ENGINES = {"trtllm": "vllm"}
-_GPU_ONLY = {"automodel": "fsdp2"}  # registered for device cuda alone in verl 0.9.1
 
 
 def _device(launch: Launch) -> Iterator[Problem]:
@@ -131,35 +116,6 @@ def _nccl(launch: Launch) -> Iterator[Problem]:
             name=name,
             new=new or "-",
             source=f"{_SAMPLES}: HCCL in place of NCCL; no reader of {name} in torch_npu or CANN",
-        )
-
-
-def _engine(launch: Launch) -> Iterator[Problem]:
-    key = "actor_rollout_ref.rollout.name"
-    name = value(launch, key)
-    if name in _GPU_ENGINES or (name == "sglang" and is_at_least(launch, "0.6.0") is False):
-        yield problem(
-            launch,
-            "engine",
-            (key,),
-            changes=(Change(key, "vllm"),),
-            name=name,
-            release=launch.release or "-",
-            source="verl Ascend quick start (2025-12): vllm-ascend, and sglang from 0.6 on",
-        )
-
-
-def _gpu_backend(launch: Launch) -> Iterator[Problem]:
-    key = "actor_rollout_ref.actor.strategy"
-    name = value(launch, key)
-    if name in _GPU_ONLY:
-        yield problem(
-            launch,
-            "gpu-backend",
-            (key,),
-            changes=(Change(key, _GPU_ONLY[name]),),
-            name=name,
-            source='verl wheel 0.9.1: verl/workers/engine, device=["cuda"]',
         )
 
 
@@ -273,146 +229,6 @@ def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
         yield Change(f"{config}.fsdp_size", len(cards))
 
 
-def _strategy_role(launch: Launch) -> Iterator[Problem]:
-    """A role that trains with a strategy that cannot, or the other way round."""
-    wanted = {
-        "actor_train": ("_train",),
-        "critic": ("_train",),
-        "actor_infer": ("vllm", "sglang", "hf_infer"),
-        "reference": ("_infer",),
-    }
-    for role, ends in wanted.items():
-        key = f"{role}.strategy_args.strategy_name"
-        name = value(launch, key)
-        if isinstance(name, str) and name in _STRATEGIES and not name.endswith(ends):
-            yield problem(
-                launch,
-                "strategy-role",
-                (key,),
-                role=role,
-                name=name,
-                source="alibaba/ROLL roll/distributed/strategy: *_train trains, *_infer gives log probabilities",
-            )
-
-
-def _attention(launch: Launch) -> Iterator[Problem]:
-    if launch.framework != "verl":
-        return
-    for setting in matching(launch, _ATTENTION):
-        name = str(setting.value)
-        if name.startswith(("flash_attention_3", "flash_attn", "flash_attention_4", "fa3", "fa2", "xformers")):
-            yield problem(
-                launch,
-                "attention",
-                (setting.key,),
-                changes=(Change(setting.key, "flash_attention_2"),),
-                name=name,
-                source=f"{_UNSUPPORTED} unsupported.verl.flash-attn: attention through transformers",
-            )
-
-
-def _engine_attention(launch: Launch) -> Iterator[Problem]:
-    """Attention kernels that a GPU's engine offers and vllm-ascend or sglang on an NPU does not."""
-    gpu = ("flashinfer", "fa3", "flash_attn", "flashattn", "fa2", "triton", "xformers", "flashmla", "cutlass_mla")
-    for setting in matching(launch, "*.engine_kwargs.*.attention_backend"):
-        if str(setting.value).casefold().replace("_vllm_v1", "") in gpu:
-            is_sglang = ".sglang." in setting.key
-            change = Change(setting.key, "ascend" if is_sglang else None)
-            yield problem(
-                launch,
-                "attention-backend",
-                (setting.key,),
-                changes=(change,),
-                name=setting.value,
-                source="verl Ascend scripts: engine_kwargs.sglang.attention_backend=ascend",
-            )
-
-
-def _ray_init(launch: Launch) -> Iterator[Problem]:
-    """GPUs that the trainer itself would register with Ray."""
-    for key in ("ray_kwargs.ray_init.num_gpus", "ray_init.num_gpus"):
-        setting = launch.settings.get(key)
-        if setting is not None and not setting.is_open and setting.value not in (None, 0):
-            yield problem(
-                launch,
-                "ray-gpus",
-                (key,),
-                says="ray-init-gpus",
-                changes=(Change(key, None),),
-                key=key,
-                source="runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what num_gpus registers beside 8 NPUs",
-            )
-
-
-def _attention_variable(launch: Launch) -> Iterator[Problem]:
-    """XFORMERS, which the quick start exports, is read by nobody and harms nobody; these ask for a GPU's kernels."""
-    name = "VLLM_ATTENTION_BACKEND"
-    setting = launch.environ.get(name)
-    if setting is not None and str(setting.value).upper().startswith(("FLASH", "TRITON", "CUTLASS", "ROCM")):
-        yield problem(
-            launch,
-            "attention-variable",
-            (name,),
-            severity="warning",
-            changes=(Change(name, None, is_variable=True),),
-            name=setting.value,
-            source="vllm-project/vllm-ascend 0.11.0rc1 and main: no reader of VLLM_ATTENTION_BACKEND",
-        )
-
-
-def _quantization(launch: Launch) -> Iterator[Problem]:
-    if launch.machine.hardware == "950":
-        return
-    patterns = (
-        "*.rollout.quantization",
-        "*.strategy_config.quantization",
-        "*.strategy_config.fp8",
-        "*.engine_kwargs.*.quantization",
-        "*.override_transformer_config.fp8",
-        "*.strategy_config.kv_cache_dtype",
-        "*.engine_kwargs.*.kv_cache_dtype",
-    )
-    for pattern in patterns:
-        for setting in matching(launch, pattern):
-            if "fp8" in str(setting.value).casefold() or setting.value in ("e4m3", "hybrid", "nvfp4", "mxfp4"):
-                yield problem(
-                    launch,
-                    "quantization",
-                    (setting.key,),
-                    changes=(Change(setting.key, None),),
-                    name=setting.value,
-                    source="alibaba/ROLL examples/ascend_examples: fp8 on 950 alone",
-                )
-
-
-def _weights(launch: Launch) -> Iterator[Problem]:
-    """Weights in few bits, by the model's name: they take no gradients, and their kernels are a GPU's."""
-    for key in ("actor_rollout_ref.model.path", "critic.model.path", "pretrain", "reward_pretrain"):
-        name = value(launch, key)
-        if isinstance(name, str) and written(launch, key) is not None and _FEW_BITS.search(name.rstrip("/")):
-            yield problem(
-                launch,
-                "weights",
-                (key,),
-                name=name,
-                source="transformers: Quantization, training; vllm-project/vllm-ascend docs: quantization by ModelSlim",
-            )
-
-
-def _liger(launch: Launch) -> Iterator[Problem]:
-    key = "actor_rollout_ref.model.use_liger"
-    if is_true(launch, key) and is_at_least(launch, "0.8.0") is False:
-        yield problem(
-            launch,
-            "liger",
-            (key,),
-            severity="warning",
-            changes=(Change(key, False),),
-            release=launch.release,
-            source=f"{_UNSUPPORTED} unsupported.verl.liger-kernel: supported since 2026-05-20",
-        )
-
-
 def _profiler(launch: Launch) -> Iterator[Problem]:
     for pattern in ("global_profiler.tool", "*.profiler.tool"):
         for setting in matching(launch, pattern):
@@ -454,18 +270,8 @@ RULES = (
     Rule("preflight.device", ("verl",), _device),
     Rule("preflight.visibility", ("verl", "roll"), _visibility),
     Rule("preflight.nccl", ("verl", "roll"), _nccl),
-    Rule("preflight.engine", ("verl",), _engine),
-    Rule("preflight.gpu-backend", ("verl",), _gpu_backend),
     Rule("preflight.megatron-mindspeed", ("verl",), _megatron_needs),
     Rule("preflight.roll-strategy", ("roll",), _roll_strategy),
-    Rule("preflight.strategy-role", ("roll",), _strategy_role),
-    Rule("preflight.attention", ("verl",), _attention),
-    Rule("preflight.attention-backend", ("verl",), _engine_attention),
-    Rule("preflight.attention-variable", ("verl", "roll"), _attention_variable),
-    Rule("preflight.ray-gpus", ("verl",), _ray_init),
-    Rule("preflight.quantization", ("verl", "roll"), _quantization),
-    Rule("preflight.weights", ("verl", "roll"), _weights),
-    Rule("preflight.liger", ("verl",), _liger),
     Rule("preflight.profiler", ("verl",), _profiler),
     Rule("preflight.flash-package", ("verl", "roll"), _flash_package),
 )

@@ -6,17 +6,61 @@ The frameworks accept most of these without a word and stop, or train something 
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
 from npuenv.preflight.rules.base import Rule, as_number, is_at_least, matching, nearest, problem, value
 from npuenv.preflight.types import Change
+from npuenv.preflight.yaml_text import scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.matrix.rows import Bound, Choice
+    from npuenv.matrix.rows import Bound, Choice, RefusedValue
     from npuenv.preflight.types import Launch, Problem, Setting
+
+
+def _refused(launch: Launch) -> Iterator[Problem]:
+    """The rows of matrix/keys/refused.toml. Of several rows of one rule the first that holds speaks of a key."""
+    spoken: set[tuple[str, str]] = set()
+    for row in load_matrix().refused_values:
+        if launch.framework not in row.frameworks or launch.machine.hardware in row.not_on or not _holds(row, launch):
+            continue
+        for key, text in _written(launch, row):
+            if _is_refused(row, text) and (row.rule, key) not in spoken:
+                spoken.add((row.rule, key))
+                new = None if row.removes else row.fix if row.variables else scalar(row.fix)
+                args = {"key": key, "name": text, "value": text, "role": key.partition(".")[0]}
+                yield problem(
+                    launch,
+                    row.rule,
+                    (key,),
+                    severity=row.severity,
+                    says=row.says,
+                    changes=(Change(key, new, is_variable=bool(row.variables)),) if row.fix or row.removes else (),
+                    release=launch.release or "-",
+                    source=row.source,
+                    **args,
+                )
+
+
+def _written(launch: Launch, row: RefusedValue) -> Iterator[tuple[str, str]]:
+    """The keys and variables that a row is about, with what they hold."""
+    for name in row.variables:
+        if name in launch.environ and not launch.environ[name].is_open:
+            yield name, str(launch.environ[name].value).strip()
+    for key in row.keys:
+        if "*" in key:
+            yield from ((each.key, str(each.value)) for each in matching(launch, key))
+        elif (found := value(launch, key)) is not None:
+            yield key, str(found)
+
+
+def _is_refused(row: RefusedValue, text: str) -> bool:
+    if row.pattern:
+        return re.fullmatch(row.pattern, text, re.DOTALL) is not None
+    return text in row.values or not row.values
 
 
 def _choices(launch: Launch) -> Iterator[Problem]:
@@ -28,8 +72,8 @@ def _choices(launch: Launch) -> Iterator[Problem]:
                 yield _no_choice(launch, row, setting)
 
 
-def _holds(row: Choice, launch: Launch) -> bool:
-    """Whether the list is the one of the launch's release; of an unknown release only lists that hold for all."""
+def _holds(row: Choice | RefusedValue, launch: Launch) -> bool:
+    """Whether the row is about the launch's release; of an unknown release only rows that hold for all."""
     if launch.release is None:
         return not (row.since or row.until)
     is_from = not row.since or is_at_least(launch, row.since)
@@ -135,6 +179,7 @@ def _takes(row: Bound) -> str:
 
 
 RULES = (
+    Rule("preflight.refused-value", ("verl", "roll"), _refused),
     Rule("preflight.choice", ("verl", "roll"), _choices, is_trainers=True),
     Rule("preflight.number", ("verl", "roll"), _bounds),
     Rule("preflight.number", ("verl",), _types, is_trainers=True),
