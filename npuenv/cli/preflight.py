@@ -117,8 +117,8 @@ def _code(reading: Reading, has_error: bool) -> ExitCode:
 def _asked(options: Mapping[str, Any]) -> Asked:
     import os
 
+    from npuenv.matrix.keys import defaults_of
     from npuenv.preflight.reading import Asked
-    from npuenv.preflight.rules.keys import defaults_of
     from npuenv.preflight.types import Machine
 
     framework, release = _release_of(options["framework"])

@@ -9,9 +9,9 @@ import pytest
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.fixing import corrected, fix, fix_all
 from npuenv.preflight.reading import Asked, Reading, all_of, read_file, read_words
-from npuenv.preflight.rules.keys import defaults_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

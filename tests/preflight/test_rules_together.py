@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
 from npuenv.preflight.fixing import corrected, fix
 from npuenv.preflight.reading import Asked, read_file, read_words
-from npuenv.preflight.rules.keys import defaults_of
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:

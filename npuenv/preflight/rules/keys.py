@@ -14,13 +14,12 @@ from npuenv.matrix.keys import (
     defaults_of,
     fields_of,
     is_recorded,
-    known_releases,
     names_of,
     releases_beside,
 )
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.releases import program_config
-from npuenv.preflight.rules.base import Rule, is_at_least, nearest, problem
+from npuenv.preflight.rules.base import is_at_least, nearest, problem, rule
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import MovedKey
     from npuenv.preflight.types import Launch, Problem, Setting
-
-__all__ = ["RULES", "defaults_of", "known_releases"]
 
 _HYDRA = "hydra-core 1.3: a key that the configuration does not have is refused"
 TABLE = "npuenv/matrix/keys/verl.toml, from the wheels"
@@ -140,6 +137,7 @@ def _other_name(launch: Launch, key: str, names: frozenset[str]) -> str | None:
     return None
 
 
+@rule("key-moved", "verl", source=TABLE)
 def _key_moved(launch: Launch) -> Iterator[Problem]:
     for each in _unknown(launch):
         setting, is_gone = each.setting, _is_gone(launch, each.setting.key)
@@ -156,15 +154,13 @@ def _key_moved(launch: Launch) -> Iterator[Problem]:
         )
         yield problem(
             launch,
-            "key-moved",
             (setting.key,),
             says="" if renamed else "key-gone",
             severity="error" if each.is_refused else "warning",
             changes=(change,),
             key=setting.key,
             release=launch.release,
-            source=TABLE,
-            **({"new": renamed} if renamed else {}),
+            **{"new": renamed} if renamed else {},
         )
 
 
@@ -178,13 +174,13 @@ def _is_between(launch: Launch, each: _Strange) -> bool:
     return len(each.lacking) < len(releases_beside("verl", launch.release))
 
 
+@rule("key-unknown", "verl", source=TABLE)
 def _key_between(launch: Launch) -> Iterator[Problem]:
     """A key that only one of the two releases has between which the launch's lies."""
     for each in _unknown(launch):
         if _is_between(launch, each) and not launch.is_added(each.setting.key):
             yield problem(
                 launch,
-                "key-unknown",
                 (each.setting.key,),
                 says="key-between",
                 severity="warning",
@@ -192,10 +188,10 @@ def _key_between(launch: Launch) -> Iterator[Problem]:
                 lacks=each.lacking[0],
                 has=next(name for name in releases_beside("verl", launch.release) if name not in each.lacking),
                 release=launch.release,
-                source=TABLE,
             )
 
 
+@rule("key-unknown", "verl", source=_HYDRA)
 def _key_unknown(launch: Launch) -> Iterator[Problem]:
     for each in _unknown(launch):
         setting, names = each.setting, each.names
@@ -213,14 +209,12 @@ def _key_unknown(launch: Launch) -> Iterator[Problem]:
         changes = (Change(near, setting.value, renames=setting.key),) if near and is_meant else ()
         yield problem(
             launch,
-            "key-unknown",
             (setting.key,),
             says=_says(near, is_taken, is_added),
             changes=changes,
             key=setting.key,
             near=near or "-",
             release=launch.release,
-            source=_HYDRA,
             severity="error" if each.is_refused else "warning",
         )
 
@@ -255,8 +249,8 @@ def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
     if not is_verls and not _is_read(launch, setting.key) and not launch.missing_files:
         yield problem(
             launch,
-            "key-unknown",
             (setting.key,),
+            rule="key-unknown",
             says="key-own",
             severity="note",
             key=setting.key,
@@ -282,6 +276,7 @@ def is_slip(key: str, near: str, cutoff: float = 0.7) -> bool:
     return len(parts) == len(others) and all(nearest(one, (other,), cutoff) for one, other in zip(parts, others))
 
 
+@rule("key-exists", "verl", source="hydra-core 1.3: Could not append to config")
 def _key_exists(launch: Launch) -> Iterator[Problem]:
     beside = () if has_own_keys(launch) else releases_beside("verl", launch.release)
     tables = [defaults_of("verl", name) for name in beside]
@@ -295,39 +290,31 @@ def _key_exists(launch: Launch) -> Iterator[Problem]:
         ):
             yield problem(
                 launch,
-                "key-exists",
                 (setting.key,),
                 severity="error" if is_sure else "warning",
                 changes=(Change(setting.key, setting.value, renames=setting.key),),
                 key=setting.key,
                 release=launch.release,
-                source="hydra-core 1.3: Could not append to config",
             )
 
 
+@rule("noise-injection", "verl", source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection")
 def _noise(launch: Launch) -> Iterator[Problem]:
     keys = tuple(key for key in launch.settings if key.startswith(_NOISE))
     if keys:
         says = "noise-ignored" if all(map(launch.is_added, keys)) else "noise-refused"
-        yield problem(
-            launch,
-            "noise-injection",
-            keys,
-            says=says,
-            changes=tuple(Change(key, None) for key in keys),
-            source="verl wheels 0.4.1 to 0.9.1: no reader of trainer.noise_injection",
-        )
+        yield problem(launch, keys, says=says, changes=tuple(Change(key, None) for key in keys))
 
 
+@rule("key-mandatory", "verl", source=TABLE)
 def _mandatory(launch: Launch) -> Iterator[Problem]:
     key = "actor_rollout_ref.rollout.name"
     is_unset = key not in launch.settings and not launch.is_open(key)
     if is_unset and defaults_of("verl", launch.release).get(key) == "???":
-        yield problem(
-            launch, "key-mandatory", (), changes=(Change(key, "vllm"),), key=key, release=launch.release, source=TABLE
-        )
+        yield problem(launch, (), changes=(Change(key, "vllm"),), key=key, release=launch.release)
 
 
+@rule("key-dropped", "roll", source=_DROPPED)
 def _roll_dropped(launch: Launch) -> Iterator[Problem]:
     used = {name for s in launch.settings.values() for name in re.findall(r"\$\{([\w]+)", s.text)}
     for key, setting in launch.settings.items():
@@ -337,20 +324,9 @@ def _roll_dropped(launch: Launch) -> Iterator[Problem]:
         meant = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
         if meant and f"{where}{meant}" not in launch.settings:
             change = Change(f"{where}{meant}", setting.value, renames=key)
-            yield problem(
-                launch,
-                "key-dropped",
-                (key,),
-                severity="warning",
-                changes=(change,),
-                key=key,
-                near=f"{where}{meant}",
-                source=_DROPPED,
-            )
+            yield problem(launch, (key,), severity="warning", changes=(change,), key=key, near=f"{where}{meant}")
         elif part in ("model_args", "data_args", "worker"):
-            yield problem(
-                launch, "key-dropped", (key,), says="key-dropped-only", severity="note", key=key, source=_DROPPED
-            )
+            yield problem(launch, (key,), says="key-dropped-only", severity="note", key=key)
 
 
 def _part_of(key: str) -> tuple[str, str, str]:
@@ -399,6 +375,7 @@ def _config_near(file: str) -> str | None:
     return nearest(_config_name(file), {each.rpartition("/")[2] for each in configs_of("verl")}, 0.85)
 
 
+@rule("defaults-missing")
 def _defaults_missing(launch: Launch) -> Iterator[Problem]:
     """`${deepspeed_zero3}` of a fragment whose `defaults:` are not there."""
     for file in launch.missing_files:
@@ -410,7 +387,6 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
         is_there = own is not None and not (own.group(1).startswith("deepspeed") and is_at_least(launch, "0.3.0"))
         yield problem(
             launch,
-            "defaults-missing",
             (),
             says="config-near" if near else "",
             severity="note" if is_there else "error",
@@ -424,22 +400,9 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
         if setting.is_open and not setting.is_shells and name and name.group(1) not in tops:
             yield problem(
                 launch,
-                "defaults-missing",
                 (key,),
                 says="interpolation-missing",
                 key=key,
                 name=name.group(1),
                 source="omegaconf: Interpolation key not found",
             )
-
-
-RULES = (
-    Rule("preflight.key-moved", ("verl",), _key_moved),
-    Rule("preflight.key-unknown", ("verl",), _key_unknown),
-    Rule("preflight.key-unknown", ("verl",), _key_between),
-    Rule("preflight.key-exists", ("verl",), _key_exists),
-    Rule("preflight.key-mandatory", ("verl",), _mandatory),
-    Rule("preflight.noise-injection", ("verl",), _noise),
-    Rule("preflight.key-dropped", ("roll",), _roll_dropped),
-    Rule("preflight.defaults-missing", ("roll", "verl"), _defaults_missing),
-)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.preflight.rules.base import (
-    Rule,
     as_number,
     generates_apart,
     is_off,
     is_true,
     number,
     problem,
+    rule,
     sequence_parallel,
     value,
     verl_cards,
@@ -215,6 +215,7 @@ def _roll_shards(launch: Launch, cards: int) -> int:
     return int(size) if 0 < size < cards else cards
 
 
+@rule("memory", source="npuenv.preflight.memory: an estimate")
 def _memory(launch: Launch) -> Iterator[Problem]:
     found = job_of(launch)
     if found is None:
@@ -241,12 +242,10 @@ def _memory(launch: Launch) -> Iterator[Problem]:
         )
         yield problem(
             launch,
-            "memory",
             keys,
             changes=_relief(launch, job, placement),
             reason=outcome.says[0] if outcome.says else "-",
             advice=outcome.advice[0] if outcome.advice else "-",
-            source="npuenv.preflight.memory: an estimate",
         )
 
 
@@ -298,6 +297,7 @@ def _smallest(launch: Launch, job: Job) -> tuple[Sizes, tuple[Change, ...]]:
     return small, (Change(f"{_ACTOR}.ppo_max_token_len_per_gpu", tokens), *changes)
 
 
+@rule("memory-unjudged")
 def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud that nothing was estimated, where the cards are all that is missing."""
     machine = launch.machine
@@ -306,7 +306,6 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
         if launch.framework == "verl" and launch.release and value(launch, key) == "megatron":
             yield problem(
                 launch,
-                "memory-unjudged",
                 (key,),
                 severity="note",
                 says="memory-megatron",
@@ -317,7 +316,6 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
     if job_of(replace(launch, machine=known)) is not None:
         yield problem(
             launch,
-            "memory-unjudged",
             (),
             severity="note",
             options=tuple(
@@ -330,9 +328,3 @@ def _memory_unjudged(launch: Launch) -> Iterator[Problem]:
             ),
             source="npuenv.preflight.memory: needs the cards' memory",
         )
-
-
-RULES = (
-    Rule("preflight.memory", ("verl", "roll"), _memory),
-    Rule("preflight.memory-unjudged", ("verl", "roll"), _memory_unjudged),
-)

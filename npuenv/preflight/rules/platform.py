@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.preflight.rules.base import Rule, is_at_least, is_true, matching, problem, roles, value, whole, written
+from npuenv.preflight.rules.base import is_at_least, is_true, matching, problem, roles, rule, value, whole, written
 from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
 
@@ -48,6 +48,7 @@ _MEGATRON = frozenset(
 _OF_BOTH_ENGINES = frozenset(("gpu_memory_utilization", "load_format", "dtype", "tensor_parallel_size", "seed"))
 
 
+@rule("device", "verl")
 def _device(launch: Launch) -> Iterator[Problem]:
     key = "trainer.device"
     setting = written(launch, key)
@@ -56,7 +57,6 @@ def _device(launch: Launch) -> Iterator[Problem]:
     if setting is not None and setting.value in ("cuda", "gpu"):
         yield problem(
             launch,
-            "device",
             (key,),
             severity="error" if launch.release else "warning",
             changes=(Change(key, "npu"),),
@@ -65,7 +65,6 @@ def _device(launch: Launch) -> Iterator[Problem]:
     elif setting is None and not launch.is_open(key) and is_at_least(launch, "0.7.0") is False:
         yield problem(
             launch,
-            "device",
             (),
             says="device-unset",
             changes=(Change(key, "npu"),),
@@ -74,6 +73,7 @@ def _device(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("visibility", source="ray/_private/accelerators/npu.py: ASCEND_RT_VISIBLE_DEVICES")
 def _visibility(launch: Launch) -> Iterator[Problem]:
     setting = launch.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is not None:
@@ -88,16 +88,15 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
         is_whole = str(setting.value) == ",".join(map(str, range(asked)))
         yield problem(
             launch,
-            "visibility",
             ("CUDA_VISIBLE_DEVICES",),
             severity="warning" if is_whole else "error",
             changes=changes,
             name="CUDA_VISIBLE_DEVICES",
             new=new,
-            source="ray/_private/accelerators/npu.py: ASCEND_RT_VISIBLE_DEVICES",
         )
 
 
+@rule("nccl")
 def _nccl(launch: Launch) -> Iterator[Problem]:
     for name, setting in launch.environ.items():
         if not name.startswith(("NCCL_", "PYTORCH_CUDA_", "TORCH_NCCL_")):
@@ -108,7 +107,6 @@ def _nccl(launch: Launch) -> Iterator[Problem]:
             change = Change(new, setting.value, is_variable=True, renames=name)
         yield problem(
             launch,
-            "nccl",
             (name,),
             severity="warning",
             says="nccl-renamed" if new else "nccl",
@@ -119,14 +117,14 @@ def _nccl(launch: Launch) -> Iterator[Problem]:
         )
 
 
+@rule("megatron-mindspeed", "verl", source="verl Ascend quick start (2025-12): MindSpeed and Megatron-LM")
 def _megatron_needs(launch: Launch) -> Iterator[Problem]:
     key, packages = "actor_rollout_ref.actor.strategy", launch.machine.packages
     if value(launch, key) == "megatron" and packages and not {"mindspeed", "mindspeed-llm"} & set(packages):
-        yield problem(
-            launch, "megatron-mindspeed", (key,), source="verl Ascend quick start (2025-12): MindSpeed and Megatron-LM"
-        )
+        yield problem(launch, (key,))
 
 
+@rule("roll-strategy", "roll")
 def _roll_strategy(launch: Launch) -> Iterator[Problem]:
     for role in roles(launch):
         key = f"{role}.strategy_args.strategy_name"
@@ -143,8 +141,8 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
         new = train if name.endswith("train") else "fsdp2_infer"
         yield problem(
             launch,
-            "roll-deepspeed",
             (key,),
+            rule="roll-deepspeed",
             changes=_as_fsdp(launch, key, new),
             name=name,
             new=new,
@@ -156,8 +154,8 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
         severity: Severity = "error" if is_new is not None else "warning"
         yield problem(
             launch,
-            "roll-megatron",
             (key,),
+            rule="roll-megatron",
             severity=severity,
             changes=(Change(key, new), *_without_megatron(launch, key, new)),
             name=name,
@@ -167,8 +165,8 @@ def _of_strategy(launch: Launch, key: str, name: str) -> Iterator[Problem]:
     if name == "sglang":
         yield problem(
             launch,
-            "roll-engine",
             (key,),
+            rule="roll-engine",
             severity="warning",
             changes=_as_vllm(launch, key),
             name=name,
@@ -229,17 +227,12 @@ def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
         yield Change(f"{config}.fsdp_size", len(cards))
 
 
+@rule("profiler", "verl", source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys")
 def _profiler(launch: Launch) -> Iterator[Problem]:
     for pattern in ("global_profiler.tool", "*.profiler.tool"):
         for setting in matching(launch, pattern):
             if setting.value == "nsys" and _profiles(launch, setting.key):
-                yield problem(
-                    launch,
-                    "profiler",
-                    (setting.key,),
-                    changes=(Change(setting.key, "npu"),),
-                    source="verl wheels 0.6.1 to 0.9.1: verl/utils/profiler, npu or torch in place of nsys",
-                )
+                yield problem(launch, (setting.key,), changes=(Change(setting.key, "npu"),))
 
 
 def _profiles(launch: Launch, key: str) -> bool:
@@ -253,25 +246,14 @@ def _profiles(launch: Launch, key: str) -> bool:
     return any(is_true(launch, f"{each}.enable") for each in parts)
 
 
+@rule("flash-package")
 def _flash_package(launch: Launch) -> Iterator[Problem]:
     for name in ("flash-attn", "flash_attn"):
         if name in launch.machine.packages:
             yield problem(
                 launch,
-                "flash-package",
                 (),
                 severity="warning",
                 version=launch.machine.packages[name],
                 source=f"{_UNSUPPORTED} unsupported.{launch.framework}.flash-attn",
             )
-
-
-RULES = (
-    Rule("preflight.device", ("verl",), _device),
-    Rule("preflight.visibility", ("verl", "roll"), _visibility),
-    Rule("preflight.nccl", ("verl", "roll"), _nccl),
-    Rule("preflight.megatron-mindspeed", ("verl",), _megatron_needs),
-    Rule("preflight.roll-strategy", ("roll",), _roll_strategy),
-    Rule("preflight.profiler", ("verl",), _profiler),
-    Rule("preflight.flash-package", ("verl", "roll"), _flash_package),
-)

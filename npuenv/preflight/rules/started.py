@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.matrix.keys import configs_of, is_recorded, programs_of, releases_beside
 from npuenv.preflight.calls import module_of
-from npuenv.preflight.rules.base import Rule, nearest, problem
+from npuenv.preflight.rules.base import nearest, problem, rule
 from npuenv.preflight.rules.keys import TABLE, has_own_keys, is_slip
 from npuenv.preflight.types import Change
 
@@ -18,22 +18,16 @@ if TYPE_CHECKING:
 _GROUPS = "verl/trainer/config/"
 
 
+@rule("program", "verl", source=f"{TABLE}: modules with hydra.main")
 def _program(launch: Launch) -> Iterator[Problem]:
     """A module that no release has, and that is nearly one of this release's."""
     module = module_of(launch.program)
     near = nearest(module, programs_of("verl", launch.release), 0.9)
     if launch.program and module not in programs_of("verl") and near and is_slip(module, near, 0.85):
-        yield problem(
-            launch,
-            "program",
-            (),
-            program=module,
-            near=near,
-            release=launch.release or "",
-            source=f"{TABLE}: modules with hydra.main",
-        )
+        yield problem(launch, (), program=module, near=near, release=launch.release or "")
 
 
+@rule("choice", "verl", source=f"{TABLE}: configuration groups")
 def _group(launch: Launch) -> Iterator[Problem]:
     """A choice that its configuration group does not have; files of the user's own may bring more of them."""
     if has_own_keys(launch) or launch.from_files or launch.is_partial or launch.release is None:
@@ -49,18 +43,10 @@ def _group(launch: Launch) -> Iterator[Problem]:
             near = nearest(setting.value, known)
             yield problem(
                 launch,
-                "choice",
                 (key,),
                 severity="error" if is_sure else "warning",
                 changes=(Change(key, near),) if near else (),
                 key=key,
                 text=setting.text,
                 values=tuple(known),
-                source=f"{TABLE}: configuration groups",
             )
-
-
-RULES = (
-    Rule("preflight.program", ("verl",), _program),
-    Rule("preflight.choice", ("verl",), _group),
-)

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.preflight.rules.base import Rule, as_number, is_at_least, matching, nearest, problem, value
+from npuenv.preflight.rules.base import as_number, is_at_least, matching, nearest, problem, rule, value
 from npuenv.preflight.types import Change
 from npuenv.preflight.yaml_text import scalar
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npuenv.preflight.types import Launch, Problem, Setting
 
 
+@rule("refused-value")
 def _refused(launch: Launch) -> Iterator[Problem]:
     """The rows of matrix/keys/refused.toml. Of several rows of one rule the first that holds speaks of a key."""
     spoken: set[tuple[str, str]] = set()
@@ -34,8 +35,8 @@ def _refused(launch: Launch) -> Iterator[Problem]:
                 args = {"key": key, "name": text, "value": text, "role": key.partition(".")[0]}
                 yield problem(
                     launch,
-                    row.rule,
                     (key,),
+                    rule=row.rule,
                     severity=row.severity,
                     says=row.says,
                     changes=(Change(key, new, is_variable=bool(row.variables)),) if row.fix or row.removes else (),
@@ -63,6 +64,7 @@ def _is_refused(row: RefusedValue, text: str) -> bool:
     return text in row.values or not row.values
 
 
+@rule("choice", is_trainers=True)
 def _choices(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().choices:
         if row.framework != launch.framework or not _holds(row, launch):
@@ -89,8 +91,8 @@ def _no_choice(launch: Launch, row: Choice, setting: Setting) -> Problem:
     )
     return problem(
         launch,
-        "choice",
         (setting.key,),
+        rule="choice",
         severity="warning" if row.is_open and not near else "error",
         changes=changes,
         key=setting.key,
@@ -109,6 +111,7 @@ def _meant(word: str, row: Choice) -> str | None:
     return folded.get(word.casefold().replace("-", "_")) or nearest(word, row.values, 0.75)
 
 
+@rule("number")
 def _bounds(launch: Launch) -> Iterator[Problem]:
     for row in load_matrix().bounds:
         if row.framework != launch.framework or any(f"{key}={value(launch, key)}" in row.unless for key in _keys(row)):
@@ -116,13 +119,7 @@ def _bounds(launch: Launch) -> Iterator[Problem]:
         for setting in matching(launch, row.key):
             if setting.value is not None and not (_is_within(row, setting.value) or _is_none(launch, setting)):
                 yield problem(
-                    launch,
-                    "number",
-                    (setting.key,),
-                    key=setting.key,
-                    text=setting.text,
-                    takes=_takes(row),
-                    source=row.source,
+                    launch, (setting.key,), key=setting.key, text=setting.text, takes=_takes(row), source=row.source
                 )
 
 
@@ -138,6 +135,7 @@ def _is_none(launch: Launch, setting: Setting) -> bool:
     return setting.key == "data.train_batch_size" and setting.value == 0 and "fully_async" in launch.program
 
 
+@rule("number", "verl", source="npuenv/matrix/keys/verl.toml: the release's own value", is_trainers=True)
 def _types(launch: Launch) -> Iterator[Problem]:
     """Words in the place of a number or a switch, by what the release's own value is."""
     bound = {row.key for row in load_matrix().bounds}
@@ -150,14 +148,13 @@ def _types(launch: Launch) -> Iterator[Problem]:
         if is_switch or (setting and setting.value[0].isalpha()):  # 0.5_4.0 is a range to one key
             yield problem(
                 launch,
-                "choice" if is_switch else "number",
                 (key,),
+                rule="choice" if is_switch else "number",
                 says="not-a-switch" if is_switch else "not-a-number",
                 key=key,
                 text=setting.text if setting else "",
                 default=default,
                 release=launch.release,
-                source="npuenv/matrix/keys/verl.toml: the release's own value",
             )
 
 
@@ -176,11 +173,3 @@ def _takes(row: Bound) -> str:
     """The range in signs: 0 < x <= 1."""
     low = f"{row.above:g} < " if row.above > -math.inf else f"{row.least:g} <= " if row.least > -math.inf else ""
     return f"{low}x" + (f" <= {row.most:g}" if row.most < math.inf else "")
-
-
-RULES = (
-    Rule("preflight.refused-value", ("verl", "roll"), _refused),
-    Rule("preflight.choice", ("verl", "roll"), _choices, is_trainers=True),
-    Rule("preflight.number", ("verl", "roll"), _bounds),
-    Rule("preflight.number", ("verl",), _types, is_trainers=True),
-)

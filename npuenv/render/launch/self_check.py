@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.matrix.keys import defaults_of
 from npuenv.preflight.examine import examine
 from npuenv.preflight.reading import Asked, read_text, read_words
-from npuenv.preflight.rules.keys import defaults_of
 from npuenv.preflight.types import Machine
 
 if TYPE_CHECKING:
