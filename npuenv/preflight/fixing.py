@@ -1,4 +1,4 @@
-"""Corrections put into a copy of what was written, until no rule has one left. Start from `fix`."""
+"""Corrections put into a copy of what was written, until no rule has one left."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from npuenv.core.shellscript import UNKNOWN
 from npuenv.preflight.edit_words import edit_command, edit_script, shown
 from npuenv.preflight.edit_yaml import edit_yaml
 from npuenv.preflight.examine import examine
-from npuenv.preflight.reading import Asked, Reading, read_text, read_words
+from npuenv.preflight.reading import JOB_VARIABLES, Asked, Reading, read_text, read_words
 from npuenv.preflight.types import Change
-from npuenv.preflight.variables import JOB_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """A file or a command as a Launch: verl commands, shell scripts that hold one, verl and ROLL YAML.
 
-Start from `read_file` and `read_words`; `all_of` gives the further launches of a script.
 Nothing that is read is ever run. What could not be decided is open in the launch, never guessed.
 """
 
@@ -15,19 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npuenv.core.errors import BadInput
 from npuenv.core.files import read_bytes
+from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.core.shellscript import UNKNOWN, open_quote
-from npuenv.matrix import load_matrix
 from npuenv.preflight import limits
-from npuenv.preflight.calls import find_call, is_driver, is_launcher, module_of, script_of, shell_text, unjudged
+from npuenv.preflight.calls import find_call, module_of, script_of, shell_text, unjudged
 from npuenv.preflight.configs import Config, Search, read_config
 from npuenv.preflight.hydra import NotHydra, read_override
 from npuenv.preflight.interpolate import fill
 from npuenv.preflight.releases import counted_as, program_config
 from npuenv.preflight.script import Script, Word, survey
+from npuenv.preflight.script_problems import cut_off, gpu_packages, ray_gpus, started_often, unset_variables
 from npuenv.preflight.types import Launch, Machine, Place, Problem, Setting
-from npuenv.preflight.unset import unset_variables
-from npuenv.preflight.variables import of_job, of_ray_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +38,8 @@ Defaults = Callable[[str, str], Mapping[str, Any]]
 
 # `# npuenv 0.1.0: verl 0.7.1, recipe ...`, `# npuenv launch NAME for ROLL 0.3.0, stack ...`, and the same in Chinese.
 _RENDERED = re.compile(r"^# npuenv .*?\b(verl|ROLL) ([^,，、]+)[,，、]", re.MULTILINE)
+JOB_VARIABLES = "env_vars."  # in front of the name of a variable that stands in a JSON text
 _HEAD = 600  # characters in which that stands
-_RAY = "runs of ray 2.48.0, 2.49.2, 2.50.1, 2.60.0: what `ray start --num-gpus=8` registers beside 8 NPUs"
-_DRIVER = "verl wheels: verl/trainer/main_ppo.py, and alibaba/ROLL start_*_pipeline.py: one process that starts Ray"
-_CONTINUED = "GNU Bash manual, Escape Character: a backslash and a newline right behind it continue a line"
 _GRAMMAR = "hydra-core 1.3 hydra/grammar/OverrideParser.g4"
 
 
@@ -140,7 +136,7 @@ def _read_inner(text: str, arguments: Sequence[str], asked: Asked) -> Reading:
 
 
 def _read_placed(words: Sequence[Word], call: Call, asked: Asked) -> Reading:
-    environ, refused = {**_leading(words), **of_job(words, "")}, _started_often(words, call, "")
+    environ, refused = {**_leading(words), **_of_job(words, "")}, started_often(words, call, "")
     if call.framework == "roll":
         return replace(_of_roll_call(call, environ, asked, asked.folder), refused=refused)
     return _of_verl_call(Reading(_NO_LAUNCH, "", "", tuple(words), call, refused=refused), environ, asked)
@@ -154,35 +150,6 @@ def _no_launch(where: str, other: str | None) -> BadInput:
         return BadInput(Message(f"preflight.{key}", args), Message("preflight.what-is-read"))
     args = {"program": other.replace(UNKNOWN, "…")}
     return BadInput(Message("preflight.only-unjudged", args), Message("preflight.what-is-judged"))
-
-
-def _started_often(words: Sequence[Word], call: Call, path: str) -> tuple[Problem, ...]:
-    """A driver that a launcher would start once for each card: it is one process, which starts the others by Ray."""
-    if not is_driver(call.program):
-        return ()
-    values = [word.value for word in words]
-    launcher = next((word for word in words[: values.index(call.program)] if is_launcher(word.value)), None)
-    if launcher is None:
-        return ()
-    setting = Setting("start", launcher.value, launcher.raw, Place(path, launcher.line if path else 1))
-    args = {"launcher": launcher.value, "program": call.program}
-    says = Message("preflight_rules.launcher", {name: each.replace(UNKNOWN, "…") for name, each in args.items()})
-    return (Problem("preflight.launcher", "error", says, (setting,), _DRIVER),)
-
-
-def _gpu_packages(found: Survey, framework: str, path: str) -> Iterator[Problem]:
-    """Packages for GPUs that a script installs before it starts the run."""
-    known = {
-        row.package: row
-        for row in load_matrix().unsupported
-        if row.kind == "package" and framework in row.frameworks and row.believe and not row.until and row.package
-    }
-    for word in found.installs:
-        name = re.split(r"[=<>!~\[;@ ]", word.value)[0].casefold().replace("_", "-")
-        if name in known:
-            setting = Setting("install", word.value, word.raw, Place(path, word.line))
-            says = Message("preflight_rules.gpu-package", {"name": name})
-            yield Problem("preflight.gpu-package", "warning", says, (setting,), known[name].source)
 
 
 def _text_of(path: Path) -> str:
@@ -257,19 +224,19 @@ def _read_script(text: str, path: Path, asked: Asked, arguments: tuple[str, ...]
     environ = {
         each.name: replace(_variable(each.name, each.word, str(path)), is_sure=each.is_sure) for each in script.exports
     }
-    environ.update(of_job(script.words, str(path)))
+    environ.update(_of_job(script.words, str(path)))
     notes = () if nth else tuple(_notes(found, str(path)))
-    gpus = () if nth else tuple(_ray_gpus(word, str(path)) for word in found.gpus)
-    packages = () if nth else tuple(_gpu_packages(found, script.call.framework, str(path)))
+    gpus = () if nth else tuple(ray_gpus(word, str(path)) for word in found.gpus)
+    packages = () if nth else tuple(gpu_packages(found, script.call.framework, str(path)))
     unset = () if nth else tuple(unset_variables(text, str(path), asked.environ))
     place: dict[str, Any] = {
         "notes": notes,
         "refused": (
-            *_cut_off(script, str(path)),
+            *cut_off(script, str(path)),
             *gpus,
             *packages,
             *unset,
-            *_started_often(script.words, script.call, str(path)),
+            *started_often(script.words, script.call, str(path)),
         ),
         "arguments": arguments,
         "nth": nth,
@@ -292,16 +259,6 @@ def _notes(found: Survey, path: str) -> Iterator[Message]:
         yield Message("preflight.unjudged", {"path": path, "line": line, "program": program.replace(UNKNOWN, "…")})
 
 
-def _cut_off(script: Script, path: str) -> Iterator[Problem]:
-    """Places where the shell ends the command, though its words go on."""
-    of_windows = [cut for cut in script.cuts if cut.why == "carriage-return"]
-    for cut in (each for each in script.cuts if each not in of_windows[1:]):
-        key, sign, text = cut.lost.partition("=")
-        setting = Setting(key or "\\", text if sign else None, text, Place(path, cut.line))
-        says = Message(f"preflight_rules.cut-{cut.why}", {"line": cut.line})
-        yield Problem("preflight.cut-off", "error", says, (setting,), _CONTINUED)
-
-
 def _sourced(name: str, folders: Sequence[Path]) -> str | None:
     """The text of a file that a script reads with `source`, where it lies beside the script."""
     end = name.rpartition(UNKNOWN)[2].lstrip("/") if UNKNOWN in name else name
@@ -311,12 +268,6 @@ def _sourced(name: str, folders: Sequence[Path]) -> str | None:
         return None if found is None else _text_of(found)
     except BadInput:
         return None
-
-
-def _ray_gpus(word: Word, path: str) -> Problem:
-    setting = Setting("ray start", word.value, word.raw, Place(path, word.line))
-    says = Message("preflight_rules.ray-gpus", {"word": word.value})
-    return Problem("preflight.ray-gpus", "error", says, (setting,), _RAY)
 
 
 def _variable(name: str, word: Word, path: str, at: int = 0) -> Setting:
@@ -338,6 +289,29 @@ def _leading(words: Sequence[Word]) -> dict[str, Setting]:
     return found
 
 
+def _of_job(words: Sequence[Word], path: str) -> dict[str, Setting]:
+    """The variables that `ray job submit --runtime-env-json` gives to the run."""
+    values = [word.value for word in words]
+    for at, word in enumerate(words):
+        name, sign, text = word.value.partition("=")
+        if name == "--runtime-env-json" and (sign or at + 1 < len(values)):
+            try:
+                found = loads(text if sign else values[at + 1])
+            except JsonError:
+                return {}
+            pairs = found.get("env_vars") if isinstance(found, dict) else None
+            place = Place(path, word.line if path else 1, at + 1)
+            items = pairs.items() if isinstance(pairs, dict) else ()
+            return {key: Setting(f"{JOB_VARIABLES}{key}", str(value), str(value), place) for key, value in items}
+    return {}
+
+
+def _of_ray_init(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """The variables that the trainer gives to its workers through Ray."""
+    found = ((re.fullmatch(r"(?:ray_kwargs\.)?ray_init\.runtime_env\.env_vars\.(\w+)", key), key) for key in settings)
+    return {match[1]: settings[key] for match, key in found if match}
+
+
 def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -> Reading:
     """The launch of a verl command: its configuration file, where it names one, under its words."""
     assert reading.call is not None
@@ -356,7 +330,7 @@ def _of_verl_call(reading: Reading, environ: dict[str, Setting], asked: Asked) -
         for setting in found:
             settings.pop(setting.key, None)
             settings[setting.key] = setting
-    launch = _launch("verl", settings, {**environ, **of_ray_init(settings)}, asked, "command", base)
+    launch = _launch("verl", settings, {**environ, **_of_ray_init(settings)}, asked, "command", base)
     words = [reading.words[at].value for at in reading.call.overrides]
     is_partial = base.is_partial or any(UNKNOWN in word.partition("=")[0] for word in words)
     launch = replace(launch, program=reading.call.program, is_partial=is_partial)

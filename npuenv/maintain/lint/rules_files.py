@@ -10,7 +10,7 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.core.versions import requirement_name, specifier
 from npuenv.maintain.lint.ranges import disjoint, takes_newest, within
-from npuenv.maintain.lint.values import Ask, AskFile, Checkout, Complaint
+from npuenv.maintain.lint.values import Ask, AskFile, Checkout, Complaint, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +27,7 @@ def disjoint_asks(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
     for one, other in _pairs(checkout.files):
         for first, second in _clashing(one, other):
             args = {"package": first.name, "one": first.text, "other": second.text, "file": second.place.path}
-            yield Complaint(
-                first.place.path,
-                first.place.line,
-                "lint.disjoint",
-                Message("lint.disjoint", args),
-                (str(first), str(second)),
-                "error",
-            )
+            yield complaint(first.place, "disjoint", args, (str(first), str(second)), "error")
 
 
 def _pairs(files: tuple[AskFile, ...]) -> Iterator[tuple[AskFile, AskFile]]:
@@ -91,11 +84,10 @@ def _over_limit(file: AskFile, limit: Limit) -> Iterator[Complaint]:
     impossible = disjoint(asked.spec, needs_range)
     if impossible or (takes_newest(asked.spec) and not takes_newest(needs_range)):
         args = {"asked": asked.text, "trigger": trigger.text, "needs": limit.needs, "why": Message(limit.why)}
-        yield Complaint(
-            asked.place.path,
-            asked.place.line,
-            "lint.undeclared-limit",
-            Message("lint.undeclared-limit", args),
+        yield complaint(
+            asked.place,
+            "undeclared-limit",
+            args,
             (str(trigger), str(asked), f"{limit.id} ({limit.source})"),
             "error" if impossible else "warning",
         )
@@ -114,14 +106,7 @@ def pins_that_pair(checkout: Checkout, matrix: Matrix) -> Iterator[Complaint]:
 def together(triton: Ask, ascend: Ask) -> Complaint:
     args = {"triton": triton.text, "ascend": ascend.text}
     place = triton.place
-    return Complaint(
-        place.path,
-        place.line,
-        "lint.triton-together",
-        Message("lint.triton-together", args),
-        (str(triton), str(ascend)),
-        "error",
-    )
+    return complaint(place, "triton-together", args, (str(triton), str(ascend)), "error")
 
 
 def torch_pairs(asks: dict[str, Ask], matrix: Matrix, arch: str) -> Iterator[Complaint]:
@@ -133,14 +118,7 @@ def torch_pairs(asks: dict[str, Ask], matrix: Matrix, arch: str) -> Iterator[Com
         public = specifier(f"=={row.torch}")
         if disjoint(torch.spec, needs) and disjoint(torch.spec, public):
             args = {"torch_npu": npu.text, "torch": torch.text, "needs": f"torch=={row.torch}"}
-            yield Complaint(
-                npu.place.path,
-                npu.place.line,
-                "lint.torch-pair",
-                Message("lint.torch-pair", args),
-                (str(torch), str(npu), f"{row.id} ({row.source})"),
-                "error",
-            )
+            yield complaint(npu.place, "torch-pair", args, (str(torch), str(npu), f"{row.id} ({row.source})"), "error")
     companions = matrix.companion_row(torch.exact) if torch and torch.exact else None
     for name in ("torchvision", "torchaudio") if companions else ():
         asked, fits = asks.get(name), getattr(companions, name)
@@ -153,11 +131,10 @@ def torch_pairs(asks: dict[str, Ask], matrix: Matrix, arch: str) -> Iterator[Com
             and not _local(asked, fits)
         ):
             args = {"asked": asked.text, "torch": torch.text, "fits": f"{name}=={fits}"}
-            yield Complaint(
-                asked.place.path,
-                asked.place.line,
-                "lint.companion",
-                Message("lint.companion", args),
+            yield complaint(
+                asked.place,
+                "companion",
+                args,
                 (str(torch), str(asked), f"{companions.id} ({companions.source})"),
                 "error",
             )

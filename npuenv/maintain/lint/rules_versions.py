@@ -11,7 +11,7 @@ from npuenv.core.messages import Message
 from npuenv.core.shellscript import ARCHES
 from npuenv.maintain.lint.ranges import disjoint
 from npuenv.maintain.lint.rules_files import together, torch_pairs
-from npuenv.maintain.lint.values import Ask, Checkout, Complaint, Event, Install, Place, Uninstall
+from npuenv.maintain.lint.values import Ask, Checkout, Complaint, Event, Install, Place, Uninstall, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,7 +67,7 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
         fits = _pair_of(matrix, row.torch, cann)
         if (compatible and not fits) or not _is_named(matrix, cann):
             continue  # nothing better is known, or the tables do not reach this CANN
-        key = "lint.torch-npu-cann-not-pair" if compatible else "lint.torch-npu-cann"
+        says = "torch-npu-cann-not-pair" if compatible else "torch-npu-cann"
         args = {
             "torch_npu": f"torch_npu {npu.exact}",
             "cann": cann,
@@ -75,13 +75,13 @@ def torch_npu_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
             "fits": fits or Message("lint.no-pair"),
         }
         place = history.where("torch-npu", arch)
-        yield Complaint(
-            place.path,
-            place.line,
-            "lint.torch-npu-cann",
-            Message(key, args),
+        yield complaint(
+            place,
+            "torch-npu-cann",
+            args,
             (*_sides(npu, place), history.cann_evidence, f"{row.id} ({row.source})"),
             "warning" if compatible else "error",
+            says=says,
         )
 
 
@@ -102,11 +102,10 @@ def triton_on_cann(history: History, matrix: Matrix) -> Iterator[Complaint]:
             "fits": f"triton-ascend {better.version}",
         }
         place = history.where("triton-ascend", arch)
-        yield Complaint(
-            place.path,
-            place.line,
-            "lint.triton-ascend-cann",
-            Message("lint.triton-ascend-cann", args),
+        yield complaint(
+            place,
+            "triton-ascend-cann",
+            args,
             (
                 *_sides(asked, place),
                 history.cann_evidence,
@@ -162,8 +161,7 @@ def wheels(history: History, matrix: Matrix) -> Iterator[Complaint]:
         assert image is not None
         args = {"asked": asked.text, "python": image.python, "arch": arches, "pythons": _pythons(row, arches[0])}
         evidence = (str(asked), f"{image.place}: FROM {image.text}", f"{row.id} ({row.source})")
-        says = Message("lint.no-wheel", args)
-        yield Complaint(asked.place.path, asked.place.line, "lint.no-wheel", says, evidence, "error")
+        yield complaint(asked.place, "no-wheel", args, evidence, "error")
 
 
 def _pythons(row: TorchNpu | TritonAscend, arch: str) -> tuple[str, ...]:
@@ -201,14 +199,9 @@ def _indexes(asks: Iterable[Ask], matrix: Matrix, severity: Literal["error", "wa
         if index and any(_same_index(one, other) for one in carriers for other in asked.indexes):
             continue
         args = {"asked": asked.text, "index": index.url if index else ""}
-        key = "lint.other-index" if index else "lint.no-index"
-        yield Complaint(
-            asked.place.path,
-            asked.place.line,
-            key,
-            Message(key, args),
-            (str(asked), f"{row.id} ({row.source})"),
-            severity if index else "error",
+        rule = "other-index" if index else "no-index"
+        yield complaint(
+            asked.place, rule, args, (str(asked), f"{row.id} ({row.source})"), severity if index else "error"
         )
 
 
@@ -241,8 +234,8 @@ def cpu_index(history: History, matrix: Matrix) -> Iterator[Complaint]:
             row = matrix.torch_npu_row(each.exact) if each.name == "torch-npu" and each.on("x86_64") else None
             if row and "+cpu" in row.requires_x86_64 and "://" not in each.text:
                 args = {"asked": each.text, "needs": row.requires_x86_64, "index": index.url}
-                says, evidence = Message("lint.cpu-index", args), (str(each), f"{row.id} ({row.source})")
-                yield Complaint(each.place.path, each.place.line, "lint.cpu-index", says, evidence, "warning")
+                evidence = (str(each), f"{row.id} ({row.source})")
+                yield complaint(each.place, "cpu-index", args, evidence, "warning")
 
 
 def vllm_pair(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -254,14 +247,7 @@ def vllm_pair(history: History, matrix: Matrix) -> Iterator[Complaint]:
     evidence = (f"{ascend.place}: vllm-ascend {ascend.version}", f"{row.id} ({row.source})")
     if vllm and vllm.version and not versions.accepts(f"=={row.vllm}", vllm.version):
         args: dict[str, object] = {"ascend": row.version, "vllm": vllm.version, "fits": row.vllm}
-        yield Complaint(
-            vllm.place.path,
-            vllm.place.line,
-            "lint.vllm-pair",
-            Message("lint.vllm-pair", args),
-            (f"{vllm.place}: vllm {vllm.version}", *evidence),
-            "error",
-        )
+        yield complaint(vllm.place, "vllm-pair", args, (f"{vllm.place}: vllm {vllm.version}", *evidence), "error")
     yield from _ascend_in_image(history, row, ascend, evidence)
 
 
@@ -272,23 +258,11 @@ def _ascend_in_image(
     stated = {each for each in (row.cann, row.cann_image, *(each.cann for each in row.image)) if versions.is_cann(each)}
     if versions.is_cann(history.cann) and stated and not any(_in_series(each, history.cann) for each in stated):
         args = {"ascend": row.version, "cann": history.cann, "fits": tuple(sorted(stated))}
-        yield Complaint(
-            ascend.place.path,
-            ascend.place.line,
-            "lint.vllm-ascend-cann",
-            Message("lint.vllm-ascend-cann", args),
-            (*evidence, history.cann_evidence),
-            "warning",
-        )
+        yield complaint(ascend.place, "vllm-ascend-cann", args, (*evidence, history.cann_evidence), "warning")
     if image and image.python and row.python and not versions.accepts(row.python, f"{image.python}.0"):
         args = {"ascend": row.version, "python": image.python, "fits": row.python}
-        yield Complaint(
-            ascend.place.path,
-            ascend.place.line,
-            "lint.vllm-ascend-python",
-            Message("lint.vllm-ascend-python", args),
-            (*evidence, f"{image.place}: FROM {image.text}"),
-            "error",
+        yield complaint(
+            ascend.place, "vllm-ascend-python", args, (*evidence, f"{image.place}: FROM {image.text}"), "error"
         )
 
 
@@ -302,11 +276,10 @@ def metadata_clash(history: History, matrix: Matrix) -> Iterator[Complaint]:
         other = next((each for each in vllm.requires if each.name == one.name), None)
         if other and one.spec is not None and other.spec is not None and disjoint(one.spec, other.spec):
             args = {"package": one.name, "ascend": one.text, "vllm": other.text}
-            yield Complaint(
-                ascend.place.path,
-                ascend.place.line,
-                "lint.metadata-clash",
-                Message("lint.metadata-clash", args),
+            yield complaint(
+                ascend.place,
+                "metadata-clash",
+                args,
                 (f"{_shown(one)} (vllm-ascend)", f"{_shown(other)} (vllm)", f"{vllm.place}: vllm {vllm.version}"),
                 "warning",
             )
@@ -321,12 +294,12 @@ def broken_pins(history: History, matrix: Matrix) -> Iterator[Complaint]:
 
 
 def _broken(clash: Clash, asked: Ask) -> Complaint:
-    rule = "lint.pin-replaced" if clash.replaced else "lint.breaks-pin"
+    rule = "pin-replaced" if clash.replaced else "breaks-pin"
     package = f"{clash.package.name} {clash.package.version}".strip()
     args = {"asked": asked.text, "package": package, "needs": clash.needs.text}
     evidence = (str(asked), f"{clash.package.place}: {package}", _shown(clash.needs))
     severity: Literal["error", "warning"] = "warning" if clash.replaced else "error"
-    return Complaint(asked.place.path, asked.place.line, rule, Message(rule, args), evidence, severity)
+    return complaint(asked.place, rule, args, evidence, severity)
 
 
 def triton_order(history: History, matrix: Matrix) -> Iterator[Complaint]:
@@ -350,10 +323,9 @@ def _triton_on(history: History, arch: str) -> Iterator[Complaint]:
         elif isinstance(event, Uninstall) and "triton-ascend" in event.names:
             ascend = None
         elif isinstance(event, Uninstall) and "triton" in event.names and ascend and order > anew:
-            says = Message("lint.triton-uninstalled-last", {"ascend": ascend.text})
             evidence = (str(ascend), f"{event.place}: pip uninstall triton")
             place = event.place
-            yield Complaint(place.path, place.line, "lint.triton-uninstalled-last", says, evidence, "warning")
+            yield complaint(place, "triton-uninstalled-last", {"ascend": ascend.text}, evidence, "warning")
 
 
 def _counts(event: Event, arch: str) -> bool:
@@ -370,9 +342,10 @@ def _over_ascend(event: Install, ascend: Ask, arch: str, *, is_last: bool) -> It
         if each.name == "triton" and each.on(arch):
             yield together(each, ascend)
         elif each.name in _BRINGS_TRITON and each.on(arch) and is_last:
-            says = Message("lint.triton-ascend-not-last", {"ascend": ascend.text, "asked": each.text})
             place, evidence = each.place, (str(ascend), str(each))
-            yield Complaint(place.path, place.line, "lint.triton-ascend-not-last", says, evidence, "warning")
+            yield complaint(
+                place, "triton-ascend-not-last", {"ascend": ascend.text, "asked": each.text}, evidence, "warning"
+            )
 
 
 def _sides(ask: Ask, place: Place) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from npuenv.core.messages import Message
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from packaging.specifiers import SpecifierSet
-
-    from npuenv.core.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,20 @@ class Complaint:
     says: Message
     evidence: tuple[str, ...]
     severity: Literal["error", "warning"]
+
+
+def complaint(
+    place: Place,
+    rule: str,
+    args: Mapping[str, object],
+    evidence: Iterable[str],
+    severity: Literal["error", "warning"],
+    *,
+    says: str = "",
+) -> Complaint:
+    """A complaint of `lint.<rule>`; its sentence is `lint.<says>`, else that of the rule."""
+    sentence = Message(f"lint.{says or rule}", args)
+    return Complaint(place.path, place.line, f"lint.{rule}", sentence, tuple(evidence), severity)
 
 
 @dataclass(frozen=True, slots=True)

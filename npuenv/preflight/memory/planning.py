@@ -1,4 +1,4 @@
-"""Which cards train, which generate and which hold the reference. Start from `plan` and `propose`.
+"""Which cards train, which generate and which hold the reference.
 
 A card's global number is node x cards per node + its number on the node.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.preflight.memory.advice import advice, fit, parallel_fits_cards
+from npuenv.preflight.memory.advice import advice, parallel_fits_cards
 from npuenv.preflight.memory.feasibility import judge, tensor_parallel_fits
 from npuenv.preflight.memory.types import Estimate, Placement
 
@@ -46,28 +46,6 @@ def plan(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> tuple[
     layouts = _layouts(job, layout)
     answers = [_laid_out(job, each, strategy) for each in layouts]
     return next((answer for answer in answers if answer[1].verdict in ("feasible", "tight")), answers[0])
-
-
-def propose(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> Job:
-    """The job with batches, offload, lengths and the engine's share changed until it fits, as little as possible.
-
-    A tensor-parallel size that does not divide is replaced by the nearest larger one that does, else the largest.
-    Where nothing makes it fit, what helped so far stays: judge it again. Raises: BadInput as `plan`.
-    """
-    _check_sizes(job)
-    chosen = _layouts(job, layout)[0]
-    job = _with_parallel(job, _split_or_share(replace(job, tensor_parallel=1), chosen, strategy))
-    placement, _ = plan(job, layout=layout, strategy=strategy)
-    changes = fit(job, placement)
-    return changes[-1].job if changes else job
-
-
-def _with_parallel(job: Job, placement: Placement) -> Job:
-    if not job.model.layers or parallel_fits_cards(job, placement, job.tensor_parallel):
-        return job
-    fitting = [size for size in range(1, len(placement.infer) + 1) if parallel_fits_cards(job, placement, size)]
-    larger = [size for size in fitting if size > job.tensor_parallel]
-    return replace(job, tensor_parallel=(larger or fitting[-1:] or [1])[0])
 
 
 def _layouts(job: Job, asked: Layout | None) -> tuple[Layout, ...]:

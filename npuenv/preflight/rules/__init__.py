@@ -15,8 +15,6 @@ from npuenv.preflight.rules import (  # noqa: F401 - each adds its rules to RULE
     lengths,
     memory,
     platform,
-    safety,
-    started,
     unjudged,
     values,
 )

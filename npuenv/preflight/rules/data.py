@@ -1,4 +1,4 @@
-"""Rules about data: files that are not there, columns that the reader does not find, rewards that cannot be called.
+"""Rules about data and rewards: files and columns that are not there, rewards that cannot be called or run any code.
 
 Files are looked at only where the launch is to run on this machine.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.files import read_bytes
 from npuenv.preflight import limits
-from npuenv.preflight.rules.base import problem, rule, value
+from npuenv.preflight.rules.base import is_true, matching, problem, rule, value
 from npuenv.preflight.types import Change
 
 if TYPE_CHECKING:
@@ -153,3 +153,24 @@ def _lacking(path: Path, name: str) -> tuple[str, ...]:
     return tuple(
         wanted for wanted in ("data_source", "solution_str", "ground_truth", "extra_info") if wanted not in takes
     )
+
+
+@rule("code-reward", "roll", source="alibaba/ROLL roll/pipeline/rlvr/rlvr_config.py: use_local; ROLL samples, sample 3")
+def _roll_code(launch: Launch) -> Iterator[Problem]:
+    """`use_local` is true unless it is written."""
+    for setting in matching(launch, "rewards.*.worker_cls"):
+        base = setting.key.removesuffix(".worker_cls")
+        if "codesandbox" in str(setting.value).casefold() and is_true(launch, f"{base}.use_local", default=True):
+            changes = (Change(f"{base}.use_local", False),) if value(launch, f"{base}.code_url") else ()
+            yield problem(launch, (f"{base}.use_local", setting.key), severity="warning", changes=changes, reward=base)
+
+
+@rule("code-reward", "verl", source="verl wheels: verl/utils/reward_score/prime_code runs answers in local processes")
+def _verl_code(launch: Launch) -> Iterator[Problem]:
+    for base, sandbox in (
+        ("reward_model.reward_manager", "sandbox_fusion.url"),
+        ("reward.reward_manager.name", "reward.sandbox_fusion.url"),
+    ):
+        is_local = not launch.is_open(sandbox) and not value(launch, sandbox)
+        if value(launch, base) == "prime" and base in launch.settings and is_local:
+            yield problem(launch, (base,), severity="warning", reward=base)

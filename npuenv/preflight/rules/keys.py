@@ -1,4 +1,4 @@
-"""Rules about keys: unknown ones, moved ones, Hydra's marks, and keys that are dropped or read by nobody."""
+"""Rules about keys and modules: unknown, moved and dropped ones, Hydra's marks and configuration groups."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from npuenv.matrix.keys import (
     fields_of,
     is_recorded,
     names_of,
+    programs_of,
     releases_beside,
 )
 from npuenv.preflight.calls import module_of
@@ -34,6 +35,7 @@ _DROPPED = "alibaba/ROLL roll/configs: dacite drops keys without a field"
 _ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?ml)?$")
 # Below this everything goes to ray.init as it is; two keys of it are in the table.
 _RAY_INIT = re.compile(r"(?:ray_kwargs\.)?ray_init\.(?!num_cpus$|timeline_json_file$)")
+_GROUPS = "verl/trainer/config/"
 _NOISE = "trainer.noise_injection"
 _FREE_PARTS = (
     "strategy_config",
@@ -405,4 +407,38 @@ def _defaults_missing(launch: Launch) -> Iterator[Problem]:
                 key=key,
                 name=name.group(1),
                 source="omegaconf: Interpolation key not found",
+            )
+
+
+@rule("program", "verl", source=f"{TABLE}: modules with hydra.main")
+def _program(launch: Launch) -> Iterator[Problem]:
+    """A module that no release has, and that is nearly one of this release's."""
+    module = module_of(launch.program)
+    near = nearest(module, programs_of("verl", launch.release), 0.9)
+    if launch.program and module not in programs_of("verl") and near and is_slip(module, near, 0.85):
+        yield problem(launch, (), program=module, near=near, release=launch.release or "")
+
+
+@rule("choice", "verl", source=f"{TABLE}: configuration groups")
+def _group(launch: Launch) -> Iterator[Problem]:
+    """A choice that its configuration group does not have; files of the user's own may bring more of them."""
+    if has_own_keys(launch) or launch.from_files or launch.is_partial or launch.release is None:
+        return
+    beside = releases_beside("verl", launch.release)
+    configs = frozenset[str]().union(*(configs_of("verl", name) for name in beside))
+    is_sure = len(beside) == 2 or is_recorded("verl", launch.release)
+    for key, setting in launch.settings.items():
+        folder = f"{_GROUPS}{key.partition('@')[0]}/"
+        known = sorted(each.removeprefix(folder) for each in configs if folder in each)
+        is_choice = known and isinstance(setting.value, str) and not setting.is_open and setting.mark != "~"
+        if is_choice and setting.value not in known:
+            near = nearest(setting.value, known)
+            yield problem(
+                launch,
+                (key,),
+                severity="error" if is_sure else "warning",
+                changes=(Change(key, near),) if near else (),
+                key=key,
+                text=setting.text,
+                values=tuple(known),
             )
