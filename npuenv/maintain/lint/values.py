@@ -55,7 +55,7 @@ def complaint(
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Requirement:
     """A requirement as a file or a command states it."""
 
     name: str  # normalised
@@ -79,12 +79,12 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class AskFile:
+class RequirementFile:
     """The requirements that one file makes together."""
 
     path: str
     kind: Literal["requirements", "project", "build", "extra"]
-    asks: tuple[Ask, ...]
+    requirements: tuple[Requirement, ...]
     label: str = ""  # which extra; the project's own name where the kind is "project"
 
 
@@ -117,7 +117,7 @@ class Install:
     """One `pip install`."""
 
     place: Place
-    asks: tuple[Ask, ...]
+    requirements: tuple[Requirement, ...]
     files: tuple[str, ...]  # requirement files, as absolute paths inside the image
     builds: tuple[str, ...]  # folders that it builds, as absolute paths inside the image
     indexes: tuple[str, ...]
@@ -179,6 +179,6 @@ class Checkout:
     """Everything that was read below one of the paths."""
 
     root: str
-    files: tuple[AskFile, ...] = ()
+    files: tuple[RequirementFile, ...] = ()
     scripts: tuple[Script, ...] = ()
     complaints: tuple[Complaint, ...] = field(default=())  # what could not be read

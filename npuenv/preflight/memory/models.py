@@ -32,10 +32,10 @@ def find_model(name: str, matrix: Matrix | None = None) -> Model:
     """
     if (Path(name) / "config.json").is_file():
         return model_from(Path(name))
-    wanted = name.rstrip("/").casefold()
+    lowered = name.rstrip("/").casefold()
     for shape in (matrix or load_matrix()).models:
         names = [each.casefold() for each in (shape.id, *shape.also)]
-        if wanted in names or wanted.rsplit("/", 1)[-1] in {each.split("/")[-1] for each in names}:
+        if lowered in names or lowered.rsplit("/", 1)[-1] in {each.split("/")[-1] for each in names}:
             return model_of(shape, name)
     return Model(name, 0.0, 0, 0, 0, 0, 0, 0, 0, False)
 

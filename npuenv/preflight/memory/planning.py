@@ -48,20 +48,20 @@ def plan(job: Job, *, layout: Layout | None = None, strategy: int = 1) -> tuple[
     return next((answer for answer in answers if answer[1].verdict in ("feasible", "tight")), answers[0])
 
 
-def _layouts(job: Job, asked: Layout | None) -> tuple[Layout, ...]:
+def _layouts(job: Job, requested: Layout | None) -> tuple[Layout, ...]:
     """The layouts that the release allows, the preferred one first; of them the one that is asked for."""
     allowed: tuple[Layout, ...] = ("colocated",)
     if job.framework == "roll":
         shares = versions.python_version(job.release) >= versions.python_version(_ROLL_COLOCATES)
         allowed = ("colocated", "split") if shares else ("split",)
-    elif asked == "split":
+    elif requested == "split":
         allowed = ("split",)  # verl has a trainer of its own for that
     elif job.framework != "verl":
         raise BadInput(Message("placement.framework", {"value": job.framework}))
-    if asked is not None and asked not in allowed:
+    if requested is not None and requested not in allowed:
         args = {"release": job.release, "since": _ROLL_COLOCATES}
         raise BadInput(Message("placement.no-sharing", args), Message("placement.hint-no-sharing"))
-    return (asked,) if asked else allowed
+    return (requested,) if requested else allowed
 
 
 def _laid_out(job: Job, layout: Layout, strategy: int) -> tuple[Placement, Estimate]:
@@ -140,9 +140,9 @@ def _check(job: Job, placement: Placement) -> None:
     """Raises: BadInput where the placement is not one of the job's cards, or a size cannot be."""
     _check_sizes(job, generates=bool(placement.infer))
     every = (*placement.train, *placement.infer, *placement.reference)
-    strange = sorted({card for card in every if not 0 <= card < job.cards.count})
-    if strange or not every:
-        what = ranges(tuple(strange)) or "-"
+    foreign = sorted({card for card in every if not 0 <= card < job.cards.count})
+    if foreign or not every:
+        what = ranges(tuple(foreign)) or "-"
         raise BadInput(Message("placement.no-such-card", {"cards": what, "count": job.cards.count}))
 
 

@@ -35,6 +35,7 @@ class Rule:
     is_trainers: bool = False  # it knows what verl's own trainers take: of another program its errors are warnings
 
 
+BOTH = ("verl", "roll")
 RULES: list[Rule] = []
 
 
@@ -50,7 +51,7 @@ def rule(id: str, *frameworks: str, source: str = "", is_trainers: bool = False)
                 says = each.says if each.says.key else Message(f"preflight_rules.{id}", each.says.args)
                 yield replace(each, rule=each.rule or f"preflight.{id}", says=says, source=each.source or source)
 
-        RULES.append(Rule(f"preflight.{id}", frameworks or ("verl", "roll"), complete, is_trainers))
+        RULES.append(Rule(f"preflight.{id}", frameworks or BOTH, complete, is_trainers))
         return complete
 
     return register
@@ -167,15 +168,15 @@ def is_at_least(launch: Launch, release: str) -> bool | None:
     return reaches(launch.release, release)
 
 
-def reaches(have: str | None, wanted: str) -> bool | None:
-    """Whether a version is `wanted` or later; None where there is none, or one that nobody can read.
+def reaches(version: str | None, minimum: str) -> bool | None:
+    """Whether a version is `minimum` or later; None where there is none, or one that nobody can read.
 
-    A development build on the way to `wanted` may have what came with it, or not: 0.8.0.dev0 of 0.8.0 gives None.
+    A development build on the way to `minimum` may have what came with it, or not: 0.8.0.dev0 of 0.8.0 gives None.
     """
-    if not have:
+    if not version:
         return None
     try:
-        found, other = versions.python_version(have), versions.python_version(wanted)
+        found, other = versions.python_version(version), versions.python_version(minimum)
     except BadInput:
         return None
     return None if found.is_devrelease and found < other and found.release == other.release else found >= other
@@ -241,6 +242,6 @@ def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     return found[0] if found else None
 
 
-def divisor_below(total: int, wanted: int) -> int:
-    """The largest divisor of `total` that is not above `wanted`; 1 at least."""
-    return next((size for size in range(min(wanted, total), 1, -1) if total % size == 0), 1)
+def divisor_below(total: int, limit: int) -> int:
+    """The largest divisor of `total` that is not above `limit`; 1 at least."""
+    return next((size for size in range(min(limit, total), 1, -1) if total % size == 0), 1)

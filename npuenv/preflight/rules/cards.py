@@ -204,9 +204,9 @@ def _cards_machine(launch: Launch) -> Iterator[Problem]:
     pools = ("trainer", "rollout") if generates_apart(launch) else ("trainer",)
     for pool, (name, most) in itertools.product(pools, there.items()):
         key = f"{pool}.{name}"
-        asked = whole(launch, key, 8 if name == "n_gpus_per_node" else 1)
-        if asked and most and asked > most:
-            yield problem(launch, (key,), changes=(Change(key, most),), key=key, asked=asked, most=most)
+        requested = whole(launch, key, 8 if name == "n_gpus_per_node" else 1)
+        if requested and most and requested > most:
+            yield problem(launch, (key,), changes=(Change(key, most),), key=key, asked=requested, most=most)
     train, generate, most = verl_cards(launch), verl_rollout_cards(launch), cards_of_machine(launch.machine)
     if len(pools) > 1 and train and generate and most and max(train, generate) <= most < train + generate:
         yield problem(
@@ -227,11 +227,11 @@ def _cards_machine(launch: Launch) -> Iterator[Problem]:
 )
 def _roll_cards_machine(launch: Launch) -> Iterator[Problem]:
     key, there = "num_gpus_per_node", launch.machine.cards_per_node
-    asked = whole(launch, key)
+    requested = whole(launch, key)
     if any(_device_beyond(launch)):
         return  # the mappings are for a bigger machine, and that has been said
-    if asked and there and asked > there:
-        yield problem(launch, (key,), changes=(Change(key, there),), key=key, asked=asked, most=there)
+    if requested and there and requested > there:
+        yield problem(launch, (key,), changes=(Change(key, there),), key=key, asked=requested, most=there)
 
 
 @rule("world-size", "roll", source="ROLL Ascend samples (2026-04): WORLD_SIZE is the number of nodes")

@@ -151,7 +151,7 @@ def _lacking(path: Path, name: str) -> tuple[str, ...]:
         return ()
     takes = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
     return tuple(
-        wanted for wanted in ("data_source", "solution_str", "ground_truth", "extra_info") if wanted not in takes
+        argument for argument in ("data_source", "solution_str", "ground_truth", "extra_info") if argument not in takes
     )
 
 

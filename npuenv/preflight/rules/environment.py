@@ -166,9 +166,9 @@ def _visible(launch: Launch) -> Iterator[Problem]:
     if beyond:
         yield problem(launch, (_VISIBLE,), says="visible-beyond", cards=beyond, there=there)
         return
-    key, asked = _asked(launch)
-    if asked > len(cards):
-        yield problem(launch, (_VISIBLE, key), count=len(cards), asked=asked)
+    key, requested = _requested_cards(launch)
+    if requested > len(cards):
+        yield problem(launch, (_VISIBLE, key), count=len(cards), asked=requested)
 
 
 def _spelled_out(text: str) -> tuple[Change, ...]:
@@ -180,7 +180,7 @@ def _spelled_out(text: str) -> tuple[Change, ...]:
     return (Change(_VISIBLE, cards, is_variable=True),)
 
 
-def _asked(launch: Launch) -> tuple[str, int]:
+def _requested_cards(launch: Launch) -> tuple[str, int]:
     """The key that says how many cards of a node the launch wants, and how many; 0 where that is not known."""
     if launch.framework == "verl":
         key = "trainer.n_gpus_per_node"

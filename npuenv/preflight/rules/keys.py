@@ -17,6 +17,7 @@ from npuenv.matrix.keys import (
     names_of,
     programs_of,
     releases_beside,
+    roll_names,
 )
 from npuenv.preflight.calls import module_of
 from npuenv.preflight.releases import program_config
@@ -37,17 +38,6 @@ _ROLLS_OWN = re.compile(r"config/(traj_envs|step_envs|deepspeed_zero\w*)(?:\.ya?
 _RAY_INIT = re.compile(r"(?:ray_kwargs\.)?ray_init\.(?!num_cpus$|timeline_json_file$)")
 _GROUPS = "verl/trainer/config/"
 _NOISE = "trainer.noise_injection"
-_FREE_PARTS = (
-    "strategy_config",
-    "system_envs",
-    "llm_proxy",
-    "sequence_packing_args",
-    "reward_manager_config",
-    "query_filter_config",
-    "response_filter_config",
-    "model_config_kwargs",
-    "domain_interleave_probs",
-)
 # A key that ROLL has under another name.
 _ROLL_NAMES = {"flash_attn": "attn_implementation", "use_flash_attn": "attn_implementation", "torch_dtype": "dtype"}
 
@@ -70,7 +60,7 @@ def _inside_free(key: str, release: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Strange:
+class _UnknownKey:
     """A setting that the release, or one that it lies beside, does not have."""
 
     setting: Setting
@@ -79,7 +69,7 @@ class _Strange:
     is_refused: bool  # Hydra ends the launch: the release is recorded, or lies between two that both refuse the key
 
 
-def _unknown(launch: Launch) -> Iterator[_Strange]:
+def _unknown(launch: Launch) -> Iterator[_UnknownKey]:
     """The settings of verl's own trainer that its release does not have; other programs bring keys of their own."""
     return iter(()) if has_own_keys(launch) else not_in_table(launch)
 
@@ -92,7 +82,7 @@ def has_own_keys(launch: Launch) -> bool:
     return has_more or (bool(launch.program) and not program_config(module_of(launch.program)))
 
 
-def not_in_table(launch: Launch) -> Iterator[_Strange]:
+def not_in_table(launch: Launch) -> Iterator[_UnknownKey]:
     """The settings that a release does not have, or one of the two that it lies between."""
     beside = releases_beside("verl", launch.release)
     names = frozenset[str]().union(*(names_of("verl", name) for name in beside))
@@ -103,7 +93,7 @@ def not_in_table(launch: Launch) -> Iterator[_Strange]:
         lacking = tuple(name for name in beside if not _is_known(key, names_of("verl", name)))
         if lacking and not _is_hydras(key) and not key.startswith(_NOISE):
             is_sure = len(lacking) == 2 or is_recorded("verl", launch.release)
-            yield _Strange(setting, names, lacking, is_sure and not is_added)
+            yield _UnknownKey(setting, names, lacking, is_sure and not is_added)
 
 
 @functools.cache
@@ -171,7 +161,7 @@ def _is_gone(launch: Launch, key: str) -> bool:
     return (row is not None and not row.new) or key in all_names("verl")
 
 
-def _is_between(launch: Launch, each: _Strange) -> bool:
+def _is_between(launch: Launch, each: _UnknownKey) -> bool:
     """Whether the key came or went between the two releases beside the launch's."""
     return len(each.lacking) < len(releases_beside("verl", launch.release))
 
@@ -262,7 +252,7 @@ def _key_own(launch: Launch, setting: Setting) -> Iterator[Problem]:
 
 
 def _near(key: str, names: frozenset[str]) -> str | None:
-    """The known key that was meant: nearly the same, or with the same last part elsewhere in the same branch."""
+    """The known key that the user meant: nearly the same, or with the same last part elsewhere in the same branch."""
     close = nearest(key, names, 0.9)
     if close and is_slip(key, close):
         return close
@@ -323,10 +313,10 @@ def _roll_dropped(launch: Launch) -> Iterator[Problem]:
         part, name, where = _part_of(key)
         if not part or name in fields_of(part) or (part == "top" and name in used):
             continue
-        meant = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
-        if meant and f"{where}{meant}" not in launch.settings:
-            change = Change(f"{where}{meant}", setting.value, renames=key)
-            yield problem(launch, (key,), severity="warning", changes=(change,), key=key, near=f"{where}{meant}")
+        near = _ROLL_NAMES.get(name) if part == "model_args" else nearest(name, fields_of(part), 0.86)
+        if near and f"{where}{near}" not in launch.settings:
+            change = Change(f"{where}{near}", setting.value, renames=key)
+            yield problem(launch, (key,), severity="warning", changes=(change,), key=key, near=f"{where}{near}")
         elif part in ("model_args", "data_args", "worker"):
             yield problem(launch, (key,), says="key-dropped-only", severity="note", key=key)
 
@@ -342,30 +332,13 @@ def _part_of(key: str) -> tuple[str, str, str]:
     if len(parts) == 1:
         return "top", parts[0], ""
     start = 2 if parts[0] == "rewards" else 1
-    if parts[0] not in fields_of("top") or len(parts) <= start or parts[0] not in _ROLES:
+    if parts[0] not in fields_of("top") or len(parts) <= start or parts[0] not in roll_names("roles"):
         return "", "", ""
     if len(parts) == start + 1:
         return "worker", parts[-1], ".".join(parts[:-1]) + "."
-    if parts[start] in _FREE_PARTS or len(parts) > start + 2 or not fields_of(parts[start]):
+    if parts[start] in roll_names("free_parts") or len(parts) > start + 2 or not fields_of(parts[start]):
         return "", "", ""
     return parts[start], parts[-1], ".".join(parts[:-1]) + "."
-
-
-_ROLES = (
-    "actor_train",
-    "actor_infer",
-    "reference",
-    "critic",
-    "reward",
-    "reward_model",
-    "rewards",
-    "validation",
-    "student_train",
-    "student_infer",
-    "teacher",
-    "train_env_manager",
-    "val_env_manager",
-)
 
 
 def _config_name(file: str) -> str:

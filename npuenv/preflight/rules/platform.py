@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from npuenv.matrix.keys import roll_names
 from npuenv.preflight.rules.base import is_at_least, is_true, matching, problem, roles, rule, value, whole, written
 from npuenv.preflight.rules.cards import cards_of
 from npuenv.preflight.types import Change
@@ -18,33 +19,6 @@ _UNSUPPORTED = "npuenv/matrix/unsupported.toml"
 _SAMPLES = "ROLL Ascend samples (2026-04)"
 # Variables of NVIDIA's communication library that have a counterpart with the same meaning.
 _NCCL = {"NCCL_SOCKET_IFNAME": "HCCL_SOCKET_IFNAME"}
-# Settings of Megatron in ROLL's samples: alibaba/ROLL examples, strategy_config of megatron_train and megatron_infer.
-_MEGATRON = frozenset(
-    (
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "context_parallel_size",
-        "sequence_parallel",
-        "use_distributed_optimizer",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_num_layers",
-        "overlap_grad_reduce",
-        "overlap_param_gather",
-        "moe_token_dispatcher_type",
-        "moe_grouped_gemm",
-        "moe_layer_recompute",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "bias_activation_fusion",
-        "apply_rope_fusion",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-    )
-)
 _OF_BOTH_ENGINES = frozenset(("gpu_memory_utilization", "load_format", "dtype", "tensor_parallel_size", "seed"))
 
 
@@ -84,8 +58,8 @@ def _visibility(launch: Launch) -> Iterator[Problem]:
         elif str(setting.value):
             changes = (Change(new, setting.value, is_variable=True, renames="CUDA_VISIBLE_DEVICES"),)
         # A list of all the cards that the launch asks for would hide none of them.
-        asked = whole(launch, "trainer.n_gpus_per_node", 8) or 0
-        is_whole = str(setting.value) == ",".join(map(str, range(asked)))
+        requested = whole(launch, "trainer.n_gpus_per_node", 8) or 0
+        is_whole = str(setting.value) == ",".join(map(str, range(requested)))
         yield problem(
             launch,
             ("CUDA_VISIBLE_DEVICES",),
@@ -220,7 +194,7 @@ def _without_megatron(launch: Launch, key: str, new: str) -> Iterator[Change]:
     """
     config = f"{key.rpartition('.')[0]}.strategy_config"
     for setting in launch.settings.values():
-        if setting.key.rpartition(".")[0] == config and setting.key.rpartition(".")[2] in _MEGATRON:
+        if setting.key.rpartition(".")[0] == config and setting.key.rpartition(".")[2] in roll_names("megatron"):
             yield Change(setting.key, None)
     cards = cards_of(launch, key.partition(".strategy_args")[0])
     if new == "fsdp2_train" and cards and f"{config}.fsdp_size" not in launch.settings:

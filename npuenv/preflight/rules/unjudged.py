@@ -51,8 +51,8 @@ def _release_near(launch: Launch) -> Iterator[Problem]:
 @rule("key-unknown", "verl", source=TABLE)
 def _keys_unjudged(launch: Launch) -> Iterator[Problem]:
     """Says aloud which keys were left to a program that may have them."""
-    strange = not_in_table(launch) if has_own_keys(launch) else ()
-    keys = [each.setting.key for each in strange if each.setting.is_sure]
+    unknown = not_in_table(launch) if has_own_keys(launch) else ()
+    keys = [each.setting.key for each in unknown if each.setting.is_sure]
     if keys:
         yield problem(launch, (), says="keys-unjudged", severity="note", program=launch.program, names=_named(keys))
 

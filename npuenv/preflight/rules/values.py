@@ -5,45 +5,62 @@ The frameworks accept most of these without a word and stop, or train something 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import TYPE_CHECKING
 
 from npuenv.matrix import load_matrix
-from npuenv.preflight.rules.base import as_number, is_at_least, matching, nearest, problem, rule, value
+from npuenv.preflight.rules.base import (
+    BOTH,
+    RULES,
+    Rule,
+    as_number,
+    is_at_least,
+    matching,
+    nearest,
+    problem,
+    rule,
+    value,
+)
 from npuenv.preflight.types import Change
 from npuenv.preflight.yaml_text import scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from npuenv.matrix.rows import Bound, Choice, RefusedValue
     from npuenv.preflight.types import Launch, Problem, Setting
 
 
-@rule("refused-value")
-def _refused(launch: Launch) -> Iterator[Problem]:
-    """The rows of matrix/keys/refused.toml. Of several rows of one rule the first that holds speaks of a key."""
-    spoken: set[tuple[str, str]] = set()
-    for row in load_matrix().refused_values:
+def _refused(rows: Sequence[RefusedValue], launch: Launch) -> Iterator[Problem]:
+    """The values that the rows of one rule refuse. The first row that holds speaks of a key."""
+    found: dict[str, Problem] = {}
+    for row in rows:
         if launch.framework not in row.frameworks or launch.machine.hardware in row.not_on or not _holds(row, launch):
             continue
         for key, text in _written(launch, row):
-            if _is_refused(row, text) and (row.rule, key) not in spoken:
-                spoken.add((row.rule, key))
-                new = None if row.removes else row.fix if row.variables else scalar(row.fix)
-                args = {"key": key, "name": text, "value": text, "role": key.partition(".")[0]}
-                yield problem(
-                    launch,
-                    (key,),
-                    rule=row.rule,
-                    severity=row.severity,
-                    says=row.says,
-                    changes=(Change(key, new, is_variable=bool(row.variables)),) if row.fix or row.removes else (),
-                    release=launch.release or "-",
-                    source=row.source,
-                    **args,
-                )
+            if _is_refused(row, text):
+                found.setdefault(key, _refusal(launch, row, key, text))
+    return iter(found.values())
+
+
+def _refusal(launch: Launch, row: RefusedValue, key: str, text: str) -> Problem:
+    new = None if row.removes else row.fix if row.variables else scalar(row.fix)
+    return problem(
+        launch,
+        (key,),
+        rule=row.rule,
+        says=row.says,
+        severity=row.severity,
+        changes=(Change(key, new, is_variable=bool(row.variables)),) if row.fix or row.removes else (),
+        source=row.source,
+        key=key,
+        name=text,
+        value=text,
+        role=key.partition(".")[0],
+        release=launch.release or "-",
+    )
 
 
 def _written(launch: Launch, row: RefusedValue) -> Iterator[tuple[str, str]]:
@@ -173,3 +190,15 @@ def _takes(row: Bound) -> str:
     """The range in signs: 0 < x <= 1."""
     low = f"{row.above:g} < " if row.above > -math.inf else f"{row.least:g} <= " if row.least > -math.inf else ""
     return f"{low}x" + (f" <= {row.most:g}" if row.most < math.inf else "")
+
+
+def _rules_of_rows() -> Iterator[Rule]:
+    """A rule for each id in matrix/keys/refused.toml."""
+    rows = load_matrix().refused_values
+    for id in dict.fromkeys(row.rule for row in rows):
+        own = tuple(row for row in rows if row.rule == id)
+        frameworks = tuple(name for name in BOTH if any(name in row.frameworks for row in own))
+        yield Rule(f"preflight.{id}", frameworks, functools.partial(_refused, own))
+
+
+RULES.extend(_rules_of_rows())
