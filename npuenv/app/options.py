@@ -18,20 +18,20 @@ _SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".xml": "junit", 
 _OF_TEXT = ("", ".txt", ".log", ".md", ".out")
 # What the options are for, in the words of `--help`.
 HELP = {
-    "for": "Judge for this use; cpu skips the cards.",
-    "level": "0 reads files only; 1 also asks tools and imports; 2 uses cards and network; 3 burns in.",
-    "python": "The interpreter whose packages are judged (default: the session's).",
-    "hash": "Compare the hash of every installed file (level 2 does).",
-    "save": "Also write what was seen, redacted.",
-    "from": "Judge a saved capture.",
+    "for": "Check for this use; cpu skips the cards.",
+    "level": "0 only reads files; 1 also runs tools and imports packages; 2 uses cards and network; 3 stress-tests.",
+    "python": "Python interpreter whose packages are checked (default: the session's).",
+    "hash": "Verify the hash of every installed file (default from level 2).",
+    "save": "Also save everything that was collected, redacted.",
+    "from": "Check a saved capture.",
     "from-report": "Find the cause in a pasted report or log.",
-    "format": "Form of the report (default: by the name after -o, else text).",
-    "output": "Write the report there instead of to stdout.",
+    "format": "Report format (default: from the -o file name, else text).",
+    "output": "Write the report to FILE instead of stdout.",
     "lang": "Language of messages (default: the locale's).",
-    "json": "One JSON document on stdout.",
-    "quiet": "Only what went wrong.",
-    "verbose": "Everything, not only what needs attention.",
-    "no-color": "No colours (NO_COLOR does the same).",
+    "json": "Print one JSON document on stdout.",
+    "quiet": "Show only what went wrong.",
+    "verbose": "Show everything, not only what needs attention.",
+    "no-color": "Disable colours (same as NO_COLOR).",
 }
 
 

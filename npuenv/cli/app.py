@@ -73,13 +73,13 @@ class _Commands(Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="npuenv")
 def npuenv() -> None:
-    """From a bare Ascend NPU host to a proven reinforcement-learning training environment.
+    """Set up and verify reinforcement-learning training environments on Ascend NPU hosts.
 
-    Start with `npuenv up --for cpu --yes` to see the whole road on any machine. On one that has cards: `npuenv doctor`,
+    Start with `npuenv up --for cpu --yes` to try everything on any machine. On a machine with cards: `npuenv doctor`,
     `npuenv resolve --for verl` (or roll), `npuenv install --for verl`, `npuenv smoke-train`.
 
-    Exit codes: 0 fine, 1 problems found or a step failed, 2 wrong usage or input, 3 could not tell, 4 nothing fits
-    together, 130 interrupted.
+    Exit codes: 0 success, 1 problems found or a step failed, 2 invalid usage or input, 3 unknown, 4 no compatible
+    versions, 130 interrupted.
     """
 
 

@@ -33,4 +33,4 @@ class _Commands(Group):
 
 @click.group("cluster", cls=_Commands)
 def command() -> None:
-    """Work with all nodes of an inventory at once, over the system's ssh."""
+    """Manage all nodes of an inventory over ssh."""

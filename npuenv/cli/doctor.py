@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command("doctor", cls=Command)
 @click.option("--for", "framework", type=click.Choice(FRAMEWORKS), help=HELP["for"])
-@click.option("--stack", metavar="NAME", help="Judge against the versions and settings of a published stack.")
+@click.option("--stack", metavar="NAME", help="Check against the versions and settings of a published stack.")
 @click.option(
     "--level",
     type=click.IntRange(0, 3),
@@ -35,29 +35,31 @@ if TYPE_CHECKING:
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help=HELP["save"])
 @click.option("--from", "capture", type=click.Path(path_type=Path), metavar="FILE", help=HELP["from"])
 @click.option("--from-report", "report", metavar="FILE|-", help=HELP["from-report"])
-@click.option("--hosts", metavar="FILE|-", help="Look at all nodes of an inventory, over ssh.")
-@click.option("--ssh-config", metavar="FILE", help="With --hosts: an ssh configuration in place of your own.")
+@click.option("--hosts", metavar="FILE|-", help="Check all nodes of an inventory over ssh.")
+@click.option("--ssh-config", metavar="FILE", help="With --hosts: ssh configuration to use instead of your own.")
 @click.option(
     "--limit",
     "limit_s",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="With --hosts: how long a node may take (default: 60, 120, 600 or 1800, by level).",
+    help="With --hosts: time limit per node (default: 60, 120, 600 or 1800, by level).",
 )
 @click.option(
     "--parallel",
     type=click.IntRange(1, 512),
     metavar="N",
-    help="With --hosts: how many nodes are asked at once (default: 32).",
+    help="With --hosts: nodes to check at once (default: 32).",
 )
 @click.option(
     "--shared",
     metavar="DIR",
-    help="With --hosts: try whether DIR is the same folder on all nodes (a small file is written there and removed).",
+    help="With --hosts: check that DIR is the same folder on all nodes (writes and removes a small file there).",
 )
-@click.option("--fix", "is_fixing", is_flag=True, help="Show what can be mended, ask, do it, and look again.")
-@click.option("--dry-run", "is_dry_run", is_flag=True, help="With --fix: show the plan only.")
-@click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
+@click.option(
+    "--fix", "is_fixing", is_flag=True, help="Fix what can be fixed, after showing a plan and asking; then check again."
+)
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="With --fix: only show the plan.")
+@click.option("-y", "--yes", is_flag=True, help="With --fix: do not prompt.")
 @click.option(
     "--format",
     "form",
@@ -67,13 +69,13 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", "out", metavar="FILE", help=HELP["output"])
 @common_options
 def command(ui: Ui, *, form: str | None, **options: Any) -> int:
-    """Say what is wrong on this machine for training on Ascend NPUs, why, and which command mends it.
+    """Find what prevents training on Ascend NPUs on this machine, with causes and the commands that fix them.
 
-    Nothing on the machine is changed, except with --fix, which asks first. The report is complete even where torch
-    cannot be imported. What could not be looked at is "unknown", never "fine".
+    Changes nothing, except with --fix, which prompts first. The report is complete even if torch cannot be imported.
+    What cannot be checked is "unknown", never "ok".
 
-    With --hosts it looks at every node of an inventory over the system's ssh, and at what must agree between them. A
-    line of the file is like `node[01-64] user=root port=22 jump=bastion cards=8`; --save and --from then take a folder.
+    With --hosts, checks every node of an inventory over ssh, and what must be consistent between them. A line of the
+    file looks like `node[01-64] user=root port=22 jump=bastion cards=8`; --save and --from then take a folder.
     """
     is_json = ui.is_json
     asking = {name: options.pop(name) for name in ("hosts", "ssh_config", "limit_s", "parallel", "shared")}

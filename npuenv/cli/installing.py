@@ -358,8 +358,7 @@ def _planned(wanted: Wanted, target: Target, how: How, tools: Tools) -> Prepared
 
 def _switched(wanted: Wanted, target: Target) -> tuple[Message, ...]:
     """That an environment which is there already takes the place of the one in force, as after a rollback."""
-    from npuenv.install.current_link import points_to
-    from npuenv.install.environments import is_complete
+    from npuenv.install.environments import is_complete, points_to
 
     before = points_to(Path(target.link)) if target.link else ""
     if (

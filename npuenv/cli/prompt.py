@@ -55,7 +55,7 @@ def needs_consent(prepared: Prepared) -> bool:
 
 def list_plan(ui: Ui, prepared: Prepared) -> None:
     """The plan as text, with pip's settings in force, and what it leaves to the user."""
-    from npuenv.render.listing import list_plan as as_text
+    from npuenv.report.plan import list_plan as as_text
 
     stack, settings = prepared.wanted.stack, prepared.wanted.machine.resolver.settings
     args = {"stack": stack.name, "platform": stack.platform.tag, "path": prepared.target.root}

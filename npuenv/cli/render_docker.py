@@ -37,16 +37,22 @@ def container_options(command: Command) -> Command:
     """Adds what is said about a running container; each option is a field of `Wish`."""
     decorated: Any = command
     for option in (
-        click.option("--add-ons", "has_add_ons", is_flag=True, help="Mount /usr/local/Ascend/add-ons where it exists."),
-        click.option("--command", metavar="LINE", help="What runs inside (default: a shell)."),
-        click.option("--user", metavar="UID[:GID]", help="Who runs inside (default: the image's user)."),
-        click.option("--shm-gib", type=int, metavar="N", help="Shared memory of its own (default: the host's)."),
-        click.option("--models", type=click.Path(path_type=Path), metavar="DIR", help="Weights: /data/models inside."),
-        click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="Data and results: /data inside."),
-        click.option("--name", metavar="NAME", help="Name of container and job (default: from the stack)."),
-        click.option("--image", metavar="NAME:TAG", help="The built image (default: as the Dockerfile's head says)."),
-        click.option("--nodes", type=int, default=1, metavar="N", help="Machines, all alike.", show_default=True),
-        click.option("--cards", metavar="LIST", help="Cards of each node, like 0-7 or 4,7 (default: all, a2 and a3)."),
+        click.option("--add-ons", "has_add_ons", is_flag=True, help="Mount /usr/local/Ascend/add-ons if it exists."),
+        click.option("--command", metavar="LINE", help="Command to run inside (default: a shell)."),
+        click.option("--user", metavar="UID[:GID]", help="User inside (default: the image's user)."),
+        click.option("--shm-gib", type=int, metavar="N", help="Private shared memory (default: share the host's)."),
+        click.option(
+            "--models", type=click.Path(path_type=Path), metavar="DIR", help="Weights; mounted at /data/models."
+        ),
+        click.option(
+            "--data", type=click.Path(path_type=Path), metavar="DIR", help="Data and results; mounted at /data."
+        ),
+        click.option("--name", metavar="NAME", help="Container and job name (default: from the stack)."),
+        click.option("--image", metavar="NAME:TAG", help="Built image (default: the tag in the Dockerfile's header)."),
+        click.option(
+            "--nodes", type=int, default=1, metavar="N", help="Number of identical machines.", show_default=True
+        ),
+        click.option("--cards", metavar="LIST", help="Cards per node, e.g. 0-7 or 4,7 (default for a2 and a3: all)."),
     ):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
@@ -54,23 +60,25 @@ def container_options(command: Command) -> Command:
 
 @click.command("render-docker", cls=HelpfulCommand)
 @request_options
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The parent folder.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Parent folder of the output.")
 @click.option(
     "--as",
     "forms",
     multiple=True,
     metavar="FORM",
-    help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable, or a comma list (default: dockerfile).",
+    help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable or comma-separated (default: dockerfile).",
 )
-@click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image (else said to be unpinned).")
-@click.option("--image-user", metavar="NAME", default=_ROOT, show_default=True, help="Who owns and runs the image.")
+@click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image to this digest.")
+@click.option(
+    "--image-user", metavar="NAME", default=_ROOT, show_default=True, help="User that owns and runs the image."
+)
 @click.option(
     "--with-doctor/--without-doctor",
     "with_doctor",
     default=None,
-    help="Put the doctor in, for the image's health check to ask; else that compares versions (default: put it in).",
+    help="Add the doctor for the image's health check; without it, the check only compares versions (default: with).",
 )
-@click.option("--check", "is_check", is_flag=True, help="Write nothing: compare with the published Dockerfile.")
+@click.option("--check", "is_check", is_flag=True, help="Only compare with the published Dockerfile.")
 @container_options
 @click.option("--force", is_flag=True, help="Replace files that differ.")
 @common_options
@@ -87,11 +95,11 @@ def command(
     force: bool,
     **wish: Any,
 ) -> int:
-    """Render the same environment as a Dockerfile with its hashed requirements, and files that run its container.
+    """Render the environment as a Dockerfile with hashed requirements, and files to run its container.
 
-    One folder STACK.HARDWARE.OS for both architectures; --arch limits it to one. Files that run it lie beside it, in
-    STACK.HARDWARE.OS.run. With --check the image is compared with the Dockerfile that is published for the stack:
-    every difference in base, packages, sources, order and settings is listed.
+    Writes one folder STACK.HARDWARE.OS for both architectures (--arch limits it to one), and the files to run it to
+    STACK.HARDWARE.OS.run beside it. With --check, compares the image with the stack's published Dockerfile and lists
+    every difference in base, packages, sources, order and settings.
     """
     from npuenv.render.folder import write_folders
 
@@ -143,7 +151,7 @@ def _forms(words: tuple[str, ...]) -> tuple[str, ...]:
     """The forms asked for, each once. Raises BadInput for one that does not exist, with the nearest name."""
     if not words:
         return (_DOCKERFILE,)
-    from npuenv.render.container.formats import FORMS
+    from npuenv.render.container.writing import FORMS
 
     known = (_DOCKERFILE, *FORMS)
     asked = [word.strip() for words_of_one in words for word in words_of_one.split(",")]
@@ -175,7 +183,7 @@ def _refuse_beside_check(said: dict[str, bool]) -> None:
 
 def _said(wish: dict[str, Any]) -> dict[str, bool]:
     """Which options about the running container were given."""
-    from npuenv.render.container.options import Wish
+    from npuenv.render.container.description import Wish
 
     names = {item.name: "--" + item.name.removeprefix("has_").replace("_", "-") for item in fields(Wish)}
     return {names[item.name]: wish[item.name] != item.default for item in fields(Wish)}
@@ -203,9 +211,8 @@ def _run_files(
     if not forms:
         return "", {}
     from npuenv.matrix import load_matrix
-    from npuenv.render.container.description import describe
-    from npuenv.render.container.formats import render_container
-    from npuenv.render.container.options import Wish
+    from npuenv.render.container.description import Wish, describe
+    from npuenv.render.container.writing import render_container
 
     container = describe(stack, Wish(**wish), load_matrix(), is_image_root=is_image_root)
     return f"{container.title}.run", render_container(container, forms, lang=lang)

@@ -15,7 +15,7 @@ from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
 from npuenv.core.messages.visible import clean
 from npuenv.facts.manifest import LOCK
-from npuenv.install import current_link as switch
+from npuenv.install import environments as switch
 from npuenv.install.environments import Kept, environments, find
 from npuenv.install.locations import Target, data_folder
 from npuenv.resolve.types import Request
@@ -23,13 +23,13 @@ from npuenv.resolve.types import Request
 if TYPE_CHECKING:
     from npuenv.cli.common import Ui
     from npuenv.host.base import Host
-    from npuenv.install.difference import Change
+    from npuenv.install.environments import Change
     from npuenv.lock import Lock
 
 
 def update(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -> ExitCode:
     """Builds the stack's present lock beside the old environment, after showing what changes, and switches to it."""
-    from npuenv.install.difference import changes
+    from npuenv.install.environments import changes
 
     kept = _chosen(request, how, "--update")
     if kept.role == "elsewhere":
@@ -86,7 +86,7 @@ def repair(ui: Ui, request: Request, how: How, *, yes: bool, is_shown: bool, as_
 
 def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool) -> ExitCode:
     """Puts the former environment in force again, once it is seen to be whole. A second time returns."""
-    from npuenv.core.plan import Want
+    from npuenv.core.plan import Condition
     from npuenv.facts.environment import ask_environment
     from npuenv.host.local import LocalHost
 
@@ -95,7 +95,7 @@ def roll_back(ui: Ui, request: Request, how: How, *, yes: bool, is_dry_run: bool
     if kept.role == "elsewhere":
         raise BadInput(Message("store.no-previous", {"path": kept.described.root}), Message("store.no-previous-hint"))
     before = switch.previous_of(home)
-    fact = ask_environment(LocalHost(), Want("env.intact", (str(before),), "yes"))
+    fact = ask_environment(LocalHost(), Condition("env.intact", (str(before),), "yes"))
     if fact.value != "yes":
         why = fact.value or next((item.line for item in fact.evidence), "")
         again = f"npuenv install --repair --target {before}"
