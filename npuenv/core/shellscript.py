@@ -334,7 +334,9 @@ def commands(source: Source, env: MutableMapping[str, str]) -> Iterator[Command]
     words: list[Token] = []
     chain = _Chain()
     is_target = False  # of a redirection
-    for token in (*with_arrays(source), Token("\n", source.lines[-1] if source.lines else 1, False)):
+    end = Token("\n", source.lines[-1] if source.lines else 1, False)
+    found = [*with_arrays(source), end]
+    for token, following in zip(found, [*found[1:], end]):
         if token.is_word:
             if token.text == "{" and len(words) == 2 and words[0].text == "function":
                 _open(branches, _Branch("}", token.start))
@@ -346,9 +348,10 @@ def commands(source: Source, env: MutableMapping[str, str]) -> Iterator[Command]
         is_target = token.text in _REDIRECTIONS
         if is_target:
             continue
-        if token.text == "(" and len(words) == 1:
+        if token.text == "(" and following.text == ")" and len(words) == 1:
             _open(branches, _Branch("}", token.start, certain=False, is_function=True))
-        yield from _simple(words, env, branches, chain)
+        else:
+            yield from _simple(words, env, branches, chain)
         if token.text == ";;" and branches:
             branches[-1].number += 1
         words = []

@@ -1,4 +1,4 @@
-"""Words of a Hydra command line as keys and values, by Hydra's own grammar. Start from `read_override`, `write_value`.
+"""Words of a Hydra command line as keys and values, by Hydra's own grammar.
 
 Only what a single run takes: a choice between values (`key=1,2`) is refused, as Hydra refuses it without --multirun.
 Source: hydra/grammar/OverrideLexer.g4 and OverrideParser.g4, hydra-core 1.3; a test compares the two readers.

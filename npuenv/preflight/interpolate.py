@@ -1,4 +1,4 @@
-"""OmegaConf interpolations filled in where that is possible, over dotted keys. Start from `fill`."""
+"""OmegaConf interpolations filled in where that is possible, over dotted keys."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which recorded release judges a launch. A commit of ROLL counts as a version; verl's commits count as none.
 
-Start from `counted_as`; `npuenv.matrix.keys.nearest_release` then says whose keys speak for that version.
+`npuenv.matrix.keys.nearest_release` says whose keys are used for that version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a job fits onto its cards, from the fullest card at its worst moment. Start from `judge`.
+"""Whether a job fits onto its cards, from the fullest card at its worst moment.
 
 What to change is not decided here, but in `npuenv.preflight.memory.advice`.
 """

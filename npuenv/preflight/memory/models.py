@@ -1,6 +1,6 @@
 """Shapes of models: by the name of a published one, or from the config.json of a local folder.
 
-No model library is needed. Start from `find_model`; `count` gives the parameters that a shape has.
+No model library is needed.
 """
 
 from __future__ import annotations

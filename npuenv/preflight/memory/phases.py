@@ -1,4 +1,4 @@
-"""The moments of a step at which a card can run out, and what lies on it then. Start from `moments`."""
+"""The moments of a step at which a card can run out, and what lies on it then."""
 
 from __future__ import annotations
 

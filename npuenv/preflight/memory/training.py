@@ -1,6 +1,6 @@
 """How much a training card holds: states, what is gathered, activations, logits. All results are bytes on one card.
 
-Nothing here decides whether that fits. Start from `states`, `gathered`, `activations` and `update_logits`.
+Nothing here decides whether that fits.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+from npuenv.preflight.memory import find_model
 from npuenv.preflight.rules.base import (
     cards_of_machine,
     divisor_below,
@@ -286,8 +287,6 @@ def _roll_parallel(launch: Launch) -> Iterator[Problem]:
 @rule("heads", source="vllm-project/vllm vllm/config: total number of attention heads must be divisible")
 def _heads(launch: Launch) -> Iterator[Problem]:
     """A group of cards shares out a layer's attention heads evenly, or the engine does not start."""
-    from npuenv.preflight.memory import find_model
-
     model_key, role = (
         ("actor_rollout_ref.model.path", "actor_rollout_ref.rollout")
         if launch.framework == "verl"

@@ -10,6 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npuenv.core.errors import BadInput
+from npuenv.preflight.memory import estimate, find_model
+from npuenv.preflight.memory.feasibility import judge
+from npuenv.preflight.memory.types import HCCL_BUFFER_MIB, Cards, Job, Placement, Sizes
 from npuenv.preflight.rules.base import (
     as_number,
     generates_apart,
@@ -29,7 +32,7 @@ from npuenv.preflight.types import Change
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.preflight.memory.types import Engine, Job, Placement, Sizes
+    from npuenv.preflight.memory.types import Engine
     from npuenv.preflight.types import Launch, Problem
 
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -56,8 +59,6 @@ def job_of(launch: Launch) -> tuple[Job, Placement] | None:
 
 
 def _verl_job(launch: Launch) -> tuple[Job, Placement] | None:
-    from npuenv.preflight.memory import find_model
-    from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 
     name, engine = (
         value(launch, "actor_rollout_ref.model.path"),
@@ -142,7 +143,6 @@ def _batched(launch: Launch, longest: int) -> int | None:
 
 def _buffer_mib(launch: Launch) -> int:
     """HCCL_BUFFSIZE where the script says it. Bytes by mistake are another rule's matter."""
-    from npuenv.preflight.memory.types import HCCL_BUFFER_MIB
 
     text = launch.environ["HCCL_BUFFSIZE"].value if "HCCL_BUFFSIZE" in launch.environ else None
     found = as_number(text)
@@ -150,8 +150,6 @@ def _buffer_mib(launch: Launch) -> int:
 
 
 def _roll_job(launch: Launch) -> tuple[Job, Placement] | None:
-    from npuenv.preflight.memory import find_model
-    from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 
     name, engine = (
         value(launch, "pretrain"),
@@ -220,7 +218,6 @@ def _memory(launch: Launch) -> Iterator[Problem]:
     found = job_of(launch)
     if found is None:
         return
-    from npuenv.preflight.memory import estimate
 
     job, placement = found
     if launch.framework == "roll" and job.engine != "fsdp2" and set(placement.train) & set(placement.infer):
@@ -252,11 +249,10 @@ def _memory(launch: Launch) -> Iterator[Problem]:
 def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...]:
     """The first of small micro batches, offloading and one copy of the trained state over all cards, after which the
     job fits."""
-    from npuenv.preflight.memory import estimate
 
     everywhere = replace(job, shard_cards=None)
     if launch.framework != "verl":
-        is_enough = job.engine == "fsdp2" and estimate(everywhere, placement).verdict != "infeasible"
+        is_enough = job.engine == "fsdp2" and judge(everywhere, placement).verdict != "infeasible"
         return (Change(_ROLL_SHARDS, len(placement.train)),) if is_enough else ()
     offload = (
         Change(f"{_ACTOR}.fsdp_config.param_offload", True),
@@ -272,7 +268,7 @@ def _relief(launch: Launch, job: Job, placement: Placement) -> tuple[Change, ...
             (light, offload),
             (replace(light, sizes=sizes), (*offload, *small)),
         ):
-            if estimate(job_then, placement).verdict != "infeasible":
+            if judge(job_then, placement).verdict != "infeasible":
                 return (*first, *changes)
     return ()
 
