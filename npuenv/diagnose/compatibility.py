@@ -1,6 +1,6 @@
 """Signs from versions: which of those that a report names belong together, by the tables of the matrix.
 
-Start from `agreement`. A version that no row knows gives no sign; nothing here is a verdict.
+A version that no row knows gives no sign; nothing here is a verdict.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from npuenv.core.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from npuenv.diagnose.types import Facts, Seen
+    from npuenv.diagnose.types import ReportFacts, Sighting
     from npuenv.host.report import Line
     from npuenv.matrix import Matrix
     from npuenv.matrix.error_patterns import BoundRow
     from npuenv.matrix.rows import VllmAscend
+
+    _Judge = Callable[[ReportFacts, Matrix], Iterator[tuple[str, Line]]]
 
 Sign = tuple[str, "Line"]
 
 _LISTED = re.compile(r"\s*(?:\[(?:pip3?|conda)\]\s+)?torch(?:[_-]npu)?(?:==|\s{2,}|\s*\|)")  # no prose
 
 
-def agreement(facts: Facts, matrix: Matrix, bounds: Iterable[BoundRow]) -> dict[str, Line]:
+def version_signs(facts: ReportFacts, matrix: Matrix, bounds: Iterable[BoundRow]) -> dict[str, Line]:
     """Name of a sign to the line that shows it."""
     signs: dict[str, Line] = {}
     for judge in _JUDGES:
@@ -40,14 +42,16 @@ def agreement(facts: Facts, matrix: Matrix, bounds: Iterable[BoundRow]) -> dict[
     return signs
 
 
-def _judged(judge: Callable[[Facts, Matrix], Iterator[Sign]], facts: Facts, matrix: Matrix) -> tuple[Sign, ...]:
+def _judged(
+    judge: Callable[[ReportFacts, Matrix], Iterator[Sign]], facts: ReportFacts, matrix: Matrix
+) -> tuple[Sign, ...]:
     try:
         return tuple(judge(facts, matrix))
     except BadInput:  # a version of a form that no tool prints: it cannot be compared
         return ()
 
 
-def _version(seen: Seen[str] | None) -> Version | None:
+def _version(seen: Sighting[str] | None) -> Version | None:
     try:
         return Version(seen.value) if seen else None
     except InvalidVersion:
@@ -58,7 +62,7 @@ def _release(version: Version) -> tuple[int, int]:
     return version.release[0], version.release[1] if len(version.release) > 1 else 0
 
 
-def _torch(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _torch(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     torch, npu = _version(facts.packages.get("torch")), _version(facts.packages.get("torch-npu"))
     if torch and torch.local and torch.local.startswith(("cu", "rocm")):
         yield "torch-cuda-build", facts.packages["torch"].line
@@ -76,11 +80,9 @@ def _torch(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         first = _version(facts.packages[name])
         if other and first and _release(other) != _release(first):
             yield "torch-changed", facts.changed[name].line
-    if agrees and torch.release[:3] != npu.release[:3]:
-        yield "torch-patch-differs", facts.packages["torch-npu"].line
 
 
-def _companions(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _companions(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     torch = facts.packages.get("torch")
     row = matrix.companion_row(torch.value) if torch else None
     for name in ("torchvision", "torchaudio") if row and torch else ():
@@ -96,7 +98,7 @@ def _version_text(text: str) -> Version | None:
         return None
 
 
-def plugin_row(facts: Facts, matrix: Matrix) -> VllmAscend | None:
+def plugin_row(facts: ReportFacts, matrix: Matrix) -> VllmAscend | None:
     """The row of the vllm-ascend that the report names; development versions go with their release."""
     have = _version(facts.packages.get("vllm-ascend"))
     if have is None:
@@ -105,7 +107,7 @@ def plugin_row(facts: Facts, matrix: Matrix) -> VllmAscend | None:
     return next(filter(None, map(matrix.vllm_ascend_row, named)), None)
 
 
-def _vllm(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _vllm(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     seen, plugin = facts.packages.get("vllm"), facts.packages.get("vllm-ascend")
     have, mine = _version(seen), _version(plugin)
     if seen and (have is None or have.release[:2] == (0, 1) or "unknown" in seen.value):
@@ -128,7 +130,7 @@ def _vllm(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "vllm-far-apart", plugin.line
 
 
-def _plugin(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _plugin(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     """What the installed vllm-ascend asks of torch_npu, Python and CANN."""
     row, npu = plugin_row(facts, matrix), _version(facts.packages.get("torch-npu"))
     yield from _release_for_chip(facts, matrix)
@@ -145,7 +147,7 @@ def _plugin(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "python-out-of-range", facts.python.line
 
 
-def _release_for_chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _release_for_chip(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     """Whether the installed vllm-ascend came out before the first release that has an image for this chip."""
     have = _version(facts.packages.get("vllm-ascend"))
     if have is None or facts.generation is None or have.release[:2] == (0, 1) or facts.generation.value == "a2":
@@ -158,7 +160,7 @@ def _release_for_chip(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "chip-not-in-release", facts.packages["vllm-ascend"].line
 
 
-def _cann(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _cann(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     if facts.cann is None:
         return
     have = versions.cann(facts.cann.value)
@@ -180,7 +182,7 @@ def _cann(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
     yield from _cann_of_torch_npu(facts, matrix, have)
 
 
-def _cann_of_torch_npu(facts: Facts, matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
+def _cann_of_torch_npu(facts: ReportFacts, matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
     seen = facts.packages.get("torch-npu")
     row = matrix.torch_npu_row(seen.value.split("+")[0]) if seen else None
     if facts.cann is None:
@@ -197,7 +199,7 @@ def _cann_of_torch_npu(facts: Facts, matrix: Matrix, have: versions.Version) -> 
         yield "cann-above-pair", facts.cann.line
 
 
-def _cann_of_series(facts: Facts, seen: Seen[str], matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
+def _cann_of_series(facts: ReportFacts, seen: Sighting[str], matrix: Matrix, have: versions.Version) -> Iterator[Sign]:
     """For a torch_npu that no row knows: whether CANN is outside of all that its minor release was paired with."""
     npu = _version(facts.packages.get("torch-npu"))
     if npu is None:
@@ -212,7 +214,7 @@ def _cann_of_series(facts: Facts, seen: Seen[str], matrix: Matrix, have: version
         yield "cann-above-pair", seen.line
 
 
-def _numpy(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _numpy(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     seen = facts.packages.get("numpy")
     have = _version(seen)
     if seen is None or have is None:
@@ -228,7 +230,7 @@ def _numpy(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "numpy2-too-new", seen.line
 
 
-def _triton(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _triton(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     plain, ours = facts.packages.get("triton"), facts.packages.get("triton-ascend")
     if plain is None:
         return
@@ -243,7 +245,7 @@ def _triton(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "triton-twice", plain.line
 
 
-def _driver(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _driver(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     if facts.driver is None:
         return
     have = versions.driver(facts.driver.value)
@@ -264,7 +266,7 @@ def _driver(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "driver-older-than-plugin", facts.driver.line
 
 
-def _driver_named(facts: Facts, matrix: Matrix) -> versions.Version | None:
+def _driver_named(facts: ReportFacts, matrix: Matrix) -> versions.Version | None:
     """The oldest driver that is named for this CANN, or for the newest one before it that names any."""
     if facts.cann is None:
         return None
@@ -274,7 +276,7 @@ def _driver_named(facts: Facts, matrix: Matrix) -> versions.Version | None:
     return min(map(versions.driver, best.driver_named)) if best else None
 
 
-def _python(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
+def _python(facts: ReportFacts, matrix: Matrix) -> Iterator[Sign]:
     seen = facts.packages.get("torch-npu")
     row = matrix.torch_npu_row(seen.value.split("+")[0]) if seen else None
     if facts.python is None or row is None:
@@ -284,12 +286,12 @@ def _python(facts: Facts, matrix: Matrix) -> Iterator[Sign]:
         yield "python-without-wheel", facts.python.line
 
 
-_JUDGES: tuple[Callable[[Facts, Matrix], Iterator[Sign]], ...] = (
+_JUDGES: tuple[_Judge, ...] = (
     _torch, _companions, _vllm, _plugin, _cann, _numpy, _triton, _driver, _python,
 )  # fmt: skip
 
 
-def _breaks(facts: Facts, when: str, needs: str) -> Line | None:
+def _breaks(facts: ReportFacts, when: str, needs: str) -> Line | None:
     """The line of a package that a bound forbids beside another; None where the bound holds or is not known."""
     other = facts.packages.get(versions.requirement_name(when))
     mine = facts.packages.get(versions.requirement_name(needs))

@@ -1,4 +1,4 @@
-"""The tables of known problems: every row names what exists, every cause can be said, every sign can be there."""
+"""The tables of error patterns: every row names what exists, every cause has its sentences, every sign can be given."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from npuenv import diagnose
 from npuenv.core.messages import Message, say
 from npuenv.diagnose.search import Text
 from npuenv.host.report import read_paste
-from npuenv.matrix.error_patterns import Problem, load_problems
+from npuenv.matrix.error_patterns import ErrorPattern, load_error_patterns
 
-PROBLEMS = load_problems()
+PATTERNS = load_error_patterns()
 # The causes that labelled reports use; others of ours come on top.
 TAXONOMY = """
 driver-too-old device-busy unsupported-soc dtype-unsupported-soc device-not-mounted driver-mount-incomplete
@@ -27,45 +27,47 @@ triton-residue triton-toolchain-mismatch triton-unsupported-soc flash-attn-unsup
 libgomp-static-tls lib-path-missing backend-autoload-conflict mindspeed-too-old custom-kernel-build
 custom-ops-missing gcc-too-old ray-gpu-instead-of-npu ray-visible-devices ray-too-new port-conflict
 hccl-tls-mismatch hccl-ifname hccl-connect-timeout hccl-link-down hccl-ranktable memory-oom-config
-allocator-expandable-segments graph-streams-exhausted nz-enabled-in-rl
+allocator-expandable-segments graph-streams-exhausted nz-enabled-in-rl hccl-exec-timeout hccl-buffsize-too-small
+hccl-peer-died two-cann-installs framework-not-adapted framework-known-bug cuda-package-on-npu release-wheel-incomplete
+build-option-removed k8s-not-schedulable device-plugin
 """.split()  # noqa: SIM905
 
 
 def test_ids_are_unique() -> None:
-    ids = [row.id for row in (*PROBLEMS.rows, *PROBLEMS.separations, *PROBLEMS.bounds)]
+    ids = [row.id for row in (*PATTERNS.rows, *PATTERNS.discriminators, *PATTERNS.bounds)]
     assert len(ids) == len(set(ids))
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_every_id_has_its_sentences(lang: str) -> None:
     keys = set()
-    for cause in PROBLEMS.causes.values():
+    for cause in PATTERNS.causes.values():
         keys |= {f"cause-{cause.id}", f"fix-{cause.id}"} | ({f"expect-{cause.id}"} if cause.check else set())
-    keys |= {f"between-{row.id.replace('.', '-')}" for row in PROBLEMS.separations}
+    keys |= {f"between-{row.id.replace('.', '-')}" for row in PATTERNS.discriminators}
     prefixes = {"noise": "seen", "not-environment": "not"}
-    keys |= {f"{prefixes[row.kind]}-{row.cause}" for row in PROBLEMS.rows if row.kind != "cause"}
+    keys |= {f"{prefixes[row.kind]}-{row.cause}" for row in PATTERNS.rows if row.kind != "cause"}
     for key in sorted(keys):
         assert say(Message(f"diagnose.{key}"), lang)
 
 
 def test_rows_and_separations_name_known_causes() -> None:
-    for row in PROBLEMS.rows:
-        assert row.kind != "cause" or row.cause in PROBLEMS.causes, row.id
-    for pair in PROBLEMS.separations:
-        assert {pair.one, pair.other} <= {*PROBLEMS.causes}, pair.id
+    for row in PATTERNS.rows:
+        assert row.kind != "cause" or row.cause in PATTERNS.causes, row.id
+    for pair in PATTERNS.discriminators:
+        assert {pair.one, pair.other} <= {*PATTERNS.causes}, pair.id
 
 
 def test_every_cause_has_a_row() -> None:
-    assert {*PROBLEMS.causes} == {row.cause for row in PROBLEMS.rows if row.kind == "cause"}
+    assert {*PATTERNS.causes} == {row.cause for row in PATTERNS.rows if row.kind == "cause"}
 
 
-def wanted(row: Problem) -> tuple[str, ...]:
-    return (*row.shows, *row.also, *row.any_of, *row.unless)
+def wanted(row: ErrorPattern) -> tuple[str, ...]:
+    return (*row.patterns, *row.all_of, *row.any_of, *row.unless)
 
 
 def written_signs() -> tuple[set[str], tuple[str, ...]]:
     """Strings of the package that may be signs, and the fixed beginnings or ends of those that are composed."""
-    whole: set[str] = {row.sign for row in PROBLEMS.bounds}
+    whole: set[str] = {row.sign for row in PATTERNS.bounds}
     parts: list[str] = []
     for path in Path(diagnose.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -78,14 +80,14 @@ def written_signs() -> tuple[set[str], tuple[str, ...]]:
 
 def test_every_sign_of_a_row_can_be_given() -> None:
     whole, parts = written_signs()
-    for row in PROBLEMS.rows:
+    for row in PATTERNS.rows:
         for sign in (text[1:] for text in wanted(row) if text.startswith("@")):
             assert sign in whole or sign.startswith(parts) or sign.endswith(parts), (row.id, sign)
 
 
 def test_no_text_is_too_short_to_mean_anything() -> None:
-    for row in PROBLEMS.rows:
-        for text in row.shows:
+    for row in PATTERNS.rows:
+        for text in row.patterns:
             assert len(text.replace("*", "").encode()) >= 4, (row.id, text)
 
 
@@ -95,13 +97,13 @@ _BARE_CODE = re.compile(r"(?:ret is|error code is|result =|drvRetCode=) ?-?\d+")
 def test_no_code_alone_makes_a_cause_sure() -> None:
     """A code has several causes each; alone it makes a candidate at most."""
     ambiguous = {"#EI0006", "#-8005", "#500001", "#507899", "#207001", "#EE9999", "#E19999", "#507033", "#507011"}
-    for row in PROBLEMS.rows:
-        lone = [text for text in row.shows if text in ambiguous or _BARE_CODE.fullmatch(text)]
-        assert not lone or row.confidence < 0.5 or row.also or row.any_of or row.kind != "cause", row.id
+    for row in PATTERNS.rows:
+        lone = [text for text in row.patterns if text in ambiguous or _BARE_CODE.fullmatch(text)]
+        assert not lone or row.confidence < 0.5 or row.all_of or row.any_of or row.kind != "cause", row.id
 
 
 def test_labels_are_all_known() -> None:
-    known = {*PROBLEMS.causes} | {row.cause for row in PROBLEMS.rows}
+    known = {*PATTERNS.causes} | {row.cause for row in PATTERNS.rows}
     assert {*TAXONOMY} <= known
 
 
