@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npuenv.preflight.fixing import Fixed
-    from npuenv.preflight.reading import Asked, Reading
+    from npuenv.preflight.reading import Reading, ReadOptions
     from npuenv.report.preflight import Examined
 
 _FRAMEWORKS = ("verl", "roll")
@@ -75,7 +75,7 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
     return int(code)
 
 
-def _judged(readings: tuple[Reading, ...], asked: Asked, *, is_fixing: bool) -> tuple[Examined, Fixed | None]:
+def _judged(readings: tuple[Reading, ...], asked: ReadOptions, *, is_fixing: bool) -> tuple[Examined, Fixed | None]:
     """What is wrong with the launches of one text, launch by launch, and the corrected copy."""
     from npuenv.preflight.examine import examine
     from npuenv.preflight.fixing import corrected, fix_all
@@ -107,7 +107,7 @@ def _require_sense(ui: Ui, form: str, options: Mapping[str, Any]) -> None:
         raise BadInput(Message("preflight.stack-and-target"))
 
 
-def _read(words: tuple[str, ...], asked: Asked) -> Reading:
+def _read(words: tuple[str, ...], asked: ReadOptions) -> Reading:
     from npuenv.preflight.reading import read_file, read_words
 
     return read_file(Path(words[0]), asked) if len(words) == 1 else read_words(words, asked)
@@ -125,11 +125,11 @@ def _code(reading: Reading, has_error: bool) -> ExitCode:
 # --- what is known besides the text
 
 
-def _asked(options: Mapping[str, Any]) -> Asked:
+def _asked(options: Mapping[str, Any]) -> ReadOptions:
     import os
 
-    from npuenv.preflight.reading import Asked
-    from npuenv.preflight.rules.keys import defaults_of
+    from npuenv.matrix.keys import defaults_of
+    from npuenv.preflight.reading import ReadOptions
     from npuenv.preflight.types import Machine
 
     framework, release = _release_of(options["framework"])
@@ -149,7 +149,7 @@ def _asked(options: Mapping[str, Any]) -> Asked:
         options["is_here"],
     )
     here = {name: os.environ[name] for name in ("HOME", "PWD", "USER") if name in os.environ}
-    return Asked(defaults_of, framework, release, machine, here if options["is_here"] else {}, parses=_parses)
+    return ReadOptions(defaults_of, framework, release, machine, here if options["is_here"] else {}, parses=_parses)
 
 
 def _parses(text: str) -> bool:

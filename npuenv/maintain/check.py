@@ -58,6 +58,7 @@ def tables_of(matrix: Matrix) -> Iterator[Table]:
         yield from ((f"error_patterns/{name}", rows) for name, rows in error_patterns.tables_of(folder).items())
     if (matrix.folder / "keys").is_dir():
         yield from (("keys/choices", matrix.choices), ("keys/bounds", matrix.bounds), ("keys/moved", matrix.moved_keys))
+        yield "keys/refused", matrix.refused_values
 
 
 def _versions(matrix: Matrix) -> None:
