@@ -102,9 +102,7 @@ def _collect(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Trans
 
     with contextlib.ExitStack() as stack:
         keeper = stack.enter_context(CaptureWriter(wish.save, inventory)) if wish.save else None
-        answers = collect_captures(
-            inventory.nodes, _program(), judge.words, limit_s=limit_s, parallel=way.parallel, options=way.options
-        )
+        answers = collect_captures(inventory.nodes, _program(), judge.words, limit_s=limit_s, transport=way)
         stack.enter_context(contextlib.closing(answers))
         meter = stack.enter_context(Meter(ui, len(inventory.nodes)))
         for got in answers:

@@ -110,6 +110,7 @@ def _run(ui: Ui, wish: Wish) -> int:
     from npuenv.cluster.mesh.planning import find_devices, vanished_devices
     from npuenv.cluster.mesh.running import SshRunner, survey
     from npuenv.cluster.ssh import Options
+    from npuenv.cluster.transport import Transport
 
     began = time.monotonic()
     if wish.out is not None:
@@ -120,9 +121,10 @@ def _run(ui: Ui, wish: Wish) -> int:
     # Those that are to have no cards have nothing to ping with, and nothing that could be pinged.
     inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.cards != 0))
     nodes = {node.name: node for node in inventory.nodes}
-    runner = SshRunner(nodes, wish.parallel, options=Options(config=wish.ssh_config))
+    transport = Transport(options=Options(config=wish.ssh_config), parallel=wish.parallel)
+    runner = SshRunner(nodes, transport)
     ui.say(Message("mesh.asking", {"count": len(nodes)}), err=True)
-    heard = survey(inventory.nodes, replace(runner, ask=naming(ui)))
+    heard = survey(inventory.nodes, SshRunner(nodes, replace(transport, ask=naming(ui))))
     surveyed = find_devices(inventory.nodes, heard)
     run, state = _prepared(wish, inventory, surveyed, runner)
     with _Kept(ui, wish, run, state) as kept:

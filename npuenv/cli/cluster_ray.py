@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npuenv.cluster.inventory import Inventory, Node
-    from npuenv.cluster.probing.transport import ProbeResult, Transport
     from npuenv.cluster.ray import NodeState, Plan, StartConflict
     from npuenv.cluster.ray_state import Cluster, StartedNode
     from npuenv.cluster.ray_status import RayStatus
+    from npuenv.cluster.transport import ProbeResult, Transport
     from npuenv.report.ray_cluster import Row
     from npuenv.resolve.types import Stack
 
@@ -125,8 +125,8 @@ def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
 
 def _way(ui: Ui, ssh_config: str | None) -> Transport:
     from npuenv.cli.pending import naming
-    from npuenv.cluster.probing.transport import Transport
     from npuenv.cluster.ssh import Options
+    from npuenv.cluster.transport import Transport
 
     if ssh_config is not None and not Path(ssh_config).is_file():
         args = {"path": ssh_config}

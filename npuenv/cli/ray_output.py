@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from npuenv.cli.common import Ui
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.probing.transport import ProbeResult, Transport
     from npuenv.cluster.ray_state import Cluster, StartedNode
     from npuenv.cluster.ray_status import RayStatus
+    from npuenv.cluster.transport import ProbeResult, Transport
     from npuenv.report.ray_cluster import Picture, Row
 
 STATUS_S = 45.0  # how long Ray has to say how it is

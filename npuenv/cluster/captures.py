@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
 from npuenv.cluster.inventory import Inventory, Node
-from npuenv.cluster.parallel_ssh import MAX_BYTES, PARALLEL, ask
-from npuenv.cluster.remote_agent import AGENT, BOOTSTRAP, MARK, STOP_S
+from npuenv.cluster.parallel_ssh import MAX_BYTES
+from npuenv.cluster.remote_agent import AGENT, MARK, STOP_S
 from npuenv.cluster.ssh import NodeFailure, failing_hop, failure_line, keeps_host_keys
 from npuenv.core.errors import BadInput
 from npuenv.core.json_input import load_file
@@ -31,15 +31,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from npuenv.cluster.parallel_ssh import Answer
-    from npuenv.cluster.ssh import Options
+    from npuenv.cluster.transport import Transport
     from npuenv.host.recorded import RecordedHost
 
 
-PYTHON = "python3"
 # Seconds that a node may take, by the level of the look: reading files, asking tools, cards and network, burning in.
 LIMITS_S = (60.0, 120.0, 600.0, 1800.0)
 _SPARE_S = STOP_S + 1.0  # of the limit, for the node to say itself that it is over, and to clean up
 _OLDEST_FOR_PROBES = (3, 6)  # for the small programs by which nodes tell what there is between them
+
+SCHEMA = "npuenv.nodes/1"
+LIST = "nodes.json"
+_USER = re.compile(r"(?P<user>[^\s@]+)@(?P<host>[^\s:]+): ")  # "ops@bastion: Permission denied (publickey)."
+_APART = "+"  # behind the name of a node whose capture would be called like the list; no name of a host holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +66,22 @@ class NodeCapture:
 
 
 def collect_captures(
-    nodes: Sequence[Node],
-    program: bytes,
-    words: Sequence[str],
-    *,
-    limit_s: float,
-    parallel: int = PARALLEL,
-    client: Sequence[str] = ("ssh",),
-    options: Options | None = None,
+    nodes: Sequence[Node], program: bytes, words: Sequence[str], *, limit_s: float, transport: Transport
 ) -> Generator[NodeCapture, None, None]:
-    """Every node's capture as it comes in. Close the iterator to end all that still runs, there as well.
+    """Every node's capture as it comes in. Close the iterator to end all that still runs, on the nodes as well.
 
     `program` is the doctor as one file, `words` are its options.
     """
-    there_s = max(limit_s - _SPARE_S, limit_s / 2)
-    asked = json.dumps({"limit_s": there_s, "size": len(program), "words": list(words)}).encode() + b"\n"
-    code = AGENT.encode()
-    data = b"%d\n" % len(code) + code + asked + program
-    answers = ask(
-        nodes,
-        lambda node: (node.python or PYTHON, "-c", BOOTSTRAP),
-        stdin=data,
-        limit_s=limit_s,
-        parallel=parallel,
-        client=client,
-        options=options,
-        max_bytes=MAX_BYTES,
-        keeps_stdin=True,
-    )
+    remote_s = max(limit_s - _SPARE_S, limit_s / 2)
+    request = {"limit_s": remote_s, "size": len(program), "words": list(words)}
+    data = json.dumps(request).encode() + b"\n" + program
+    answers = transport.run_python(nodes, AGENT, lambda _: data, limit_s=limit_s, max_bytes=MAX_BYTES)
     for answer in answers:
-        got = _capture_of(answer)
-        is_new = got.failure is NodeFailure.HOST_KEY and "host key is known for" in got.line
-        if is_new and not keeps_host_keys(got.node, client, options):
-            got = replace(got, failure=NodeFailure.NO_KEYS)
-        yield got
+        capture = _capture_of(answer)
+        is_new = capture.failure is NodeFailure.HOST_KEY and "host key is known for" in capture.line
+        if is_new and not keeps_host_keys(capture.node, transport.client, transport.options):
+            capture = replace(capture, failure=NodeFailure.NO_KEYS)
+        yield capture
 
 
 def _capture_of(answer: Answer) -> NodeCapture:
@@ -144,12 +130,6 @@ def _parse_answer(out: bytes) -> tuple[str, bytes] | None:
     return match[1].decode(), rest[: int(match[2])]
 
 
-SCHEMA = "npuenv.nodes/1"
-LIST = "nodes.json"
-_USER = re.compile(r"(?P<user>[^\s@]+)@(?P<host>[^\s:]+): ")  # "ops@bastion: Permission denied (publickey)."
-_APART = "+"  # behind the name of a node whose capture would be called like the list; no name of a host holds it
-
-
 class CaptureWriter:
     """Writes captures as they come; the list of nodes at the end, interrupted or not."""
 
@@ -169,13 +149,13 @@ class CaptureWriter:
         if not is_empty:
             raise BadInput(Message("cluster.save-not-empty", {"path": str(folder)}), _hint("save-no-folder"))
 
-    def add(self, got: NodeCapture) -> None:
+    def add(self, capture: NodeCapture) -> None:
         """Writes what one node gave. Raises BadInput where it cannot be written."""
-        failure = got.failure.value if got.failure else None
-        line, at = self._without_names(got)
-        self._got[got.node.name] = {"trouble": failure, "line": line, "at": at, "seconds": got.seconds}
-        if got.host is not None:
-            self._write(_file_of(got.node.name), got.text)
+        failure = capture.failure.value if capture.failure else None
+        line, at = self._without_names(capture)
+        self._got[capture.node.name] = {"trouble": failure, "line": line, "at": at, "seconds": capture.seconds}
+        if capture.host is not None:
+            self._write(_file_of(capture.node.name), capture.text)
             self.count += 1
 
     def __enter__(self) -> CaptureWriter:
@@ -184,8 +164,8 @@ class CaptureWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asked = [node for node in self._inventory.nodes if node.name in self._got]
-        nodes = [{**self._kept(node), **self._got[node.name]} for node in asked]
+        collected = [node for node in self._inventory.nodes if node.name in self._got]
+        nodes = [{**self._kept(node), **self._got[node.name]} for node in collected]
         source = self._redactor.text(self._inventory.source)
         document = {"schema": SCHEMA, "npuenv": __version__, "source": source, "nodes": nodes}
         self._write(LIST, json.dumps(document, ensure_ascii=False, indent=1) + "\n")
@@ -197,14 +177,14 @@ class CaptureWriter:
             address = self._redactor.text(f"addr {address}").removeprefix("addr ")
         return {"name": node.name, "address": address, "port": node.port, "cards": node.cards}
 
-    def _without_names(self, got: NodeCapture) -> tuple[str, str]:
+    def _without_names(self, capture: NodeCapture) -> tuple[str, str]:
         """What ssh said of a node, and the host on the way to it, with stand-ins for users and jump hosts."""
-        said = _USER.match(got.line)
-        for user in (got.node.user, said["user"] if said else None):
+        said = _USER.match(capture.line)
+        for user in (capture.node.user, said["user"] if said else None):
             self._redactor.learn_user(user or "")
-        if got.at:
-            self._redactor.learn_host(got.at)
-        return self._redactor.text(got.line), self._redactor.text(got.at)
+        if capture.at:
+            self._redactor.learn_host(capture.at)
+        return self._redactor.text(capture.line), self._redactor.text(capture.at)
 
     def _write(self, name: str, text: str) -> None:
         try:

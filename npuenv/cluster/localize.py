@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.mesh import Device, Pair
 
+    _Scope = tuple[str | None, str | None, int | None]  # of source, target and port; None: every one
+
 H = TypeVar("H")
 K = TypeVar("K", bound="Hashable")
 
@@ -35,19 +37,19 @@ def choose(
     """
     # What a hypothesis still explains only shrinks: an entry whose number is right when it comes up is the largest.
     queue = [
-        (-len(places), order(hypothesis), at, hypothesis)
-        for at, (hypothesis, places) in enumerate(explains.items())
-        if len(places) >= least
+        (-len(indexes), order(hypothesis), at, hypothesis)
+        for at, (hypothesis, indexes) in enumerate(explains.items())
+        if len(indexes) >= least
     ]
     heapq.heapify(queue)
     chosen = []
     while queue:
         size, rank, at, hypothesis = heapq.heappop(queue)
-        now = sum(is_left[place] for place in explains[hypothesis])
+        now = sum(is_left[index] for index in explains[hypothesis])
         if now == -size:
             chosen.append(hypothesis)
-            for place in explains[hypothesis]:
-                is_left[place] = 0
+            for index in explains[hypothesis]:
+                is_left[index] = 0
         elif now >= least:
             heapq.heappush(queue, (-now, rank, at, hypothesis))
     return chosen
@@ -58,9 +60,9 @@ def drop_redundant(chosen: Sequence[H], explains: Mapping[H, Sequence[int]], cou
     times = _times(chosen, explains, count)
     needed = []
     for hypothesis in reversed(chosen):
-        if all(times[place] > 1 for place in explains[hypothesis]):
-            for place in explains[hypothesis]:
-                times[place] -= 1
+        if all(times[index] > 1 for index in explains[hypothesis]):
+            for index in explains[hypothesis]:
+                times[index] -= 1
         else:
             needed.append(hypothesis)
     return needed[::-1]
@@ -75,8 +77,8 @@ def _times(chosen: Iterable[H], explains: Mapping[H, Sequence[int]], count: int)
     """How many of the chosen explain each failure."""
     times = [0] * count
     for hypothesis in chosen:
-        for place in explains[hypothesis]:
-            times[place] += 1
+        for index in explains[hypothesis]:
+            times[index] += 1
     return times
 
 
@@ -88,27 +90,27 @@ def connected_groups(
     A value that reaches no other one is no group: it is what is broken, and not what lies between it and the others.
     """
     names = list(dict.fromkeys(values))
-    place_of = {name: place for place, name in enumerate(names)}
-    reached = [1 << place for place in range(len(names))]  # bit n: the value at place n
+    index_of = {name: index for index, name in enumerate(names)}
+    reached = [1 << index for index in range(len(names))]  # bit n: the value at place n
     for one, other in links:
-        reached[place_of[one]] |= 1 << place_of[other]
+        reached[index_of[one]] |= 1 << index_of[other]
         if not is_mutual:
-            reached[place_of[other]] |= 1 << place_of[one]
+            reached[index_of[other]] |= 1 << index_of[one]
     for middle in range(len(names)):
         reached = [bits | reached[middle] if bits >> middle & 1 else bits for bits in reached]
     groups: dict[int, list[Any]] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         # The first one that it reaches and that reaches it stands for the group; it is itself one of them.
-        first = next(at for at in range(place + 1) if reached[place] >> at & 1 and reached[at] >> place & 1)
+        first = next(at for at in range(index + 1) if reached[index] >> at & 1 and reached[at] >> index & 1)
         groups.setdefault(first, []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _places_of(keys: Iterable[K]) -> dict[K, list[int]]:
+def _indexes_of(keys: Iterable[K]) -> dict[K, list[int]]:
     """The places at which each key stands."""
     found: defaultdict[K, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
-        found[key].append(place)
+    for index, key in enumerate(keys):
+        found[key].append(index)
     return found
 
 
@@ -211,10 +213,7 @@ _SUBNETS = _Kinds(Kind.SUBNET, Kind.SUBNETS_APART, Kind.SUBNETS_ONE_WAY, Kind.AL
 
 
 class _Family:
-    """What devices share, and the hypotheses about a ping that follow from it.
-
-    What a single device has, and what all of them have, is no hypothesis of its own.
-    """
+    """What devices share, and the hypotheses that follow from it: not from what a single device has, or all have."""
 
     def __init__(self, kinds: _Kinds, values: Sequence[Any], works: Iterable[Pair]) -> None:
         self.kinds, self.values = kinds, values
@@ -259,8 +258,7 @@ class _Family:
 class Topology:
     """The devices of a mesh by what they share, and the hypotheses about pings between them.
 
-    `works` are the pings that work: they tell which nodes and numbers of cards reach each other, if only by way of
-    others.
+    `works` are the pings that work: they tell which nodes and numbers of cards reach each other, at least indirectly.
     """
 
     def __init__(self, devices: Sequence[Device], works: Sequence[Pair] = ()) -> None:
@@ -277,36 +275,35 @@ class Topology:
         if pairs:
             yield (Hypothesis(Kind.EVERYTHING),), list(range(len(pairs)))
         for end, directed in ((0, Kind.SENDS), (1, Kind.RECEIVES)):
-            for device, places in _places_of(pair[end] for pair in pairs).items():
-                yield (Hypothesis(Kind.CARD, (device,)), Hypothesis(directed, (device,))), places
+            for device, indexes in _indexes_of(pair[end] for pair in pairs).items():
+                yield (Hypothesis(Kind.CARD, (device,)), Hypothesis(directed, (device,))), indexes
         for family in (self._nodes, self._sides, self._subnets):
             values = family.values
-            for ends, places in _places_of((values[source], values[target]) for source, target in pairs).items():
-                yield family.hypotheses(*ends), places
+            for ends, indexes in _indexes_of((values[source], values[target]) for source, target in pairs).items():
+                yield family.hypotheses(*ends), indexes
 
     def explained(self, failed: Sequence[Pair], works: Sequence[Pair]) -> dict[Hypothesis, list[int]]:
         """The places of the failing pings of every hypothesis that no working ping contradicts."""
         contradicted = {hypothesis for hypotheses, _ in self.grouped(works) for hypothesis in hypotheses}
         found: defaultdict[Hypothesis, list[int]] = defaultdict(list)
-        for hypotheses, places in self.grouped(failed):
+        for hypotheses, indexes in self.grouped(failed):
             for hypothesis in hypotheses:
                 if hypothesis not in contradicted:
-                    found[hypothesis] += places
+                    found[hypothesis] += indexes
         return dict(found)
 
     def members(self) -> Iterator[tuple[Kind, dict[int | str, list[int]]]]:
         """What can flap: by its kind the values, each with the places of its devices."""
-        yield Kind.CARD_FLAPS, {place: [place] for place in range(len(self._nodes.values))}
+        yield Kind.CARD_FLAPS, {index: [index] for index in range(len(self._nodes.values))}
         for kind, family in ((Kind.NODE_FLAPS, self._nodes), (Kind.SIDE_FLAPS, self._sides)):
-            places = _places_of(family.values)
-            yield kind, {value: places[value] for value in family.shared}
+            indexes = _indexes_of(family.values)
+            yield kind, {value: indexes[value] for value in family.shared}
 
 
 def localize_faults(devices: Sequence[Device], failing: Iterable[Pair], working: Iterable[Pair]) -> tuple[Fault, ...]:
     """The faults that explain all of `failing` and contradict none of `working`, the weightiest first.
 
-    Where nothing larger does, the pairs themselves do, so there always is an explanation; none of its parts can be left
-    out.
+    If nothing larger does, the pairs themselves do, so there always is an explanation. None of its parts is redundant.
     """
     failed, works = list(dict.fromkeys(failing)), list(working)
     topology = Topology(devices, works)
@@ -314,7 +311,7 @@ def localize_faults(devices: Sequence[Device], failing: Iterable[Pair], working:
     is_left = bytearray(b"\1" * len(failed))
     # A pair breaks two pings at most, so that pairs are only looked at when nothing else breaks more.
     chosen = choose(explains, is_left, _order, least=_MOST_OF_A_PAIR + 1)
-    left = [place for place, is_so in enumerate(is_left) if is_so]
+    left = [index for index, is_so in enumerate(is_left) if is_so]
     explains.update(_about_pairs(left, failed, set(works)))
     explains.update(_flapping(topology, failed, works, left))
     chosen = drop_redundant([*chosen, *choose(explains, is_left, _order)], explains, len(failed))
@@ -325,16 +322,16 @@ def _order(hypothesis: Hypothesis) -> tuple[int, str]:
     return hypothesis.kind, ",".join(f"{part:06}" if isinstance(part, int) else part for part in hypothesis.about)
 
 
-def _about_pairs(places: Iterable[int], failed: Sequence[Pair], works: Collection[Pair]) -> dict[Hypothesis, list[int]]:
+def _about_pairs(at: Iterable[int], failed: Sequence[Pair], works: Collection[Pair]) -> dict[Hypothesis, list[int]]:
     """The hypotheses about the two devices of some failing pings alone, with all failing pings that they break."""
-    place_of = {pair: place for place, pair in enumerate(failed)}
+    index_of = {pair: index for index, pair in enumerate(failed)}
     found: dict[Hypothesis, list[int]] = {}
-    for place in places:
-        pair = failed[place]
+    for index in at:
+        pair = failed[index]
         back = (pair[1], pair[0])
-        found[Hypothesis(Kind.ONE_WAY, pair)] = [place]
+        found[Hypothesis(Kind.ONE_WAY, pair)] = [index]
         if back not in works:
-            both = [place, *([place_of[back]] if back in place_of else [])]
+            both = [index, *([index_of[back]] if back in index_of else [])]
             found[Hypothesis(Kind.PAIR, (min(pair), max(pair)))] = both
     return found
 
@@ -346,15 +343,15 @@ def _flapping(
 
     It is only looked for in what no hypothesis explains that is always broken.
     """
-    bad, good = _partners(failed[place] for place in left), _partners(works)
+    bad, good = _partners(failed[index] for index in left), _partners(works)
     tried = _partners((*failed, *works))
     found = {}
     for kind, members in topology.members():
-        for value, places in members.items():
-            inside = set(places)
-            mixed = [at for at in places if at in good]  # the others are broken for good, and named so
+        for value, indexes in members.items():
+            inside = set(indexes)
+            mixed = [at for at in indexes if at in good]  # the others are broken for good, and named so
             if mixed and all(_stands_out(at, bad, tried, inside) for at in mixed):
-                broken = [place for place, pair in enumerate(failed) if not inside.isdisjoint(pair)]
+                broken = [index for index, pair in enumerate(failed) if not inside.isdisjoint(pair)]
                 found[Hypothesis(kind, (value,))] = broken
     return found
 
@@ -385,17 +382,17 @@ def _with_alternatives(
 ) -> Iterator[Fault]:
     """Each with the hypotheses that break all of what it alone explains: they could stand in its place."""
     times = _times(chosen, explains, len(failed))
-    alone = {hypothesis: {place for place in explains[hypothesis] if times[place] == 1} for hypothesis in chosen}
-    few = [place for places in alone.values() if len(places) <= _MOST_OF_A_PAIR for place in places]
+    alone = {hypothesis: {index for index in explains[hypothesis] if times[index] == 1} for hypothesis in chosen}
+    few = [index for indexes in alone.values() if len(indexes) <= _MOST_OF_A_PAIR for index in indexes]
     explains.update(_about_pairs(few, failed, works))
-    by_place: defaultdict[int, list[Hypothesis]] = defaultdict(list)
-    firsts = {min(places) for places in alone.values()}
-    for hypothesis, places in explains.items():
-        for place in firsts.intersection(places):
-            by_place[place].append(hypothesis)
+    by_index: defaultdict[int, list[Hypothesis]] = defaultdict(list)
+    firsts = {min(indexes) for indexes in alone.values()}
+    for hypothesis, indexes in explains.items():
+        for index in firsts.intersection(indexes):
+            by_index[index].append(hypothesis)
     for hypothesis, mine in alone.items():
-        others = [each for each in by_place[min(mine)] if each not in alone and mine.issubset(explains[each])]
-        broken = tuple(sorted(failed[place] for place in explains[hypothesis]))
+        others = [each for each in by_index[min(mine)] if each not in alone and mine.issubset(explains[each])]
+        broken = tuple(sorted(failed[index] for index in explains[hypothesis]))
         yield Fault(hypothesis, broken, tuple(sorted(others, key=_order)))
 
 
@@ -408,7 +405,7 @@ class PortProbe(NamedTuple):
 
 
 class PortFault(NamedTuple):
-    """A place at which all attempts failed. None stands for every one."""
+    """Where all attempts failed. None stands for every source, target or port."""
 
     source: str | None
     target: str | None
@@ -419,34 +416,34 @@ class PortFault(NamedTuple):
 def localize_port_faults(tried: Mapping[PortProbe, bool]) -> list[PortFault]:
     """What explains every failed attempt, the one that explains most first. `tried` says of each whether it arrived.
 
-    Of two places that explain as much the narrower one is named: of two nodes that do not reach each other neither is
+    Of two scopes that explain as much the narrower one is named: of two nodes that do not reach each other neither is
     blamed alone. Faults that differ in their ports alone are one.
     """
     failed = [probe for probe, arrived in tried.items() if not arrived]
-    works = {place for probe, arrived in tried.items() if arrived for place in _port_places(probe)}
-    explains: dict[tuple[str | None, str | None, int | None], list[int]] = {}
-    for at, probe in enumerate(failed):
-        for place in _port_places(probe):
-            if place not in works:
-                explains.setdefault(place, []).append(at)
+    works = {scope for probe, arrived in tried.items() if arrived for scope in _scopes(probe)}
+    explains: dict[_Scope, list[int]] = {}
+    for index, probe in enumerate(failed):
+        for scope in _scopes(probe):
+            if scope not in works:
+                explains.setdefault(scope, []).append(index)
     left = dict(enumerate(failed))
     found: dict[tuple[str | None, str | None, bool], tuple[list[int], list[PortProbe]]] = {}
     for source, target, port in fewest(explains, len(failed), _width):
         ports, broken = found.setdefault((source, target, port is None), ([], []))
         ports += [] if port is None else [port]
-        broken += sorted(left.pop(at) for at in explains[source, target, port] if at in left)
+        broken += sorted(left.pop(index) for index in explains[source, target, port] if index in left)
     return [
         PortFault(source, target, None if is_all else tuple(sorted(ports)), tuple(broken))
         for (source, target, is_all), (ports, broken) in found.items()
     ]
 
 
-def _port_places(probe: PortProbe) -> Iterator[tuple[str | None, str | None, int | None]]:
+def _scopes(probe: PortProbe) -> Iterator[_Scope]:
     source, target, port = probe
-    for at in (port, None):
-        yield from ((source, target, at), (source, None, at), (None, target, at), (None, None, at))
+    for each in (port, None):
+        yield from ((source, target, each), (source, None, each), (None, target, each), (None, None, each))
 
 
-def _width(place: tuple[str | None, str | None, int | None]) -> tuple[int, bool]:
-    """Of places that explain as much: the narrower one; of the two ends of a way, the one that listens."""
-    return sum(part is None for part in place[:2]), place[1] is None
+def _width(scope: _Scope) -> tuple[int, bool]:
+    """Of scopes that explain as much: the narrower one; of the two ends of a link, the one that listens."""
+    return sum(part is None for part in scope[:2]), scope[1] is None

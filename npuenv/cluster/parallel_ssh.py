@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.inventory import Node
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What asking one node came to."""
-
-    node: Node
-    code: int | None  # the exit code of the command; None: it never came to one
-    out: bytes
-    err: str  # the end of it where it was long
-    seconds: float
-    failure: NodeFailure | None  # None: the command ran to its end
-
-
 PARALLEL = 32  # far more than two cores can feed, and little for a file server that all of them read from
 MAX_BYTES = 64 << 20
 _CHUNK = 1 << 16
@@ -53,9 +40,21 @@ _NO_ANSWER = re.compile(r"connect to (?:host|address) .* timed out")
 _TIMES_OTHERS = 2.0  # so much longer than the slowest of the others a node may take to be reached
 _AGAIN_AT_MOST = 3
 _REST_S = (0.5, 2.0)  # at random, so that those that were dropped together do not come back together
-_FILES_EACH = 4  # open files of one talk: three pipes, and its process
+_FILES_EACH = 4  # open files of one session: three pipes, and its process
 _FILES_BESIDE = 64
 _MORE_S = 0.05  # between two times that a caller is asked for more input
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What asking one node came to."""
+
+    node: Node
+    code: int | None  # the exit code of the command; None: it never came to one
+    out: bytes
+    err: str  # the end of it where it was long
+    seconds: float
+    failure: NodeFailure | None  # None: the command ran to its end
 
 
 def ask(
@@ -135,7 +134,7 @@ def room_for(parallel: int) -> int:
 
 
 def _poll(selector: selectors.BaseSelector, sessions: Sequence[_Session], most_s: float | None) -> None:
-    """Waits for the next thing to happen, no longer than `most_s`, and lets each talk have its share of it."""
+    """Waits for the next thing to happen, no longer than `most_s`, and lets each session have its share of it."""
     wait_s = min(session.wakes for session in sessions) - time.monotonic()
     if most_s is not None:
         wait_s = min(wait_s, most_s)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npuenv.cluster.probing.transport import ProbeResult, run_program
 from npuenv.cluster.ray_state import Cluster, StartedNode
+from npuenv.cluster.transport import ProbeResult, run_program
 from npuenv.core.messages import Message
 from npuenv.preflight.memory.types import Cards
 from npuenv.render.launch.ray import FILES, render_ray
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.probing.transport import Transport
+    from npuenv.cluster.transport import Transport
     from npuenv.resolve.types import Stack
 
 _PROGRAM = "ray_node"

@@ -88,8 +88,8 @@ def clusters_sharing(
     nodes: Sequence[Node], environ: Mapping[str, str], own: Path
 ) -> Iterator[tuple[Cluster, tuple[str, ...]]]:
     """The clusters that other inventories have on the same nodes, with the names by which these are asked for here."""
-    for place in sorted(state_folder(environ).glob("*.json")):
-        cluster = load(place) if place != own else None
+    for path in sorted(state_folder(environ).glob("*.json")):
+        cluster = load(path) if path != own else None
         if cluster is not None:
             theirs = {_endpoint(each.node) for each in cluster.started}
             common = tuple(node.name for node in nodes if _endpoint(node) in theirs)

@@ -31,6 +31,7 @@ def scripted(count: int, folder: Path) -> tuple[float, int, int]:
     from npuenv.bundle.zipapp import content
     from npuenv.cluster.captures import collect_captures
     from npuenv.cluster.inventory import Node
+    from npuenv.cluster.transport import Transport
     from tests.cluster.scripted import capture_text
     from tests.support.scripted_ssh import install
 
@@ -49,7 +50,7 @@ def scripted(count: int, folder: Path) -> tuple[float, int, int]:
     nodes = [Node(name, name) for name in names]
     silent = {
         got.node.name
-        for got in collect_captures(nodes, program, [], limit_s=HANG_LIMIT_S, client=client)
+        for got in collect_captures(nodes, program, [], limit_s=HANG_LIMIT_S, transport=Transport(client=client))
         if got.failure
     }
     return time.perf_counter() - began, len(kinds), len(silent & set(kinds)) - len(silent - set(kinds))

@@ -18,6 +18,7 @@ from npuenv.bundle import zipapp
 from npuenv.cluster.captures import NodeCapture, collect_captures
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.ssh import NodeFailure
+from npuenv.cluster.transport import Transport
 from npuenv.host.base import NotRecorded
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.waiting import PATIENCE_S, is_gone, until
@@ -62,7 +63,9 @@ class Here:
         """What the one node gives."""
         node = Node("here", "here", python=python)
         words = ["--level", "1"]
-        (got,) = collect_captures([node], program.encode(), words, limit_s=limit_s, client=self.client)
+        (got,) = collect_captures(
+            [node], program.encode(), words, limit_s=limit_s, transport=Transport(client=self.client)
+        )
         return got
 
     def processes(self) -> list[int]:
@@ -123,7 +126,7 @@ def test_what_is_no_capture_is_said(here: Here) -> None:
 def test_the_node_stops_when_nobody_waits_any_more(here: Here) -> None:
     node = Node("here", "here", python=sys.executable)
     quick = Node("quick", "quick", python="/bin/false")
-    answers = collect_captures([node, quick], HANGS.encode(), [], limit_s=600, client=here.client)
+    answers = collect_captures([node, quick], HANGS.encode(), [], limit_s=600, transport=Transport(client=here.client))
     assert next(answers).node.name == "quick"
     assert until(lambda: bool(here.processes()))
     answers.close()
@@ -193,7 +196,9 @@ def test_a_client_that_keeps_no_keys_is_told_from_a_key_that_is_not_known(tmp_pa
             f'echo "{said}" >&2\necho "Host key verification failed." >&2\nexit 255\n'
         )
         client.chmod(0o755)
-        (got,) = collect_captures([Node("here", "here")], b"", [], limit_s=60, client=(str(client),))
+        (got,) = collect_captures(
+            [Node("here", "here")], b"", [], limit_s=60, transport=Transport(client=(str(client),))
+        )
         assert got.line == said
         troubles.append(got.failure)
     assert troubles == [NodeFailure.NO_KEYS, NodeFailure.HOST_KEY]
@@ -215,14 +220,18 @@ def test_a_shell_that_greets_does_not_disturb(here: Here, tmp_path: Path) -> Non
     greeting.write_text('#!/bin/sh\necho "Welcome!"\nfor last; do :; done\nexec sh -c "$last"\n')
     greeting.chmod(0o755)
     node = Node("here", "here", python=sys.executable)
-    (got,) = collect_captures([node], GIVES.encode(), [], limit_s=60, client=(str(greeting),))
+    (got,) = collect_captures([node], GIVES.encode(), [], limit_s=60, transport=Transport(client=(str(greeting),)))
     assert got.failure is None and got.host is not None
 
 
 def test_the_real_doctor_gives_a_real_capture(here: Here) -> None:
     node = Node("here", "here", python=sys.executable)
     (got,) = collect_captures(
-        [node], zipapp.content(), ["--level", "0", "--quiet", "--json"], limit_s=120, client=here.client
+        [node],
+        zipapp.content(),
+        ["--level", "0", "--quiet", "--json"],
+        limit_s=120,
+        transport=Transport(client=here.client),
     )
     assert (got.failure, got.line) == (None, "")
     assert got.host is not None and "/dev" in json.loads(got.text)["paths"]

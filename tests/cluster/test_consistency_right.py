@@ -87,12 +87,14 @@ def test_no_card_with_an_address_is_not_a_thing_to_agree_on() -> None:
 def test_every_right_value_is_one_that_a_uniform_cluster_has() -> None:
     """A misspelt one would be wrong on every cluster."""
     kinds = {"vnics": "a3-host-kylin-roll"}
-    rows = [aspect for aspect in rules() if aspect.wanted]
+    rows = [aspect for aspect in rules() if aspect.expected]
     assert {row.id for row in rows} == {"clock-kept", "watch", "vnics", "modules", "card-addressed", "card-gatewayed"}
     for row in rows:
         nodes = cluster(kinds.get(row.id, USUAL), 2)
         assert find(row.id, nodes).status is Status.OK, row.id
-        assert {value.text for facts in nodes.values() for value in row.read(facts).values.values()} <= set(row.wanted)
+        assert {value.text for facts in nodes.values() for value in row.read(facts).values.values()} <= set(
+            row.expected
+        )
 
 
 @pytest.mark.parametrize(

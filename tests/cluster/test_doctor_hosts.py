@@ -119,7 +119,7 @@ def test_the_text_folds_what_is_alike_and_names_what_is_not(
     refused = sentence("cluster.trouble-refused", address="node02")
     assert f"FAIL    {silent('node02', 1, refused)}" in lines
     assert any("ssh: connect to host node02 port 22: Connection refused" in line for line in lines)
-    assert f"unknown {silent('node04', 1, sentence('cluster.failure-host-key-changed'))}" in lines
+    assert f"unknown {silent('node04', 1, sentence('cluster.trouble-host-key-changed'))}" in lines
     assert says(said.out, "cluster.summary", fine=2, nodes=4, silent=2)
     assert says(lines[-1], "cluster.next-host-key-changed", name="node04")
     assert "[4/4]" in said.err

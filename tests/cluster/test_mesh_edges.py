@@ -14,6 +14,7 @@ from npuenv.cluster.localize import Hypothesis, Kind, localize_faults
 from npuenv.cluster.mesh import Outcome, Results
 from npuenv.cluster.mesh.planning import NodeOutput, full
 from npuenv.cluster.mesh.running import Line, Run, SshRunner, _start_s, ping_outcome, survey
+from npuenv.cluster.transport import Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.base import Ran
@@ -115,17 +116,19 @@ def test_what_a_login_shell_says_is_no_line_of_the_program(tmp_path: Path) -> No
     texts = ("Welcome", "2026", "[1]", "{}", '{"job": 0}', '{"cut', '{"end": true}')
     way = client(tmp_path, "".join(f"echo '{text}'; " for text in texts))
     heard: list[Line] = []
-    runner = SshRunner({"a": Node("a", "a")}, client=way)
+    runner = SshRunner({"a": Node("a", "a")}, Transport(client=way))
     found = dict(runner({"a": {}}, limit_s=60, on_line=lambda _, line: heard.append(line)))
     assert found["a"] == NodeOutput(({"job": 0}, {"end": True}))
     assert heard == [{"job": 0}, {"end": True}]
 
 
 def test_a_program_that_ends_too_early_is_told_by_its_last_words(tmp_path: Path) -> None:
-    runner = SshRunner({"a": Node("a", "a")}, client=client(tmp_path, "echo one >&2; echo two >&2; exit 3"))
+    runner = SshRunner({"a": Node("a", "a")}, Transport(client=client(tmp_path, "echo one >&2; echo two >&2; exit 3")))
     found = dict(runner({"a": {}}, limit_s=60))
     assert found["a"] == NodeOutput((), Message("mesh.why-died", {"code": 3, "line": "two"}))
-    refused = SshRunner({"a": Node("a", "a")}, client=client(tmp_path, 'echo \'{"refused": "no-tool"}\'; exit 3'))
+    refused = SshRunner(
+        {"a": Node("a", "a")}, Transport(client=client(tmp_path, 'echo \'{"refused": "no-tool"}\'; exit 3'))
+    )
     assert dict(refused({"a": {}}, limit_s=60))["a"].why == Message("mesh.why-no-tool")
 
 

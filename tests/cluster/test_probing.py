@@ -47,7 +47,7 @@ from tests.support.namespaces import machines, why_not
 from tests.support.sentences import part, says, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from npuenv.checks.base import Finding
 
@@ -248,7 +248,9 @@ def test_two_names_of_one_machine_leave_the_ports_of_the_others_known() -> None:
     """The second name finds its ports taken by the first, and would answer with another name."""
     asked: list[str] = []
 
-    def reached(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def reached(
+        nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             asked.append(node.name)
             told = json.loads(stdin(node).splitlines()[-1])
@@ -372,7 +374,9 @@ def test_a_range_of_ports_wins_over_the_base(value: str, ports: Sequence[int] | 
 
 
 def test_ports_that_the_system_gives_out_are_said_to_be_untried() -> None:
-    def reached(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def reached(
+        nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             asked = json.loads(stdin(node).splitlines()[-1])
             outcomes = {str(port): "ok" for port in asked["ports"]}
@@ -434,7 +438,9 @@ class Ahead:
 
     late_s: float = 0.0
 
-    def __call__(self, nodes: Sequence[Node], *_: Any, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def __call__(
+        self, nodes: Sequence[Node], *_: Any, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             stdin(node)
             now = time.time() + 90.0
@@ -499,7 +505,7 @@ def test_a_file_whose_writer_never_answers_is_taken_away(tmp_path: Path) -> None
 
     rounds = itertools.count()
 
-    def cut(nodes: Sequence[Node], *args: Any, **options: Any) -> Iterator[Answer]:
+    def cut(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
         is_first = next(rounds) == 0
         for answer in ask(nodes, *args, **options):
             yield replace(answer, out=b"", failure=NodeFailure.BROKEN) if is_first else answer
@@ -529,11 +535,11 @@ def test_a_folder_that_is_another_one_somewhere_is_named(tmp_path: Path) -> None
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Iterator[Answer]]:
+def elsewhere(name: str, folder: str, instead: str) -> Callable[..., Generator[Answer, None, None]]:
     """`ask`, with one node that has another folder at the place."""
     from npuenv.cluster.parallel_ssh import ask
 
-    def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Iterator[Answer]:
+    def asked(nodes: Sequence[Node], command: Any, *, stdin: Any, **options: Any) -> Generator[Answer, None, None]:
         def led(node: Node) -> bytes:
             data: bytes = stdin(node)
             return data.replace(folder.encode(), instead.encode()) if node.name == name else data
@@ -555,7 +561,7 @@ def test_the_file_is_removed_even_when_looking_for_it_is_broken_off(tmp_path: Pa
 
     rounds = itertools.count()
 
-    def broken(nodes: Sequence[Node], *args: Any, **options: Any) -> Iterator[Answer]:
+    def broken(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
         if next(rounds) == 1:
             raise KeyboardInterrupt
         return ask(nodes, *args, **options)
@@ -664,7 +670,9 @@ def test_a_node_that_has_not_mounted_the_folder_is_named_and_not_all_the_others(
     """Its mount point is an ordinary folder that can be written: what it writes there is seen by nobody."""
     kept: dict[str, set[str]] = {}
 
-    def ask(nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any) -> Iterator[Answer]:
+    def ask(
+        nodes: Sequence[Node], _: Any, *, stdin: Callable[[Node], bytes], **__: Any
+    ) -> Generator[Answer, None, None]:
         for node in nodes:
             asked = json.loads(stdin(node).splitlines()[-1])
             disk = kept.setdefault("own" if node.name == "n1" else "nfs", set())

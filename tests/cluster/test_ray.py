@@ -23,7 +23,7 @@ import pytest
 
 from npuenv.cluster import ray, ray_state
 from npuenv.cluster.inventory import Node
-from npuenv.cluster.probing.transport import Transport
+from npuenv.cluster.transport import Transport
 from npuenv.install.locations import default_environment
 from tests.support.namespaces import Machine, Machines, listens, machines, why_not
 from tests.support.own_signals import as_from_a_terminal

@@ -21,7 +21,7 @@ import pytest
 from npuenv.cli import main
 from npuenv.cluster import ray, ray_state
 from npuenv.cluster.inventory import Node, parse
-from npuenv.cluster.probing.transport import ProbeResult, Transport
+from npuenv.cluster.transport import ProbeResult, Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.facts.target import text
@@ -161,17 +161,19 @@ def test_up_again_starts_only_the_nodes_that_are_missing(
     place = keep(CLUSTER, hosts)
     asked = []
 
-    def raise_up(
+    def start(
         plan: ray.Plan, found: Sequence[ray.NodeState], way: Transport, note: Callable[[ray_state.StartedNode], object]
     ) -> Any:
         asked.append(([node.name for node in plan.nodes], [here.node.name for here in found], plan.port, plan.ray))
         note(ray_state.StartedNode(found[0].node, mark="word"))
         yield started("node3")
 
-    monkeypatch.setattr(ray, "raise_up", raise_up)
+    monkeypatch.setattr(ray, "start", start)
     monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(node.name, node=node, running=()) for node in nodes])
-    monkeypatch.setattr(ray, "ask_alive", lambda cluster, _: running(*(each.node.name for each in cluster.started)))
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    monkeypatch.setattr(
+        ray, "query_processes", lambda cluster, _: running(*(each.node.name for each in cluster.started))
+    )
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == 0
     said = capsys.readouterr()
     assert asked == [(["node1", "node3"], ["node3"], 6379, "/env")]
@@ -189,7 +191,7 @@ def test_without_its_head_a_cluster_is_not_gone_on_with(
 ) -> None:
     keep(CLUSTER, hosts)
     heard = {**running("node2"), "node1": ProbeResult(Node("node1", "node1"), {"running": ["raylet"]}, 0.0, 1.0)}
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
     assert cluster_command("up", hosts=hosts) == 1
     down, up = (f"npuenv cluster {verb} --hosts {hosts}" for verb in ("down", "up"))
     headless = sentence("cluster.ray-headless", names="node2", down=down, up=up)
@@ -209,13 +211,13 @@ def test_an_unheard_node_of_an_earlier_start_is_not_forgotten(
         "node2": ProbeResult(Node("node2", "node2"), None, 0.0, 1.0, "No route"),
     }
     unheard["node1"] = replace(unheard["node1"], answer={"running": []})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: unheard)
+    monkeypatch.setattr(ray, "query_processes", lambda *_: unheard)
     assert cluster_command("up", hosts=hosts) == 1
     out = capsys.readouterr().out
     left = sentence("cluster.ray-left", down=f"npuenv cluster down --hosts {hosts}", place=place)
     assert sentence("cluster.ray-refused", names="node2", says=left) in out
     ended = {"node1": replace(unheard["node1"], answer={"ended": 7, "left": 0, "known": 2}), "node2": unheard["node2"]}
-    monkeypatch.setattr(ray, "take_down", lambda *_: ended)
+    monkeypatch.setattr(ray, "stop", lambda *_: ended)
     assert cluster_command("down", hosts=hosts) == 1
     out = capsys.readouterr().out
     assert sentence("cluster.ray-node-down", name="node1", ended=7) in out
@@ -264,9 +266,9 @@ def test_what_nobody_has_heard_the_end_of_is_written_down(
         return found | {node.name: ProbeResult(node, {"running": []}, 0.0, 1.0) for node in idle}
 
     monkeypatch.setattr(ray, "survey", lambda nodes, *_: [on(node.name, node=node) for node in nodes])
-    monkeypatch.setattr(ray, "run", run)
-    monkeypatch.setattr(ray, "ask_alive", alive)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    monkeypatch.setattr(ray, "run_program", run)
+    monkeypatch.setattr(ray, "query_processes", alive)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == (1 if told else 130)
     err = capsys.readouterr().err
     if line is None:
@@ -287,7 +289,7 @@ def test_a_busy_cluster_is_well_and_what_waits_is_said(
 ) -> None:
     hosts.write_text("node[1-2]\n")
     keep(CLUSTER, hosts)
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2"))
+    monkeypatch.setattr(ray, "query_processes", lambda *_: running("node1", "node2"))
     codes = []
     for need in (8, 9):
         said = ray_says("10.0.0.1", "10.0.0.2")
@@ -295,7 +297,7 @@ def test_a_busy_cluster_is_well_and_what_waits_is_said(
         waits = f"{{'NPU': {need}.0}}: 1+ pending tasks/actors"
         table = said.answer["table"] | {"out": said.answer["table"]["out"].replace("(no resource demands)", waits)}
         monkeypatch.setattr(
-            ray, "ask_ray", lambda *_, table=table, said=said: replace(said, answer=said.answer | {"table": table})
+            ray, "query_ray", lambda *_, table=table, said=said: replace(said, answer=said.answer | {"table": table})
         )
         codes.append(cluster_command("status", "--json", hosts=hosts))
         document = json.loads(capsys.readouterr().out)
@@ -327,8 +329,8 @@ def test_a_node_that_only_seems_to_run_is_not_up_and_the_next_command_is_named(
     keep(CLUSTER, hosts)
     heard = running("node1", "node2")
     heard["node2"] = replace(heard["node2"], answer={**(heard["node2"].answer or {}), "stopped": stopped})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says(*alive, dead=dead))
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says(*alive, dead=dead))
     assert cluster_command("status", hosts=hosts) == 1
     told = capsys.readouterr().out
     args = {"pids": "80", "names": "raylet"} if stopped else {}
@@ -342,7 +344,7 @@ def test_what_holds_cards_after_its_program_has_ended_is_named_with_what_ends_it
 ) -> None:
     hosts.write_text("node[1-2]\n")
     keep(CLUSTER, hosts)
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2"))
+    monkeypatch.setattr(ray, "query_processes", lambda *_: running("node1", "node2"))
     actor = {"kind": "actor", "type": "Worker", "pid": 900, "address": "10.0.0.2", "total": {"NPU": 4.0}}
     left: list[object] = [
         {**actor, "name": "roll'out", "namespace": "verl"},
@@ -356,7 +358,7 @@ def test_what_holds_cards_after_its_program_has_ended_is_named_with_what_ends_it
         out = f"RAY-LEFT {json.dumps(rows)}\n{said.answer['nodes']['out']}"
         return replace(said, answer={**said.answer, "nodes": {**said.answer["nodes"], "out": out}})
 
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: told(left))
+    monkeypatch.setattr(ray, "query_ray", lambda *_: told(left))
     assert cluster_command("status", "--json", hosts=hosts) == 0
     named, nameless, group = json.loads(capsys.readouterr().out)["warnings"]
     assert says(named, "cluster.ray-left-actor", name="roll'out", count="4", address="10.0.0.2", pid="900")
@@ -365,7 +367,7 @@ def test_what_holds_cards_after_its_program_has_ended_is_named_with_what_ends_it
     assert says(nameless, "cluster.ray-left-actor-unnamed", pid="900")
     assert says(group, "cluster.ray-left-group", name="pool", count="8") and 'fromhex("0a01")' in group
     for unread in ("no such table", [{"kind": "actor"}], [{"kind": "actor", "total": {"NPU": 0}}], None):
-        monkeypatch.setattr(ray, "ask_ray", lambda *_, unread=unread: told(unread))
+        monkeypatch.setattr(ray, "query_ray", lambda *_, unread=unread: told(unread))
         assert cluster_command("status", "--json", hosts=hosts) == 0
         assert json.loads(capsys.readouterr().out)["warnings"] == []
 
@@ -377,8 +379,8 @@ def test_a_head_whose_server_is_stopped_is_not_asked(
     keep(CLUSTER, hosts)
     heard = running("node1", "node2")
     heard["node1"] = replace(heard["node1"], answer={**(heard["node1"].answer or {}), "stopped": [[79, "gcs_server"]]})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: pytest.fail("it would wait for an answer"))
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: pytest.fail("it would wait for an answer"))
     assert cluster_command("status", hosts=hosts) == 1
     assert says(capsys.readouterr().out.splitlines()[-1], "cluster.ray-next-stopped")
 
@@ -414,8 +416,8 @@ def test_cards_without_cann_are_said_also_where_only_what_went_wrong_is_to_be_sa
     heard = running("node1", "node2")
     assert heard["node2"].answer is not None
     heard["node2"] = replace(heard["node2"], answer={**heard["node2"].answer, "without_cann": True})
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2"))
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2"))
     assert cluster_command("status", "-q", hosts=hosts) == 0
     assert says(capsys.readouterr().out, "cluster.ray-without-cann", names="node2")
     assert cluster_command("status", "--json", hosts=hosts) == 0
@@ -431,12 +433,12 @@ def test_what_is_left_of_a_start_and_would_not_end_is_not_taken_for_somebody_els
         name: ProbeResult(Node(name, name), {"running": each}, 0.0, 1.0)
         for name, each in (("node1", ["gcs_server"]), ("node2", []))
     }
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: rest)
+    monkeypatch.setattr(ray, "query_processes", lambda *_: rest)
     ended = {
         name: replace(each, answer={"ended": 1, "left": int(name == "node1"), "known": 1})
         for name, each in rest.items()
     }
-    monkeypatch.setattr(ray, "take_down", lambda *_: ended)
+    monkeypatch.setattr(ray, "stop", lambda *_: ended)
     assert cluster_command("up", hosts=hosts) == 1
     out = capsys.readouterr().out
     stuck = sentence("cluster.ray-stuck", down=f"npuenv cluster down --hosts {hosts}")
@@ -452,7 +454,7 @@ def test_a_node_that_is_taken_out_of_the_inventory_while_it_is_silent_is_not_for
     hosts.write_text("node1\n")
     heard = {"node1": replace(running("node1")["node1"], answer={"running": []})}
     heard["node2"] = ProbeResult(Node("node2", "node2"), None, 0.0, 1.0, "No route to host")
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: heard)
+    monkeypatch.setattr(ray, "query_processes", lambda *_: heard)
     assert cluster_command("up", hosts=hosts) == 1
     left = sentence("cluster.ray-left", down=f"npuenv cluster down --hosts {hosts}", place=place)
     assert sentence("cluster.ray-refused", names="node2", says=left) in capsys.readouterr().out
@@ -490,9 +492,9 @@ def test_the_others_reach_the_head_by_its_own_address_and_not_by_a_name_of_ssh(
     monkeypatch.setattr(
         ray, "survey", lambda nodes, *_: [on(each.name, node=each, **found[each.name]) for each in nodes]
     )
-    monkeypatch.setattr(ray, "run", run)
-    monkeypatch.setattr(ray, "ask_alive", lambda *_: running("node1", "node2", "node3"))
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    monkeypatch.setattr(ray, "run_program", run)
+    monkeypatch.setattr(ray, "query_processes", lambda *_: running("node1", "node2", "node3"))
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert cluster_command("up", hosts=hosts) == 0
     assert [words["address"] for words in asked if words["do"] == "start"] == [address] * 3
     left = ray_state.load(ray_state.state_path(str(hosts), os.environ))
@@ -527,8 +529,10 @@ def test_inventories_with_other_nodes_do_not_touch_each_other(
     other.write_text("node[8-9]\n")
     shared.write_text("node2 port=22 cards=8\n")
     mine, theirs = keep(CLUSTER, hosts), keep(replace(CLUSTER, started=(started("node8"),), head="node8"), other)
-    monkeypatch.setattr(ray, "ask_alive", lambda cluster, _: running(*(each.node.name for each in cluster.started)))
-    monkeypatch.setattr(ray, "ask_ray", lambda *_: ray_says("10.0.0.8"))
+    monkeypatch.setattr(
+        ray, "query_processes", lambda cluster, _: running(*(each.node.name for each in cluster.started))
+    )
+    monkeypatch.setattr(ray, "query_ray", lambda *_: ray_says("10.0.0.8"))
     assert cluster_command("status", hosts=other) == 1
     not_started = sentence("cluster.ray-not-started")
     assert sentence("cluster.ray-node-not-up", name="node9", line=not_started) in capsys.readouterr().out
@@ -542,7 +546,7 @@ def test_inventories_with_other_nodes_do_not_touch_each_other(
         said = capsys.readouterr()
         assert f"npuenv cluster {'status' if verb == 'status' else 'down'} --hosts {hosts}`" in said.out + said.err
     ended = ProbeResult(Node("node8", "node8"), {"ended": 7, "left": 0, "known": 2}, 0.0, 1.0)
-    monkeypatch.setattr(ray, "take_down", lambda *_: {"node8": ended})
+    monkeypatch.setattr(ray, "stop", lambda *_: {"node8": ended})
     assert cluster_command("down", hosts=other) == 0
     assert mine.exists() and not theirs.exists()
 

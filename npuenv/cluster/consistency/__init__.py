@@ -92,7 +92,7 @@ def _apply_rule(rule: ConsistencyRule, nodes: Mapping[str, Facts]) -> Finding:
     if rule.is_about_cards and not any(numbers(facts) or facts.npu.smi.value for facts in nodes.values()):
         return finding(rule.id, Status.SKIP, message("skip-no-card"), source=rule.source)
     by_node = {node: _read(rule, facts) for node, facts in nodes.items()}
-    partitions = group_values(by_node, tolerance=rule.tolerance, wanted=rule.wanted)
+    partitions = group_values(by_node, tolerance=rule.tolerance, expected=rule.expected)
     if rule.is_layout and not all(partition.is_unanimous for partition in partitions) and is_layout(by_node):
         return finding(rule.id, Status.OK, message("layout-alike"), source=rule.source)
     is_plan = rule.layout is not None and any(_is_tied(partition) for partition in partitions) and rule.layout(nodes)

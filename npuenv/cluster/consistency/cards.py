@@ -29,6 +29,8 @@ DEFAULT = ":default"
 # Keys of the file that belong to one card alone, or that have a row of their own.
 _OWN_KEYS = frozenset({"address", "netmask", "gateway", "netdetect", "mac_addr", "tls_enable", "mtu", "ipv6_address"})
 
+_INVENTORY = "the inventory"
+
 
 def numbers(facts: Facts) -> list[int]:
     """The physical numbers of the cards that this machine or container has."""
@@ -176,12 +178,12 @@ def _unread(fact: Fact[Any]) -> dict[int | None, Evidence]:
 def _filed(facts: Facts, key: str, words: dict[str, str] | None) -> dict[ValueKey, Value]:
     """What the file sets for the cards that are here; a value that has no word is left out."""
     conf = facts.hccn.conf.value
-    here = set(numbers(facts))
+    present = set(numbers(facts))
     found = {}
     for card, keys in sorted((conf.by_device if conf else {}).items()):
         text = keys.get(key, "")
         shown = text if words is None else words.get(text, "")
-        if shown and (card in here or not here):
+        if shown and (card in present or not present):
             found[ValueKey("", card)] = Value(shown, Evidence(CONF, f"{key}_{card}={text}"))
     return found
 
@@ -210,7 +212,7 @@ def addressed(facts: Facts) -> NodeValues:
 
 def gatewayed(facts: Facts) -> NodeValues:
     """Whether each card has a gateway."""
-    lines = {place.card: value.evidence for place, value in _gateways(facts).items()}
+    lines = {key.card: value.evidence for key, value in _gateways(facts).items()}
     return _have(facts, facts.hccn.gateways, "gateway", lines)
 
 
@@ -261,13 +263,13 @@ def subnets(facts: Facts) -> NodeValues:
 def gateways(facts: Facts) -> NodeValues:
     """The gateway of each card by its number."""
     found = _gateways(facts).items()
-    return NodeValues({ValueKey(f"NPU {place.card}"): value for place, value in found if not has_stand_in(value.text)})
+    return NodeValues({ValueKey(f"NPU {key.card}"): value for key, value in found if not has_stand_in(value.text)})
 
 
 def _gateways(facts: Facts) -> dict[ValueKey, Value]:
     live = facts.hccn.gateways.value or {}
     bare = {card for card, item in live.items() if item.state is State.ABSENT}
-    filed = {place: value for place, value in _filed(facts, "gateway", None).items() if place.card not in bare}
+    filed = {key: value for key, value in _filed(facts, "gateway", None).items() if key.card not in bare}
     return {**filed, **_live(facts.hccn.gateways, lambda item: str(item.ip))}
 
 
@@ -280,8 +282,8 @@ def is_routed(nodes: Mapping[str, Facts]) -> bool:
     by_node = {node: subnets(facts) for node, facts in nodes.items()}
     if any(partition.is_unanimous or partition.majority for partition in group_values(by_node)):
         return False
-    places = [place in gateways(facts).values for node, facts in nodes.items() for place in by_node[node].values]
-    return 2 * sum(places) > len(places)
+    has_gateway = [key in gateways(facts).values for node, facts in nodes.items() for key in by_node[node].values]
+    return 2 * sum(has_gateway) > len(has_gateway)
 
 
 def modules(facts: Facts) -> NodeValues:
@@ -300,9 +302,6 @@ def watch(facts: Facts) -> NodeValues:
     return _asked(facts.hccn.net_health, lambda state: words.get(state, str(state)), _down(facts))
 
 
-_INVENTORY = "the inventory"
-
-
 def check_card_count(node: Node, facts: Facts, source: str) -> Finding | None:
     """The number of cards against the inventory's `cards=`; None where it says nothing about them."""
     if node.cards is None:
@@ -310,9 +309,10 @@ def check_card_count(node: Node, facts: Facts, source: str) -> Finding | None:
     table = facts.npu.smi
     found = len(table.value.cards) if table.value else len(numbers(facts))
     environment = facts.environment.value or {}
-    seen = visible(environment, found)
-    if found and seen != found:
-        return _of_session(node, source, found, seen, Evidence("environment", f"{VARIABLE}={environment[VARIABLE]}"))
+    num_visible = visible(environment, found)
+    if found and num_visible != found:
+        line = Evidence("environment", f"{VARIABLE}={environment[VARIABLE]}")
+        return _of_session(node, source, found, num_visible, line)
     args = {"found": found, "expected": node.cards, "source": source}
     if table.state is State.UNKNOWN and not found:
         status, says = Status.UNKNOWN, "cards-unknown"
@@ -323,12 +323,12 @@ def check_card_count(node: Node, facts: Facts, source: str) -> Finding | None:
     return Finding("cluster.cards", status, Message(f"cluster.{says}", args), table.evidence[:1], _INVENTORY, None)
 
 
-def _of_session(node: Node, source: str, found: int, seen: int | None, line: Evidence) -> Finding:
-    """Where the session hides cards of the node: `seen` of `found`; None: nobody can tell."""
-    if seen is None:
+def _of_session(node: Node, source: str, found: int, num_visible: int | None, line: Evidence) -> Finding:
+    """Where the session hides cards of the node; `num_visible` None: unknown."""
+    if num_visible is None:
         status, word = Status.UNKNOWN, "unread"
     else:
-        status, word = (Status.OK, "as-expected") if seen == node.cards else (Status.FAIL, "other")
+        status, word = (Status.OK, "as-expected") if num_visible == node.cards else (Status.FAIL, "other")
     value = line.line.partition("=")[2]
-    args = {"found": found, "seen": seen, "expected": node.cards, "source": source, "value": value}
+    args = {"found": found, "seen": num_visible, "expected": node.cards, "source": source, "value": value}
     return Finding("cluster.cards", status, Message(f"cluster.cards-visible-{word}", args), (line,), _INVENTORY, None)

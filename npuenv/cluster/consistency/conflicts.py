@@ -28,20 +28,18 @@ if TYPE_CHECKING:
     from npuenv.facts.collect import Facts
 
     Nodes = Mapping[str, Facts]
-    Meeting = Mapping[str, NodeIdentity]
-    from collections.abc import Mapping
-
-    from npuenv.cluster.consistency.values import NodeIdentity
-    from npuenv.facts.collect import Facts
-
+    Identities = Mapping[str, NodeIdentity]
 
 Line = tuple[Subject, Evidence]
 WARN_OFFSET_S, FAIL_OFFSET_S = 1.0, 300.0  # ours: logs can be told apart; five minutes is what tickets tolerate
 _LOOPBACK = ("127.", "::1")
 _HCCL = "hicann/hccl fault diagnosis, EI0006"
+_GCS = 6379
+_GCS_SERVER = "gcs_server"
+_RAY_PORTS = "Ray, ports configuration: all nodes join the head at its GCS port"
 
 
-def machines(nodes: Nodes, identities: Meeting) -> Finding:
+def machines(nodes: Nodes, identities: Identities) -> Finding:
     """Two names of the inventory that lead to one machine: by the kernel's number, else by all of its addresses."""
     source = "a machine that is counted twice gives two ranks one card"
     marks: dict[str, tuple[str, Evidence]] = {}
@@ -64,7 +62,7 @@ def machines(nodes: Nodes, identities: Meeting) -> Finding:
     return finding("machines", Status.OK, message("machines-ok", count=len(marks)), source=source)
 
 
-def host_addresses(nodes: Nodes, _: Meeting) -> Finding:
+def host_addresses(nodes: Nodes, _: Identities) -> Finding:
     """An address of the hosts' network that two of them have."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     places: defaultdict[str, list[str]] = defaultdict(list)
@@ -90,7 +88,7 @@ def _is_inner(names: Sequence[str], count: int) -> bool:
     return len(names) == count > 1 and len(set(names)) == 1 and not network.is_cabled(names[0])
 
 
-def card_addresses(nodes: Nodes, _: Meeting) -> Finding:
+def card_addresses(nodes: Nodes, _: Identities) -> Finding:
     """An address that two cards have, or a card and a host."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     blind: dict[Subject, Evidence] = {}
@@ -109,7 +107,7 @@ def card_addresses(nodes: Nodes, _: Meeting) -> Finding:
     return _duplicates("card-addresses", owners, blind, _HCCL)
 
 
-def super_devices(nodes: Nodes, _: Meeting) -> Finding:
+def super_devices(nodes: Nodes, _: Identities) -> Finding:
     """The number of a card within its super pod, which two of them have; a pod of one server numbers its own alone."""
     owners: defaultdict[str, list[Line]] = defaultdict(list)
     for node, facts in nodes.items():
@@ -124,10 +122,10 @@ def super_devices(nodes: Nodes, _: Meeting) -> Finding:
     return _duplicates("super-devices", owners, {}, source)
 
 
-def health(nodes: Nodes, _: Meeting) -> Finding:
+def health(nodes: Nodes, _: Identities) -> Finding:
     """Cards that npu-smi does not call OK, on whichever node."""
     source = "npu-smi info, Health"
-    ill: defaultdict[str, list[Line]] = defaultdict(list)
+    unhealthy: defaultdict[str, list[Line]] = defaultdict(list)
     blind: dict[Subject, Evidence] = {}
     count = 0
     for node, facts in nodes.items():
@@ -139,11 +137,11 @@ def health(nodes: Nodes, _: Meeting) -> Finding:
             number = card.physical if card.physical is not None else row
             count += card.health is not None
             if card.health not in ("OK", None):
-                ill[card.health].append((Subject(node, number), Evidence("npu-smi info", card.line)))
-    return _unhealthy("health", ill, blind, count, source, "OK")
+                unhealthy[card.health].append((Subject(node, number), Evidence("npu-smi info", card.line)))
+    return _unhealthy("health", unhealthy, blind, count, source, "OK")
 
 
-def links(nodes: Nodes, _: Meeting) -> Finding:
+def links(nodes: Nodes, _: Identities) -> Finding:
     """Links that are down. Where none is up on any node and no card has an address, that network is not in use."""
     source = "HCCN tool guide, link; vllm-ascend multi-node verification list"
     down: defaultdict[str, list[Line]] = defaultdict(list)
@@ -167,10 +165,10 @@ def links(nodes: Nodes, _: Meeting) -> Finding:
     unused = _unused(nodes, addressed)
     if unused and len(down["DOWN"]) == count and not blind and all(line[0].card in unused for line in down["DOWN"]):
         return finding("links", Status.OK, message("links-unused", count=count), source=source)
-    ill = {key: [line for line in lines if line[0].card not in unused] for key, lines in down.items()}
+    unhealthy = {key: [line for line in lines if line[0].card not in unused] for key, lines in down.items()}
     left_out = sum(line[0].card in unused for line in down["DOWN"])
     return _unhealthy(
-        "links", {key: lines for key, lines in ill.items() if lines}, blind, count - left_out, source, "UP"
+        "links", {key: lines for key, lines in unhealthy.items() if lines}, blind, count - left_out, source, "UP"
     )
 
 
@@ -183,7 +181,7 @@ def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
     return {card for card, seen in states.items() if seen == {"DOWN"} and card not in addressed}
 
 
-def hostname(nodes: Nodes, _: Meeting) -> Finding:
+def hostname(nodes: Nodes, _: Identities) -> Finding:
     """Hosts whose own name leads to loopback, to another host, or nowhere: by it they tell the others whom to call."""
     source = "gloo and Ray take the address that the host's own name leads to; Debian writes 127.0.1.1"
     astray: defaultdict[str, list[Line]] = defaultdict(list)
@@ -221,7 +219,7 @@ def _leads(found: Sequence[str] | None, is_asked: bool, own: set[str]) -> str:
     return "nowhere" if is_asked and found is not None and not found else ""
 
 
-def names(nodes: Nodes, identities: Meeting) -> Finding:
+def names(nodes: Nodes, identities: Identities) -> Finding:
     """Whether names are each one's own, and lead to the same and right address from everywhere."""
     source = "torch.distributed and Ray exchange host names; /etc/hosts is a file of each host"
     if identities is NOT_PROBED:
@@ -259,7 +257,7 @@ def names(nodes: Nodes, identities: Meeting) -> Finding:
     return finding("names", Status.OK, message("names-ok", count=len(every)), source=source)
 
 
-def clock(nodes: Nodes, identities: Meeting) -> Finding:
+def clock(nodes: Nodes, identities: Identities) -> Finding:
     """How far the clocks are apart, as far as the time that asking took lets it be said."""
     source = "RFC 5280, validity of certificates; file times on shared storage"
     offsets = {node: each.offset for node, each in identities.items() if each.offset is not None}
@@ -297,7 +295,7 @@ def _centre(offsets: Mapping[str, Any]) -> float:
     return float(ordered[(len(ordered) - 1) // 2])
 
 
-def _wrong_views(identities: Meeting, every: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+def _wrong_views(identities: Identities, every: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
     """(who looks, which node it looks for, what it finds) where that is loopback, or none of that node's addresses."""
     own = {each.hostname: (node, set(each.addresses)) for node, each in identities.items()}
     wrong = []
@@ -377,60 +375,55 @@ def _duplicates(
 
 def _unhealthy(
     name: str,
-    ill: Mapping[str, Sequence[Line]],
+    unhealthy: Mapping[str, Sequence[Line]],
     blind: Mapping[Subject, Evidence],
     count: int,
     source: str,
-    wanted: str,
+    expected: str,
 ) -> Finding:
     """A finding about what has one right state, whatever most of them say."""
-    if ill:
+    if unhealthy:
         said = tuple(
-            message("said", who=who(subject for subject, _ in lines), value=state) for state, lines in ill.items()
+            message("said", who=who(subject for subject, _ in lines), value=state) for state, lines in unhealthy.items()
         )
         # No card was counted of a node without an answer.
-        rest = count - sum(map(len, ill.values())) - sum(subject.card is not None for subject in blind)
-        says = message("odd", odd=said, count=rest, common=wanted)
+        rest = count - sum(map(len, unhealthy.values())) - sum(subject.card is not None for subject in blind)
+        says = message("odd", odd=said, count=rest, common=expected)
         if blind:
             says = message("and-blind", says=says, who=who(blind))
-        lines = [(subject.node, line) for each in ill.values() for subject, line in each]
+        lines = [(subject.node, line) for each in unhealthy.values() for subject, line in each]
         return finding(name, Status.FAIL, says, lines, source=source, fix=name)
     if blind:
         lines = [(subject.node, line) for subject, line in blind.items()]
         return finding(name, Status.UNKNOWN, message("blind", who=who(blind)), lines, source=source)
     if not count:
         return finding(name, Status.SKIP, message("skip-nothing"), source=source)
-    return finding(name, Status.OK, message("same", value=wanted, count=count), source=source)
+    return finding(name, Status.OK, message("same", value=expected, count=count), source=source)
 
 
-_GCS = 6379
-_SERVER = "gcs_server"
-_SOURCE = "Ray, ports configuration: all nodes join the head at its GCS port"
-
-
-def ray_head(nodes: Mapping[str, Facts], _: Mapping[str, NodeIdentity]) -> Finding:
+def ray_head(nodes: Nodes, _: Identities) -> Finding:
     """Which programs hold the ports of Ray's head there. One without a name is foreign where no head runs."""
     ((node, facts),) = nodes.items()
     listeners = facts.network.listeners
     if listeners.value is None:
         line = next(iter(listeners.evidence), Evidence("/proc/net/tcp", ""))
-        return finding("ray-head", Status.UNKNOWN, message("blind", who=node), [(node, line)], source=_SOURCE)
+        return finding("ray-head", Status.UNKNOWN, message("blind", who=node), [(node, line)], source=_RAY_PORTS)
     held = {item.port: item.owner for item in foreign_on_ray_ports(facts)}
     is_nameless = any(item.port == _GCS and not item.owner for item in listeners.value)
     if is_nameless and not _may_run_head(facts):
         held[_GCS] = ""
     if not held:
-        return finding("ray-head", Status.OK, message("ray-head-free", node=node), source=_SOURCE)
+        return finding("ray-head", Status.OK, message("ray-head-free", node=node), source=_RAY_PORTS)
     lines = [(node, Evidence("ss -H -ltnp", f"{port} {owner or '?'}")) for port, owner in sorted(held.items())]
     port, owner = min(held.items())
     says = message("ray-head-held" if owner else "ray-head-held-unnamed", node=node, port=port, owner=owner)
     # The dashboard and Ray's client look for other ports.
     status = Status.FAIL if port == _GCS else Status.WARN
-    return finding("ray-head", status, says, lines, source=_SOURCE, fix="ray-head", node=node)
+    return finding("ray-head", status, says, lines, source=_RAY_PORTS, fix="ray-head", node=node)
 
 
 def _may_run_head(facts: Facts) -> bool:
     """Whether Ray's own server runs there, or could without being seen."""
     found = facts.machine.processes.value
     is_shut_in = facts.machine.container.is_known  # the processes of other containers are not shown
-    return found is None or is_shut_in or not found.init or any(item.name == _SERVER for item in found.ours)
+    return found is None or is_shut_in or not found.init or any(item.name == _GCS_SERVER for item in found.ours)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.checks.base import Finding, Fix, Status
+from npuenv.cluster.consistency.values import Subject
 from npuenv.cluster.nodeset import fold, fold_numbers
 from npuenv.core.fact import Evidence
 from npuenv.core.messages import Message
@@ -14,8 +15,13 @@ from npuenv.core.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npuenv.cluster.consistency.values import NodeValues, Partition, Subject
+    from npuenv.cluster.consistency.values import NodeValues, Partition
     from npuenv.facts.collect import Facts
+
+EVIDENCE_AT_MOST = 6
+_TOPICS_AT_MOST = 6  # that one sentence names
+GROUPS_AT_MOST = 3  # values with their holders
+AREA = "agree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,8 @@ class ConsistencyRule:
     tolerance: float = 0.0  # the share by which numbers may differ
     layout: Callable[[Mapping[str, Facts]], bool] | None = None  # whether values without a majority look like a plan
     may_lack: tuple[str, ...] = ()  # topics that a node may be without: under `release` only a warning
-    wanted: tuple[str, ...] = ()  # the right values, the most usual one first; () where there is no such thing
-    unwanted: str = "skip"  # if all agree on another one: warn, or skip where each node's doctor judges it
+    expected: tuple[str, ...] = ()  # the right values, the most usual one first; () where there is no such thing
+    if_unexpected: str = "skip"  # if all agree on another one: warn, or skip where each node's doctor judges it
     follows_from: tuple[str, ...] = ()  # findings of which this one is a consequence
     is_layout: bool = False  # cards of one machine may differ, as long as those of the same number do not
     is_about_cards: bool = False
@@ -42,12 +48,6 @@ class ConsistencyRule:
     def needs_cards(self) -> bool:
         """Whether nodes without cards are left out."""
         return self.is_about_cards or self.is_for_cards
-
-
-EVIDENCE_AT_MOST = 6
-_TOPICS_AT_MOST = 6  # that one sentence names
-GROUPS_AT_MOST = 3  # values with their holders
-AREA = "agree"
 
 
 def finding(
@@ -132,8 +132,8 @@ def judge_rule(
             fix=rule.fix,
             is_dangerous=rule.is_dangerous,
         )
-    wrong = [partition for partition in partitions if rule.wanted and partition.majority not in rule.wanted]
-    if wrong and (rule.unwanted == "warn" or not blind):
+    wrong = [partition for partition in partitions if rule.expected and partition.majority not in rule.expected]
+    if wrong and (rule.if_unexpected == "warn" or not blind):
         return _alike_but_wrong(rule, wrong, blind)
     if blind:
         return _unread(rule, by_node, partitions, blind)
@@ -145,7 +145,7 @@ def judge_rule(
 def _alike_but_wrong(rule: ConsistencyRule, wrong: Sequence[Partition], blind: Mapping[Subject, Evidence]) -> Finding:
     """The finding where all agree on a value that is not a right one: never one of what is well."""
     says = _same(wrong)
-    if rule.unwanted != "warn":
+    if rule.if_unexpected != "warn":
         return finding(rule.id, Status.SKIP, _message("alike-unwell", says=says), _lines(wrong)[:1], source=rule.source)
     if blind:
         says = _message("and-blind", says=says, who=who(blind))
@@ -181,8 +181,6 @@ def _unread(
 
 def _blind(by_node: Mapping[str, NodeValues], *, is_mixed: bool) -> dict[Subject, Evidence]:
     """Who gave no value. What was left out by its level, or is hidden, counts only if other nodes have a value."""
-    from npuenv.cluster.consistency.values import Subject
-
     found = {Subject(node, card): line for node, each in by_node.items() for card, line in each.blind.items()}
     if is_mixed:
         hiding = (node for node, each in by_node.items() if each.hidden and not each.values and not each.is_list)

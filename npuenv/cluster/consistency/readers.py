@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from npuenv.core.fact import Fact
     from npuenv.facts.collect import Facts
 
+_STAND_IN = re.compile(
+    r"\b(?:host|user|serial)\d+\b|\*\*\*|\b(?:203\.0\.113|198\.51\.100)\.\d+\b|\b2001:db8::[0-9a-f]+\b"
+)
+UNLIMITED = -1
+_GIB = 1 << 20  # KiB
+_WORK = frozenset({"torch", "torch-npu", "vllm", "vllm-ascend", "sglang", "transformers", "verl", "roll"})
+_STORES = ("overlay2", "snapshots", "overlay")  # where docker, containerd and podman keep the layers of images
+_OF_PODS = re.compile(r"/kubelet/|/docker/|/containers/|/containerd/")  # volumes of what runs there, one's own
+
 
 @dataclass(frozen=True, slots=True)
 class SessionVariables:
@@ -43,16 +52,6 @@ def session_variables() -> SessionVariables:
     """Which variables are compared, and which of them break a run."""
     rows = load_file(folder_of(__file__) / "variables.toml", is_ours=True)
     return SessionVariables(*(re.compile("|".join(rows[name])) for name in ("compared", "own", "breaking")))
-
-
-_STAND_IN = re.compile(
-    r"\b(?:host|user|serial)\d+\b|\*\*\*|\b(?:203\.0\.113|198\.51\.100)\.\d+\b|\b2001:db8::[0-9a-f]+\b"
-)
-UNLIMITED = -1
-_GIB = 1 << 20  # KiB
-_WORK = frozenset({"torch", "torch-npu", "vllm", "vllm-ascend", "sglang", "transformers", "verl", "roll"})
-_STORES = ("overlay2", "snapshots", "overlay")  # where docker, containerd and podman keep the layers of images
-_OF_PODS = re.compile(r"/kubelet/|/docker/|/containers/|/containerd/")  # volumes of what runs there, one's own
 
 
 def has_stand_in(text: str) -> bool:
@@ -163,9 +162,7 @@ def packages(facts: Facts) -> NodeValues:
 def _package(facts: Facts, name: str) -> NodeValues:
     fact = facts.python.interpreter
     found = one(fact, lambda found: found.distributions.get(name, NONE))
-    return replace(
-        found, values={place: _called(value, f"{name} {value.text}") for place, value in found.values.items()}
-    )
+    return replace(found, values={key: _called(value, f"{name} {value.text}") for key, value in found.values.items()})
 
 
 def _called(value: Value, line: str) -> Value:
@@ -225,7 +222,7 @@ def _sized(fact: Fact[Any], kib_of: Callable[[Any], int]) -> NodeValues:
     if fact.value is None:
         return found
     number = kib_of(fact.value)
-    return replace(found, values={place: replace(value, number=number) for place, value in found.values.items()})
+    return replace(found, values={key: replace(value, number=number) for key, value in found.values.items()})
 
 
 def cpus(facts: Facts) -> NodeValues:

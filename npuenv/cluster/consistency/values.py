@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NONE = ":none"  # a value that begins with a colon is a word of the catalogue
 
+_NAMES_AT_MOST = 256
+
 
 class ValueKey(NamedTuple):
     """A place on one node."""
@@ -62,7 +64,7 @@ class Partition:
     topic: str
     holders: Mapping[str, tuple[Subject, ...]]  # value -> who has it, the most frequent one first
     lines: Mapping[Subject, Evidence]
-    wanted: tuple[str, ...] = ()  # the values that are right; () where there is no such thing
+    expected: tuple[str, ...] = ()  # the values that are right; () where there is no such thing
 
     @property
     def is_unanimous(self) -> bool:
@@ -71,7 +73,7 @@ class Partition:
     @property
     def majority(self) -> str | None:
         """The right value, where one is right and anybody has it; else the one of more than half, None without any."""
-        right = next((value for value in self.wanted if value in self.holders), None)
+        right = next((value for value in self.expected if value in self.holders), None)
         if right is not None:
             return right
         first = next(iter(self.holders), None)
@@ -85,7 +87,7 @@ class Partition:
 
 
 def group_values(
-    by_node: Mapping[str, NodeValues], *, tolerance: float = 0.0, wanted: tuple[str, ...] = ()
+    by_node: Mapping[str, NodeValues], *, tolerance: float = 0.0, expected: tuple[str, ...] = ()
 ) -> list[Partition]:
     """One partition for each topic, in the order in which topics first occur.
 
@@ -94,14 +96,14 @@ def group_values(
     """
     topics: dict[str, dict[str, dict[Subject, Value]]] = {}
     for node, each in by_node.items():
-        for place, value in each.values.items():
-            topics.setdefault(place.topic, {}).setdefault(node, {})[Subject(node, place.card)] = value
-    return [_partition(topic, values, by_node, tolerance, wanted) for topic, values in topics.items()]
+        for key, value in each.values.items():
+            topics.setdefault(key.topic, {}).setdefault(node, {})[Subject(node, key.card)] = value
+    return [_partition(topic, values, by_node, tolerance, expected) for topic, values in topics.items()]
 
 
 def is_layout(by_node: Mapping[str, NodeValues]) -> bool:
     """Whether every node says the same as every other one, card by card, although its cards differ among themselves."""
-    each = [{place: value.text for place, value in one.values.items()} for one in by_node.values()]
+    each = [{key: value.text for key, value in one.values.items()} for one in by_node.values()]
     return all(one == each[0] for one in each) and not any(one.blind for one in by_node.values())
 
 
@@ -110,7 +112,7 @@ def _partition(
     values: Mapping[str, Mapping[Subject, Value]],
     by_node: Mapping[str, NodeValues],
     tolerance: float,
-    wanted: tuple[str, ...],
+    expected: tuple[str, ...],
 ) -> Partition:
     found: dict[Subject, Value] = {}
     for node, each in by_node.items():
@@ -127,7 +129,7 @@ def _partition(
         topic,
         {text: tuple(whose) for text, whose in ordered},
         {who: value.evidence for who, value in found.items()},
-        wanted,
+        expected,
     )
 
 
@@ -141,9 +143,6 @@ def _rounded(found: Mapping[Subject, Value], tolerance: float) -> dict[Subject, 
             start = (number, found[who].text)
         texts[who] = start[1]
     return {who: texts[who] for who in found}
-
-
-_NAMES_AT_MOST = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]  # source and target, as places in the devices of the mesh
 FULL, SAMPLED = "full", "sampled"
 
+SCHEMA = "npuenv.mesh-state/1"
+_MOST_BYTES = 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -167,8 +170,6 @@ class Results:
         return counts
 
 
-SCHEMA = "npuenv.mesh-state/1"
-_MOST_BYTES = 256 << 20
 _PENDING = str.maketrans(dict.fromkeys((Outcome.UNTRIED.value, Outcome.SILENT.value), Outcome.PENDING.value))
 
 
@@ -200,14 +201,14 @@ def load_results(path: Path) -> tuple[Results, str]:
         raise BadInput(Message("mesh.bad-state", {"path": str(path)}), Message("mesh.no-state-hint")) from error
 
 
-def require_same_devices(kept: Sequence[Device], now: Sequence[Device], nodes: Container[str], path: Path) -> None:
+def require_same_devices(saved: Sequence[Device], current: Sequence[Device], nodes: Container[str], path: Path) -> None:
     """Refuses the devices of today where they are not those of the file: another address, another card, no such node.
 
     A device that gives no address today stays: it may have died since, and others can still ping it. What npu-smi says
     of it is not compared either. `nodes` are those of the inventory. Raises BadInput with the first difference.
     """
-    today = {(device.node, device.card): device for device in now}
-    for device in kept:
+    today = {(device.node, device.card): device for device in current}
+    for device in saved:
         other = today.pop((device.node, device.card), None)
         if device.node not in nodes or (other is not None and other.ip != device.ip):
             raise _differs(path, device, other)
@@ -215,15 +216,15 @@ def require_same_devices(kept: Sequence[Device], now: Sequence[Device], nodes: C
         raise _differs(path, None, next(iter(today.values())))
 
 
-def _differs(path: Path, kept: Device | None, now: Device | None) -> BadInput:
-    device = kept or now
+def _differs(path: Path, saved: Device | None, current: Device | None) -> BadInput:
+    device = saved or current
     assert device is not None
     none = Message("mesh.none")
     args = {
         "path": str(path),
         "name": Message("mesh.card", {"node": device.node, "card": device.card}),
-        "kept": kept.ip if kept else none,
-        "now": now.ip if now else none,
+        "kept": saved.ip if saved else none,
+        "now": current.ip if current else none,
     }
     return BadInput(Message("mesh.other-devices", args), Message("mesh.other-devices-hint"))
 

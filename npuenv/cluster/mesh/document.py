@@ -103,7 +103,7 @@ def _limits(finished: MeshResult, *, is_whole: bool) -> list[Message]:
     """What the result does not say. Whole: all pings of the plan were made."""
     limits = []
     if finished.plan.mode == SAMPLED:
-        asked = {place for pair in finished.pairs for place in pair}
+        asked = {index for pair in finished.pairs for index in pair}
         is_sure = is_whole and asked and len(asked) == len(finished.plan.devices) and not finished.missing
         limits.append(Message("mesh.limit-sampled" if is_sure else "mesh.limit-sampled-unsure"))
     if any(device.board is not None for device in finished.plan.devices):
@@ -163,21 +163,21 @@ class _Describer:
         key = _key_of(hypothesis.kind)
         if key or not hypothesis.about:
             return {key: list(hypothesis.about)} if key else {}
-        places = [int(part) for part in hypothesis.about]
-        named = [self._devices[place] for place in places]
-        return {"devices": places, "nodes": [each.node for each in named], "cards": [each.card for each in named]}
+        indexes = [int(part) for part in hypothesis.about]
+        named = [self._devices[index] for index in indexes]
+        return {"devices": indexes, "nodes": [each.node for each in named], "cards": [each.card for each in named]}
 
     def _words(self, hypothesis: Hypothesis, *, is_dead: bool) -> Message:
         """Where it is; and where nothing at all gets through, that, for kinds that are said so."""
         kind, about = hypothesis
         if kind in (Kind.PARTITION, Kind.SIDE_PARTITION):
             return Message(f"mesh.kind-{kind.word}", {"groups": " | ".join(map(str, about))})
-        parts = about if _key_of(kind) else [self._card(int(place)) for place in about]
+        parts = about if _key_of(kind) else [self._card(int(index)) for index in about]
         manner = "kind" if is_dead or kind not in _SAID_OF_DEAD else "at"
         return Message(f"mesh.{manner}-{kind.word}", dict(zip(("one", "other"), parts)))
 
-    def _card(self, place: int) -> Message:
-        device = self._devices[place]
+    def _card(self, index: int) -> Message:
+        device = self._devices[index]
         return Message("mesh.card-at", {"node": device.node, "card": device.card, "ip": device.ip})
 
 

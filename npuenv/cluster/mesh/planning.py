@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _CHIPS_OF_A_BOARD = 2  # A3
 _FOR_ALL_CARDS = (Refusal.PERMISSION, Refusal.NOT_INSTALLED, Refusal.GRAMMAR, Refusal.UNSUPPORTED)
 
+MOST_FOR_FULL = 64  # devices up to which the full mesh is what is done unless asked otherwise
+_FULLY_PAIRED = 5  # devices of which each can be paired with all others without more than four pings
+
 
 @dataclass(frozen=True, slots=True)
 class MissingDevice:
@@ -45,19 +48,19 @@ class MissingDevice:
 
 @dataclass(frozen=True, slots=True)
 class NodeOutput:
-    """What one node said, line by line, and why that is all, where it did not come to its end."""
+    """What one node printed, line by line, and why that is all, if it did not come to its end."""
 
     lines: tuple[Mapping[str, Any], ...]
     failure: Message | None = None
 
     @property
     def refusal(self) -> str | None:
-        """The word for why it would not go on; None where it did, or said nothing."""
+        """The word for why it would not go on; None if it did, or printed nothing."""
         return next((str(line["refused"]) for line in self.lines if "refused" in line), None)
 
     @property
     def why(self) -> Message | None:
-        """Why it has not done what it was asked; None where it came to its end."""
+        """Why it has not done its work; None if it came to its end."""
         return Message(f"mesh.why-{self.refusal}") if self.refusal else self.failure
 
 
@@ -69,14 +72,14 @@ class Survey:
     missing: tuple[MissingDevice, ...]
 
 
-def find_devices(nodes: Sequence[Node], output: Mapping[str, NodeOutput]) -> Survey:
-    """The devices in the order of the nodes. What shares its address with another is left out: who would answer?"""
+def find_devices(nodes: Sequence[Node], outputs: Mapping[str, NodeOutput]) -> Survey:
+    """The devices in the order of the nodes. Devices that share an address are left out: either could answer."""
     found: list[Device] = []
     missing: list[MissingDevice] = []
     for node in nodes:
-        here = _of_node(node, output[node.name])
-        found += here.devices
-        missing += here.missing
+        survey = _of_node(node, outputs[node.name])
+        found += survey.devices
+        missing += survey.missing
     times = Counter(device.ip for device in found)
     for device in found:
         if times[device.ip] > 1:
@@ -154,10 +157,6 @@ def _name(device: Device) -> Message:
     return Message("mesh.card", {"node": device.node, "card": device.card})
 
 
-MOST_FOR_FULL = 64  # devices up to which the full mesh is what is done unless asked otherwise
-_FULLY_PAIRED = 5  # devices of which each can be paired with all others without more than four pings
-
-
 def full(devices: Sequence[Device]) -> Plan:
     """Every device to every other, once in each direction, but for pairs that are not built to reach each other."""
     nodes = _by_node(devices)
@@ -194,27 +193,27 @@ def sampled(devices: Sequence[Device]) -> Plan:
 def _by_node(devices: Sequence[Device]) -> list[list[int]]:
     """The places of the devices of each node."""
     nodes: defaultdict[str, list[int]] = defaultdict(list)
-    for place, device in enumerate(devices):
-        nodes[device.node].append(place)
+    for index, device in enumerate(devices):
+        nodes[device.node].append(index)
     return list(nodes.values())
 
 
 def _rounds(slots: Sequence[Sequence[int | None]], size: int) -> Iterator[list[Pair]]:
     """The rounds for nodes that all have `size` slots; what an empty slot takes part in falls out."""
     count = len(slots)
-    for one, other in _meetings(count):
+    for one, other in _round_robin(count):
         for card in range(size):
             # While one node of a pair asks along one card, the other asks along the next: no device meets itself.
             after = (card + 1) % size
-            there = ((slots[a][card], slots[b][card]) for a, b in zip(one, other))
+            forward = ((slots[a][card], slots[b][card]) for a, b in zip(one, other))
             back = ((slots[b][after], slots[a][after]) for a, b in zip(one, other))
-            yield from ([*_real(there), *_real(back)],) if size > 1 else (_real(there), _real(back))
+            yield from ([*_real(forward), *_real(back)],) if size > 1 else (_real(forward), _real(back))
     for step in range(count):
         for card, onto in permutations(range(size), 2):
             yield _real((slots[at][card], slots[(at + step) % count][onto]) for at in range(count))
 
 
-def _meetings(count: int) -> Iterator[tuple[list[int], list[int]]]:
+def _round_robin(count: int) -> Iterator[tuple[list[int], list[int]]]:
     """Each two nodes meet once: the circle method, as for a tournament; one sits out where their number is odd."""
     players = [*range(count), *([-1] if count % 2 else [])]
     half = len(players) // 2
@@ -233,7 +232,7 @@ def _first_fit(devices: Sequence[Device], pings: Iterable[Pair]) -> list[tuple[P
 
     Pings that come in the order of rounds never need more rounds than those.
     """
-    names = {device.node: place for place, device in enumerate(devices)}
+    names = {device.node: index for index, device in enumerate(devices)}
     node_of = [names[device.node] for device in devices]
     asking, busy = dict.fromkeys(names.values(), 0), [0] * len(devices)  # bit r: taken in round r
     rounds: list[list[Pair]] = []
@@ -252,14 +251,14 @@ def _first_fit(devices: Sequence[Device], pings: Iterable[Pair]) -> list[tuple[P
 
 def _sample(devices: Sequence[Device]) -> list[Pair]:
     """The pairs of a sample: on a circle of the devices, each with the next one and with one further on."""
-    places = range(len(devices))
+    indexes = range(len(devices))
     if len(devices) <= _FULLY_PAIRED:
-        pairs = [(one, other) for one in places for other in places[one + 1 :]]
+        pairs = [(one, other) for one in indexes for other in indexes[one + 1 :]]
         return [pair for pair in pairs if devices[pair[0]].can_reach(devices[pair[1]])]
     best: list[Pair] = []
     for circle in _circles(devices):
         for step in _steps(devices, len(circle)):
-            pairs = [(circle[at], circle[(at + by) % len(circle)]) for by in (1, step) for at in places]
+            pairs = [(circle[at], circle[(at + by) % len(circle)]) for by in (1, step) for at in indexes]
             kept = [pair for pair in pairs if devices[pair[0]].can_reach(devices[pair[1]])]
             if len(kept) == len(pairs):
                 return kept
@@ -269,13 +268,13 @@ def _sample(devices: Sequence[Device]) -> list[Pair]:
 
 def _circles(devices: Sequence[Device]) -> Iterator[list[int]]:
     """Orders of the devices: the first cards of all nodes, then their second ones; even cards before odd ones."""
-    rank = {place: at for cards in _by_node(devices) for at, place in enumerate(cards)}
-    yield sorted(rank, key=lambda place: (rank[place], place))
-    yield sorted(rank, key=lambda place: (rank[place] % 2, rank[place], place))
+    rank = {index: at for cards in _by_node(devices) for at, index in enumerate(cards)}
+    yield sorted(rank, key=lambda index: (rank[index], index))
+    yield sorted(rank, key=lambda index: (rank[index] % 2, rank[index], index))
 
 
 def _steps(devices: Sequence[Device], count: int) -> list[int]:
     """How far on the second partner may be: another card of another node first, then whatever gives four partners."""
-    wished = len({device.node for device in devices}) + 1
-    steps = (wished, wished + 1, 2, 3, 4)
+    preferred = len({device.node for device in devices}) + 1
+    steps = (preferred, preferred + 1, 2, 3, 4)
     return [step for step in steps if step % count not in (0, 1, count - 1) and 2 * step % count]

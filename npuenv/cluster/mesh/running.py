@@ -13,15 +13,15 @@ import contextlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from npuenv.cluster.mesh import Outcome
 from npuenv.cluster.mesh.planning import NodeOutput, as_ran, refusal_of
-from npuenv.cluster.parallel_ssh import PARALLEL, ask, room_for
-from npuenv.cluster.remote_agent import BOOTSTRAP
+from npuenv.cluster.parallel_ssh import room_for
 from npuenv.cluster.ssh import describe_failure, failing_hop, failure_line
+from npuenv.cluster.transport import Transport
 from npuenv.core.json_input import JsonError, loads
 from npuenv.core.messages import Message
 from npuenv.facts.hccn.answers import Refusal, refused
@@ -30,53 +30,12 @@ from npuenv.facts.hccn.tool import DRIVER_TOOL, LINKED_TOOL
 from npuenv.facts.target import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.mesh import Device, Pair, Plan, Results
     from npuenv.cluster.parallel_ssh import Answer
-    from npuenv.cluster.ssh import Options
     from npuenv.host.base import Ran
-
-
-class Barrier:
-    """Holds nodes back until all of them are ready, and then lets them begin together.
-
-    What has ended is not waited for. Who is not ready in time is not let in any more: in step with nobody, it would
-    ping devices that are under way with others. Mutable: nodes come, and the gate opens once.
-    """
-
-    def __init__(self, names: Iterable[str], *, wait_s: float, lead_s: float) -> None:
-        self._awaited = set(names)
-        self._lows: dict[str, float] = {}  # of those that are ready and were not answered yet
-        self._closes = time.monotonic() + wait_s
-        self._lead_s = lead_s  # in which all of them hear of it
-        self._is_open = False
-
-    def receive(self, name: str, line: Mapping[str, Any]) -> None:
-        """Takes a line of a node, be it that it is ready or another one."""
-        if isinstance(line.get("ready"), (int, float)):
-            self._lows[name] = line["ready"] - time.time()
-            self._awaited.discard(name)
-
-    def remove(self, name: str) -> None:
-        """Does not wait for a node any more."""
-        self._awaited.discard(name)
-
-    def messages(self) -> dict[str, bytes]:
-        """What is to be said to nodes now: when to begin, or that the others have begun without it."""
-        if self._is_open:
-            return dict.fromkeys(self._taken(), b"{}\n")
-        if self._awaited and time.monotonic() < self._closes:
-            return {}
-        self._is_open = True
-        now = time.time()
-        go = {"begin_at": now + self._lead_s, "sent": now}
-        return {name: json.dumps({**go, "low": low}).encode() + b"\n" for name, low in self._taken().items()}
-
-    def _taken(self) -> dict[str, float]:
-        taken, self._lows = self._lows, {}
-        return taken
 
 
 PACKETS = 3
@@ -102,37 +61,61 @@ _STOP = (
 )
 _PING = ("-i", "{card}", "-ping", "-g", "address", "{ip}", "pkt", str(PACKETS))
 _ADDRESS = ("-i", "{card}", "-ip", "-g")
-
-
 Line = Mapping[str, Any]
+# Has nodes run the remote program: see `SshRunner`.
+Runner = Callable[..., Iterator[tuple[str, NodeOutput]]]
 
 
-class Runner(Protocol):
-    """Has nodes run the remote program."""
+class Barrier:
+    """Holds nodes back until all of them are ready, and then lets them begin together.
 
-    def __call__(
-        self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
-    ) -> Iterator[tuple[str, NodeOutput]]:
-        """What each node answers to its question, as they end; every node of the questions exactly once.
+    Nodes that have ended are not waited for. One that is not ready in time must not begin any more: out of step, it
+    would ping devices that are busy with others. Mutable: nodes become ready, and the barrier opens once.
+    """
 
-        `tell` gets every line of a node as it comes.
-        """
-        ...
+    def __init__(self, names: Iterable[str], *, wait_s: float, lead_s: float) -> None:
+        self._awaited = set(names)
+        self._lows: dict[str, float] = {}  # of those that are ready and got no message yet
+        self._closes = time.monotonic() + wait_s
+        self._lead_s = lead_s  # in which the message reaches all of them
+        self._is_open = False
+
+    def receive(self, name: str, line: Mapping[str, Any]) -> None:
+        """Takes any line of a node; one says that it is ready."""
+        if isinstance(line.get("ready"), (int, float)):
+            self._lows[name] = line["ready"] - time.time()
+            self._awaited.discard(name)
+
+    def remove(self, name: str) -> None:
+        """Does not wait for a node any more."""
+        self._awaited.discard(name)
+
+    def messages(self) -> dict[str, bytes]:
+        """What to send to nodes now: when to begin, or that the others have begun without them."""
+        if self._is_open:
+            return dict.fromkeys(self._taken(), b"{}\n")
+        if self._awaited and time.monotonic() < self._closes:
+            return {}
+        self._is_open = True
+        now = time.time()
+        go = {"begin_at": now + self._lead_s, "sent": now}
+        return {name: json.dumps({**go, "low": low}).encode() + b"\n" for name, low in self._taken().items()}
+
+    def _taken(self) -> dict[str, float]:
+        taken, self._lows = self._lows, {}
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
 class SshRunner:
     """Runs the remote program over ssh, one connection a node, many nodes at once.
 
-    Nodes that ping begin together. Where there are more of them than can be asked at once, so many have ended before
-    others begin.
+    It gives what each node answers to its question, as they end, every node once; `on_line` gets each line as it comes.
+    Nodes that ping begin together. If there are more than can run at once, the first have ended before others begin.
     """
 
     nodes: Mapping[str, Node]
-    parallel: int = PARALLEL
-    client: tuple[str, ...] = ("ssh",)
-    options: Options | None = None
-    ask: Callable[..., Generator[Answer, None, None]] = ask
+    transport: Transport = field(default_factory=Transport)
 
     def __call__(
         self, questions: Mapping[str, Line], *, limit_s: float, on_line: Callable[[str, Line], object] | None = None
@@ -141,7 +124,7 @@ class SshRunner:
         if not any("jobs" in question for question in questions.values()):
             yield from self._asked(names, questions, limit_s, on_line, None)
             return
-        size = room_for(min(self.parallel, len(names)))
+        size = room_for(min(self.transport.parallel, len(names)))
         for start in range(0, len(names), size):
             some = names[start : start + size]
             barrier = Barrier(some, wait_s=_READY_S, lead_s=questions[some[0]]["lead_s"])
@@ -155,7 +138,7 @@ class SshRunner:
         on_line: Callable[[str, Line], object] | None,
         barrier: Barrier | None,
     ) -> Iterator[tuple[str, NodeOutput]]:
-        program = joined(__name__.rpartition(".")[0], ("remote",)).encode()
+        program = joined(__name__.rpartition(".")[0], ("remote",))
         rests: defaultdict[str, bytes] = defaultdict(bytes)
 
         def receive(node: Node, chunk: bytes) -> None:
@@ -166,15 +149,11 @@ class SshRunner:
                 if on_line:
                     on_line(node.name, line)
 
-        answers = self.ask(
+        answers = self.transport.run_python(
             [self.nodes[name] for name in names],
-            lambda node: (node.python or "python3", "-c", BOOTSTRAP),
-            stdin=lambda node: b"%d\n%s%s\n" % (len(program), program, json.dumps(questions[node.name]).encode()),
+            program,
+            lambda node: json.dumps(questions[node.name]).encode() + b"\n",
             limit_s=limit_s,
-            parallel=self.parallel,
-            client=self.client,
-            options=self.options,
-            keeps_stdin=True,
             on_output=receive,
             more=barrier.messages if barrier else None,
         )

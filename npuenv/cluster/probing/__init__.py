@@ -14,13 +14,13 @@ from npuenv.cluster.consistency.findings import finding, message
 from npuenv.cluster.consistency.values import ClockOffset, NodeIdentity, names_to_resolve
 from npuenv.cluster.probing.ports import probe_ports
 from npuenv.cluster.probing.storage import probe_shared_folder
-from npuenv.cluster.probing.transport import Transport, run_program
+from npuenv.cluster.transport import Transport, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.probing.transport import ProbeResult
+    from npuenv.cluster.transport import ProbeResult
 
 __all__ = ["ProbeReport", "Transport", "identify_nodes", "probe", "skipped_findings"]
 LIMIT_S = 30.0
@@ -53,12 +53,12 @@ def probe(
     """
     transport = transport or Transport()
     identities, silent = identify_nodes(nodes, transport)
-    here = [node for node in nodes if node.name in identities]
+    present = [node for node in nodes if node.name in identities]
     if shared is None:
         storage = finding("storage", Status.SKIP, message("storage-unasked"), source=_SOURCE)
     else:
-        storage = probe_shared_folder(here, shared, transport, absent=silent)
-    reached = probe_ports(here, identities, transport, ports, absent=silent, has_dynamic=has_dynamic)
+        storage = probe_shared_folder(present, shared, transport, absent=silent)
+    reached = probe_ports(present, identities, transport, ports, absent=silent, has_dynamic=has_dynamic)
     return ProbeReport(identities, (*reached, storage), silent)
 
 
@@ -76,12 +76,12 @@ def identify_nodes(nodes: Sequence[Node], transport: Transport) -> tuple[dict[st
     """
     first = {result.node.name: result for result in _round(nodes, (), transport)}
     silent = {name: result.why for name, result in first.items() if result.answer is None}
-    here = [node for node in nodes if node.name not in silent]
-    names = names_to_resolve(str(first[node.name].fields.get("hostname", "")) for node in here)
-    second = {result.node.name: result for result in _round(here, names, transport)} if len(here) > 1 else {}
-    rounds = {node.name: [each[node.name] for each in (first, second) if node.name in each] for node in here}
+    present = [node for node in nodes if node.name not in silent]
+    names = names_to_resolve(str(first[node.name].fields.get("hostname", "")) for node in present)
+    second = {result.node.name: result for result in _round(present, names, transport)} if len(present) > 1 else {}
+    rounds = {node.name: [each[node.name] for each in (first, second) if node.name in each] for node in present}
     found = {name: _identity(results) for name, results in rounds.items()}
-    for result in _round([node for node in here if _is_far(found[node.name])], (), transport, parallel=_FEW):
+    for result in _round([node for node in present if _is_far(found[node.name])], (), transport, parallel=_FEW):
         better, known = _offset(result), found[result.node.name]
         if better is not None and (known.offset is None or better.within_s < known.offset.within_s):
             found[result.node.name] = replace(known, offset=better)

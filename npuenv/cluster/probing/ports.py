@@ -17,7 +17,7 @@ from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency.findings import alone, chain, finding, message
 from npuenv.cluster.localize import PortFault, PortProbe, connected_groups, fewest, localize_port_faults
 from npuenv.cluster.nodeset import fold, fold_numbers
-from npuenv.cluster.probing.transport import run_program
+from npuenv.cluster.transport import run_program
 from npuenv.core.fact import Evidence
 from npuenv.facts.network import hccl_ports
 from npuenv.host.redact import Redactor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from npuenv.cluster.consistency.values import NodeIdentity
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.probing.transport import Transport
+    from npuenv.cluster.transport import Transport
     from npuenv.core.messages import Message
 
 ALL_AT_MOST = 32
@@ -95,14 +95,14 @@ def probe_ports(
     for name, each in identities.items():
         machines.setdefault((each.boot, each.addresses) if each.boot else name, name)
     nodes = [node for node in nodes if node.name not in identities.keys() - machines.values()]
-    here = [node for node in nodes if address_of(identities, node.name)]
-    away = {**(absent or {}), **{node.name: _NO_ADDRESS for node in nodes if node not in here}}
+    present = [node for node in nodes if address_of(identities, node.name)]
+    away = {**(absent or {}), **{node.name: _NO_ADDRESS for node in nodes if node not in present}}
     asked_ports = tuple(ports) or usual_ports()
-    if len(here) < 2:
+    if len(present) < 2:
         return alone("ports", away, _SOURCE), alone("packets", away, _PACKETS_SOURCE)
-    plan = probe_schedule([node.name for node in here])
+    plan = probe_schedule([node.name for node in present])
     callers = {name: sum(name in targets for targets in plan.values()) for name in plan}
-    probe_s = KNOCK_S + len(here) * len(asked_ports) / _PORTS_PER_S
+    probe_s = KNOCK_S + len(present) * len(asked_ports) / _PORTS_PER_S
     word = secrets.token_hex(8)
 
     def request(node: Node) -> dict[str, Any]:
@@ -111,7 +111,9 @@ def probe_ports(
         return {**said, "callers": callers[node.name], "limit_s": probe_s}
 
     # All at once: whoever waits for a place would not be there when the others connect.
-    rounds = run_program(here, "knock", request, limit_s=probe_s + _START_S, transport=transport, parallel=len(here))
+    rounds = run_program(
+        present, "knock", request, limit_s=probe_s + _START_S, transport=transport, parallel=len(present)
+    )
     results = {result.node.name: result for result in rounds}
     answers = {
         name: {**result.answer, "ended": result.ended} for name, result in results.items() if result.answer is not None
@@ -122,7 +124,7 @@ def probe_ports(
         return found, large
     # A host has several networks, and what is open in one need not be in that of the training.
     says = message(
-        "ports-over", says=found.says, addresses=_shown([address_of(identities, node.name) for node in here])
+        "ports-over", says=found.says, addresses=_shown([address_of(identities, node.name) for node in present])
     )
     return replace(found, says=message("ports-unfixed", says=says) if has_dynamic else says), large
 

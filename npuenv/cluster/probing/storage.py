@@ -14,13 +14,13 @@ from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency.findings import alone, finding, message
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.nodeset import fold
-from npuenv.cluster.probing.transport import ProbeResult, run_program
+from npuenv.cluster.transport import ProbeResult, run_program
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.cluster.probing.transport import Transport
+    from npuenv.cluster.transport import Transport
     from npuenv.core.messages import Message
 
 LOOK_S = 8.0  # NFS clients keep an old listing for some seconds

@@ -1,4 +1,4 @@
-"""Sends one of the small programs of `npuenv.facts.target` to many nodes and reads their answers."""
+"""Runs Python programs on many nodes: how nodes are reached, and the answers of `npuenv.facts.target`'s programs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from npuenv.core.json_input import JsonError, loads
 from npuenv.facts.target import text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from npuenv.cluster.inventory import Node
     from npuenv.cluster.parallel_ssh import Answer
     from npuenv.cluster.ssh import Options
 
 _MARK = "NPUENV-ANSWER "
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 PYTHON = "python3"
 
 
@@ -32,12 +32,37 @@ class Transport:
     client: Sequence[str] = ("ssh",)
     options: Options | None = None
     parallel: int = parallel_ssh.PARALLEL
-    ask: Callable[..., Iterator[Answer]] = parallel_ssh.ask
+    ask: Callable[..., Generator[Answer, None, None]] = parallel_ssh.ask
+
+    def run_python(
+        self,
+        nodes: Sequence[Node],
+        program: str,
+        stdin: Callable[[Node], bytes],
+        *,
+        parallel: int | None = None,
+        **settings: Any,
+    ) -> Generator[Answer, None, None]:
+        """Runs a program in the Python of each node; `settings` are those of `ask`.
+
+        `stdin` follows the program on its input, which stays open: the program sees its end when nobody waits any more.
+        """
+        code = b"%d\n" % len(program.encode()) + program.encode()
+        return self.ask(
+            nodes,
+            lambda node: (node.python or PYTHON, "-c", BOOTSTRAP),
+            stdin=lambda node: code + stdin(node),
+            parallel=parallel or self.parallel,
+            client=self.client,
+            options=self.options,
+            keeps_stdin=True,
+            **settings,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one node said in one round. `answer` is None where nothing could be read; `why` says why."""
+    """What one node answered in one round. `answer` is None if nothing could be read; `why` says why."""
 
     node: Node
     answer: Mapping[str, Any] | None
@@ -60,25 +85,16 @@ def run_program(
     transport: Transport,
     parallel: int | None = None,
 ) -> Iterator[ProbeResult]:
-    """What each node says as it comes in, every node once. The program's input stays open until its node has ended."""
-    code = text(program).encode()
+    """The result of each node as it comes in, every node once. `program` is one of `npuenv.facts.target`."""
     # Reckoned back from the end it would be too late by as long as this machine was held up with other answers.
     began: dict[str, float] = {}
 
     def stdin(node: Node) -> bytes:
         began[node.name] = time.time()
-        return b"%d\n" % len(code) + code + json.dumps(request(node)).encode() + b"\n"
+        return json.dumps(request(node)).encode() + b"\n"
 
-    answers = transport.ask(
-        nodes,
-        lambda node: (node.python or PYTHON, "-c", BOOTSTRAP),
-        stdin=stdin,
-        limit_s=limit_s,
-        parallel=parallel or transport.parallel,
-        client=transport.client,
-        options=transport.options,
-        max_bytes=_MOST_BYTES,
-        keeps_stdin=True,
+    answers = transport.run_python(
+        nodes, text(program), stdin, parallel=parallel, limit_s=limit_s, max_bytes=_MAX_BYTES
     )
     for answer in answers:
         ended = time.time()
