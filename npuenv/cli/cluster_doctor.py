@@ -204,7 +204,7 @@ class _Judge:
             self._judged[got.node.name] = self._judge(got.node, got.host, got.seconds)
 
     def verdict(self, inventory: Inventory, *, asked: frozenset[str] = frozenset()) -> ClusterReport:
-        """What all came to, in the order of the inventory; `asked` as in `Verdict`."""
+        """What all came to, in the order of the inventory; `asked` as in `ClusterReport`."""
         from npuenv.cluster.consistency import check_consistency, check_identities
         from npuenv.cluster.summary import ClusterReport
 

@@ -233,6 +233,13 @@ def test_one_subnet_among_three_without_a_way_out_is_named() -> None:
     assert [each.hypothesis for each in culprits] == [Hypothesis(Kind.SUBNET, ("10.0.1.0/24",))]
 
 
+def test_one_subnet_that_does_not_reach_another_is_named() -> None:
+    devices = [Device(f"n{at}", at, f"10.0.{at % 3}.{at + 1}", "255.255.255.0") for at in range(9)]
+    wanted = ("10.0.0.0/24", "10.0.1.0/24")
+    culprits = found(devices, lambda pair: tuple(devices[at].network for at in pair) == wanted)
+    assert [each.hypothesis for each in culprits] == [Hypothesis(Kind.SUBNETS_ONE_WAY, wanted)]
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_broken_link_between_the_switches_of_many_nodes_is_one_culprit(is_full: bool) -> None:
     devices = cluster([8] * 16)

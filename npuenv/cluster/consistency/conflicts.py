@@ -142,9 +142,9 @@ def health(nodes: Nodes, _: Identities) -> Finding:
 
 
 def links(nodes: Nodes, _: Identities) -> Finding:
-    """Links that are down. Where none is up on any node and no card has an address, that network is not in use."""
+    """Links that are down. If none is up on any node and no card has an address, that network is not in use."""
     source = "HCCN tool guide, link; vllm-ascend multi-node verification list"
-    down: defaultdict[str, list[Line]] = defaultdict(list)
+    down: list[Line] = []
     blind: dict[Subject, Evidence] = {}
     count, level = 0, ""
     for node, facts in nodes.items():
@@ -153,7 +153,7 @@ def links(nodes: Nodes, _: Identities) -> Finding:
         for card, item in (fact.value or {}).items():
             count += 1
             if item.value == "DOWN":
-                down["DOWN"].append((Subject(node, card), item.evidence[0]))
+                down.append((Subject(node, card), item.evidence[0]))
             elif item.value is None:
                 blind[Subject(node, card)] = next(iter(item.evidence), Evidence("hccn_tool -link -g", ""))
         if fact.state is State.UNKNOWN:
@@ -163,13 +163,11 @@ def links(nodes: Nodes, _: Identities) -> Finding:
         says = message("skip-level", level=level) if level else message("skip-nothing")
         return finding("links", Status.SKIP, says, source=source)
     unused = _unused(nodes, addressed)
-    if unused and len(down["DOWN"]) == count and not blind and all(line[0].card in unused for line in down["DOWN"]):
+    cabled = [line for line in down if line[0].card not in unused]
+    if unused and len(down) == count and not blind and not cabled:
         return finding("links", Status.OK, message("links-unused", count=count), source=source)
-    unhealthy = {key: [line for line in lines if line[0].card not in unused] for key, lines in down.items()}
-    left_out = sum(line[0].card in unused for line in down["DOWN"])
-    return _unhealthy(
-        "links", {key: lines for key, lines in unhealthy.items() if lines}, blind, count - left_out, source, "UP"
-    )
+    num_cabled = count - len(down) + len(cabled)
+    return _unhealthy("links", {"DOWN": cabled} if cabled else {}, blind, num_cabled, source, "UP")
 
 
 def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
@@ -182,7 +180,7 @@ def _unused(nodes: Nodes, addressed: set[int]) -> set[int]:
 
 
 def hostname(nodes: Nodes, _: Identities) -> Finding:
-    """Hosts whose own name leads to loopback, to another host, or nowhere: by it they tell the others whom to call."""
+    """Hosts whose own name resolves to loopback, to another host, or not at all: others are sent there by it."""
     source = "gloo and Ray take the address that the host's own name leads to; Debian writes 127.0.1.1"
     astray: defaultdict[str, list[Line]] = defaultdict(list)
     blind: dict[Subject, Evidence] = {}
@@ -211,7 +209,7 @@ def hostname(nodes: Nodes, _: Identities) -> Finding:
 
 
 def _leads(found: Sequence[str] | None, is_asked: bool, own: set[str]) -> str:
-    """Where a name leads astray to: loopback, elsewhere or nowhere; "" where it does not, or nobody can tell."""
+    """Where a name wrongly resolves to: loopback, elsewhere or nowhere; "" if it is right, or unknown."""
     if found and all(address.startswith(_LOOPBACK) for address in found):
         return "loopback"
     if found and own and not own & set(found) and not any(has_stand_in(address) for address in found):
@@ -220,7 +218,7 @@ def _leads(found: Sequence[str] | None, is_asked: bool, own: set[str]) -> str:
 
 
 def names(nodes: Nodes, identities: Identities) -> Finding:
-    """Whether names are each one's own, and lead to the same and right address from everywhere."""
+    """Whether host names are unique, and resolve to the same and right address on every node."""
     source = "torch.distributed and Ray exchange host names; /etc/hosts is a file of each host"
     if identities is NOT_PROBED:
         return finding("names", Status.SKIP, message("skip-unmet"), source=source)
@@ -232,7 +230,7 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
     every = names_to_resolve(each.hostname for each in identities.values())
     wrong = _wrong_views(identities, every)
     lines = [(node, Evidence(f"getent ahosts {of}", ", ".join(said) or "not found")) for node, of, said in wrong]
-    # A node that saw nothing at all may not have been asked; what it would be asked with is not to blame.
+    # A node that resolved nothing at all may not have been asked: its resolver is not to blame.
     absent = [node for node in nodes if node not in identities or not identities[node].hostname]
     absent += [node for node, each in identities.items() if each.hostname and not each.resolved and len(every) > 1]
     looking = {node: each for node, each in identities.items() if each.resolved}
@@ -258,7 +256,7 @@ def names(nodes: Nodes, identities: Identities) -> Finding:
 
 
 def clock(nodes: Nodes, identities: Identities) -> Finding:
-    """How far the clocks are apart, as far as the time that asking took lets it be said."""
+    """How far the clocks are apart, as exactly as the time of the probes allows."""
     source = "RFC 5280, validity of certificates; file times on shared storage"
     offsets = {node: each.offset for node, each in identities.items() if each.offset is not None}
     blind = [Subject(node) for node in nodes if node not in offsets]
