@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from npuenv.bundle import zipapp
-from npuenv.cluster.collect import Collected, collect
-from npuenv.cluster.types import Node, Trouble
+from npuenv.cluster.captures import NodeCapture, collect_captures
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.ssh import NodeFailure
+from npuenv.cluster.transport import Transport
 from npuenv.host.base import NotRecorded
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.waiting import PATIENCE_S, is_gone, until
@@ -57,11 +59,13 @@ class Here:
         patch.setenv("TMPDIR", str(self.temporary))
         patch.setenv("SEEN", str(self.seen))
 
-    def ask(self, program: str, *, limit_s: float = 60.0, python: str = sys.executable) -> Collected:
+    def ask(self, program: str, *, limit_s: float = 60.0, python: str = sys.executable) -> NodeCapture:
         """What the one node gives."""
         node = Node("here", "here", python=python)
         words = ["--level", "1"]
-        (got,) = collect([node], program.encode(), words, limit_s=limit_s, client=self.client)
+        (got,) = collect_captures(
+            [node], program.encode(), words, limit_s=limit_s, transport=Transport(client=self.client)
+        )
         return got
 
     def processes(self) -> list[int]:
@@ -80,7 +84,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 def test_a_capture_comes_back_and_nothing_stays(here: Here) -> None:
     got = here.ask(GIVES)
-    assert got.trouble is None and got.host is not None
+    assert got.failure is None and got.host is not None
     assert got.host.environ() == {"WORDS": "--level 1"}
     assert json.loads(got.text)["host"] == "host1"
     with pytest.raises(NotRecorded):
@@ -96,7 +100,7 @@ def test_a_doctor_that_takes_too_long_is_ended_there_with_all_it_started(here: H
     for limit_s in (4.0, PATIENCE_S):  # more where this machine is too busy to start all of it in time
         here.seen.unlink(missing_ok=True)
         got = here.ask(program, limit_s=limit_s)
-        assert got.trouble is Trouble.TIMED_OUT and got.host is None
+        assert got.failure is NodeFailure.TIMED_OUT and got.host is None
         assert got.seconds < limit_s + PATIENCE_S
         assert until(here.is_clean)
         if len(here.processes()) == 4:
@@ -107,7 +111,7 @@ def test_a_doctor_that_takes_too_long_is_ended_there_with_all_it_started(here: H
 
 def test_a_doctor_that_dies_is_named_with_its_last_words(here: Here) -> None:
     got = here.ask("raise RuntimeError('broken', 7)")
-    assert got.trouble is Trouble.BROKEN and got.line == "RuntimeError: ('broken', 7)"
+    assert got.failure is NodeFailure.BROKEN and got.line == "RuntimeError: ('broken', 7)"
     assert here.ask("import os\nos.kill(os.getpid(), 9)").line == "exit code -9"
     refused = here.ask("import sys\nprint('error: /x is wrong\\nhint: give one', file=sys.stderr)\nsys.exit(2)")
     assert refused.line == "error: /x is wrong"
@@ -116,13 +120,13 @@ def test_a_doctor_that_dies_is_named_with_its_last_words(here: Here) -> None:
 
 def test_what_is_no_capture_is_said(here: Here) -> None:
     got = here.ask("import sys\nopen(sys.argv[sys.argv.index('--save') + 1], 'w').write('{}')")
-    assert got.trouble is Trouble.BROKEN and "capture" in got.line.lower()
+    assert got.failure is NodeFailure.BROKEN and "capture" in got.line.lower()
 
 
 def test_the_node_stops_when_nobody_waits_any_more(here: Here) -> None:
     node = Node("here", "here", python=sys.executable)
     quick = Node("quick", "quick", python="/bin/false")
-    answers = collect([node, quick], HANGS.encode(), [], limit_s=600, client=here.client)
+    answers = collect_captures([node, quick], HANGS.encode(), [], limit_s=600, transport=Transport(client=here.client))
     assert next(answers).node.name == "quick"
     assert until(lambda: bool(here.processes()))
     answers.close()
@@ -157,29 +161,29 @@ def test_ctrl_c_here_leaves_no_tool_behind_there(here: Here, tmp_path: Path) -> 
 
 def test_a_python_that_is_absent_or_too_old_is_said(here: Here, tmp_path: Path) -> None:
     absent = here.ask(GIVES, python=str(tmp_path / "python3"))
-    assert absent.trouble is Trouble.NO_PYTHON and "not found" in absent.line
+    assert absent.failure is NodeFailure.NO_PYTHON and "not found" in absent.line
     old = tmp_path / "python3.6"
     set_back = "import sys; sys.version_info = (3, 6, 8); sys.version = '3.6.8 (default)'; exec(sys.argv[2])"
     old.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{set_back}" "$@"\n')
     old.chmod(0o755)
     too_old = here.ask(GIVES, python=str(old))
-    assert (too_old.trouble, too_old.line, too_old.can_meet) == (Trouble.TOO_OLD, "Python 3.6.8", True)
+    assert (too_old.failure, too_old.line, too_old.can_probe) == (NodeFailure.TOO_OLD, "Python 3.6.8", True)
     assert here.processes() == []
 
 
 @pytest.mark.parametrize(
-    ("trouble", "line", "can_meet"),
+    ("failure", "line", "can_meet"),
     [
-        (Trouble.TOO_OLD, "Python 3.8.20", True),
-        (Trouble.TOO_OLD, "Python 3.6.8", True),
-        (Trouble.TOO_OLD, "Python 3.5.10", False),
-        (Trouble.TOO_OLD, "Python 2.7.18", False),
-        (Trouble.NO_PYTHON, "bash: python3: command not found", False),
-        (Trouble.DENIED, "Python 3.6.8", False),
+        (NodeFailure.TOO_OLD, "Python 3.8.20", True),
+        (NodeFailure.TOO_OLD, "Python 3.6.8", True),
+        (NodeFailure.TOO_OLD, "Python 3.5.10", False),
+        (NodeFailure.TOO_OLD, "Python 2.7.18", False),
+        (NodeFailure.NO_PYTHON, "bash: python3: command not found", False),
+        (NodeFailure.DENIED, "Python 3.6.8", False),
     ],
 )
-def test_who_can_try_the_others_without_a_capture(trouble: Trouble, line: str, can_meet: bool) -> None:
-    assert Collected(Node("a", "a"), 1.0, trouble=trouble, line=line).can_meet is can_meet
+def test_who_can_try_the_others_without_a_capture(failure: NodeFailure, line: str, can_meet: bool) -> None:
+    assert NodeCapture(Node("a", "a"), 1.0, failure=failure, line=line).can_probe is can_meet
 
 
 def test_a_client_that_keeps_no_keys_is_told_from_a_key_that_is_not_known(tmp_path: Path) -> None:
@@ -192,10 +196,12 @@ def test_a_client_that_keeps_no_keys_is_told_from_a_key_that_is_not_known(tmp_pa
             f'echo "{said}" >&2\necho "Host key verification failed." >&2\nexit 255\n'
         )
         client.chmod(0o755)
-        (got,) = collect([Node("here", "here")], b"", [], limit_s=60, client=(str(client),))
+        (got,) = collect_captures(
+            [Node("here", "here")], b"", [], limit_s=60, transport=Transport(client=(str(client),))
+        )
         assert got.line == said
-        troubles.append(got.trouble)
-    assert troubles == [Trouble.NO_KEYS, Trouble.HOST_KEY]
+        troubles.append(got.failure)
+    assert troubles == [NodeFailure.NO_KEYS, NodeFailure.HOST_KEY]
 
 
 def test_a_full_disk_there_is_said(here: Here) -> None:
@@ -206,7 +212,7 @@ def test_a_full_disk_there_is_said(here: Here) -> None:
     full.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{script}" "$@"\n')
     full.chmod(0o755)
     got = here.ask(GIVES, python=str(full))
-    assert got.trouble is Trouble.BROKEN and words in got.line
+    assert got.failure is NodeFailure.BROKEN and words in got.line
 
 
 def test_a_shell_that_greets_does_not_disturb(here: Here, tmp_path: Path) -> None:
@@ -214,13 +220,19 @@ def test_a_shell_that_greets_does_not_disturb(here: Here, tmp_path: Path) -> Non
     greeting.write_text('#!/bin/sh\necho "Welcome!"\nfor last; do :; done\nexec sh -c "$last"\n')
     greeting.chmod(0o755)
     node = Node("here", "here", python=sys.executable)
-    (got,) = collect([node], GIVES.encode(), [], limit_s=60, client=(str(greeting),))
-    assert got.trouble is None and got.host is not None
+    (got,) = collect_captures([node], GIVES.encode(), [], limit_s=60, transport=Transport(client=(str(greeting),)))
+    assert got.failure is None and got.host is not None
 
 
 def test_the_real_doctor_gives_a_real_capture(here: Here) -> None:
     node = Node("here", "here", python=sys.executable)
-    (got,) = collect([node], zipapp.content(), ["--level", "0", "--quiet", "--json"], limit_s=120, client=here.client)
-    assert (got.trouble, got.line) == (None, "")
+    (got,) = collect_captures(
+        [node],
+        zipapp.content(),
+        ["--level", "0", "--quiet", "--json"],
+        limit_s=120,
+        transport=Transport(client=here.client),
+    )
+    assert (got.failure, got.line) == (None, "")
     assert got.host is not None and "/dev" in json.loads(got.text)["paths"]
     assert not list(here.temporary.iterdir())

@@ -7,35 +7,35 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from npuenv.cluster.mesh.barrier import Gate
+from npuenv.cluster.inventory import Node
+from npuenv.cluster.mesh.running import Barrier
 from npuenv.cluster.parallel_ssh import ask
-from npuenv.cluster.types import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_nodes_are_let_in_together_once_all_are_ready_or_ended() -> None:
-    gate = Gate(["a", "b", "c"], wait_s=60, lead_s=0.5)
-    gate.hear("a", {"ready": time.time() + 100})
-    gate.hear("b", {"tool": "hccn_tool"})
-    assert gate.words() == {}
-    gate.ended("c")
-    assert gate.words() == {}
-    gate.hear("b", {"ready": time.time()})
-    go = {name: json.loads(word) for name, word in gate.words().items()}
+    barrier = Barrier(["a", "b", "c"], wait_s=60, lead_s=0.5)
+    barrier.receive("a", {"ready": time.time() + 100})
+    barrier.receive("b", {"tool": "hccn_tool"})
+    assert barrier.messages() == {}
+    barrier.remove("c")
+    assert barrier.messages() == {}
+    barrier.receive("b", {"ready": time.time()})
+    go = {name: json.loads(word) for name, word in barrier.messages().items()}
     assert set(go) == {"a", "b"} and go["a"]["begin_at"] == go["b"]["begin_at"] == go["a"]["sent"] + 0.5
     assert 99 < go["a"]["low"] <= 100 and -1 < go["b"]["low"] <= 0
-    assert gate.words() == {}
+    assert barrier.messages() == {}
 
 
 def test_who_is_not_ready_in_time_is_not_let_in_any_more() -> None:
-    gate = Gate(["a", "b"], wait_s=0, lead_s=0)
-    gate.hear("a", {"ready": time.time()})
-    assert set(gate.words()) == {"a"}
-    gate.hear("b", {"ready": time.time()})
-    assert gate.words() == {"b": b"{}\n"}
-    assert gate.words() == {}
+    barrier = Barrier(["a", "b"], wait_s=0, lead_s=0)
+    barrier.receive("a", {"ready": time.time()})
+    assert set(barrier.messages()) == {"a"}
+    barrier.receive("b", {"ready": time.time()})
+    assert barrier.messages() == {"b": b"{}\n"}
+    assert barrier.messages() == {}
 
 
 def test_what_is_said_later_reaches_commands_that_already_run(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_what_is_said_later_reaches_commands_that_already_run(tmp_path: Path) ->
         limit_s=60,
         client=(sys.executable, str(client)),
         keeps_stdin=True,
-        heard=lambda node, chunk: heard.append(chunk),
+        on_output=lambda node, chunk: heard.append(chunk),
         more=further,
     )
     said = {answer.node.name: answer.out.decode().splitlines() for answer in answers}

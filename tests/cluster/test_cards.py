@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from npuenv.checks import Status
-from npuenv.cluster.expected import cards
-from npuenv.cluster.types import Node
+from npuenv.cluster.consistency.cards import check_card_count
+from npuenv.cluster.inventory import Node
 from tests.cluster.uniform import cluster
 from tests.cluster.voting import USUAL
 from tests.support.changes import lost, variables
@@ -32,12 +32,12 @@ NAME = "node01"
 )
 def test_the_cards_that_a_session_sees_are_counted(value: str | None, wanted: int, status: Status, key: str) -> None:
     facts = variables(ASCEND_RT_VISIBLE_DEVICES=value)(cluster(USUAL, 1)[NAME])
-    found = cards(Node(NAME, NAME, cards=wanted), facts, "hosts")
+    found = check_card_count(Node(NAME, NAME, cards=wanted), facts, "hosts")
     assert found is not None and (found.status, found.says.key) == (status, f"cluster.cards-{key}")
 
 
 def test_what_the_inventory_does_not_say_is_not_judged_and_what_nobody_sees_is_unknown() -> None:
     facts = cluster(USUAL, 1)[NAME]
-    assert cards(Node(NAME, NAME), facts, "hosts") is None
-    found = cards(Node(NAME, NAME, cards=8), lost("smi", "npu.nodes")(facts), "hosts")
+    assert check_card_count(Node(NAME, NAME), facts, "hosts") is None
+    found = check_card_count(Node(NAME, NAME, cards=8), lost("smi", "npu.nodes")(facts), "hosts")
     assert found is not None and found.status is Status.UNKNOWN
