@@ -43,7 +43,7 @@ FLOORS = {
         {"config", "interrupt"},
         {"models", "tasks", "noise"},
         {"engines", "learner", "sharding"},
-        {"rollouts", "turn"},
+        {"rollouts"},
         {"metrics"},
         {"saving", "overlap"},
         {"faults"},

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Engine
-    from trainer.engines.elsewhere import Spent
+    from trainer.engines.elsewhere import GeneratorStats
     from trainer.engines.remote import Remote
     from trainer.metrics.progress import Progress
     from trainer.models.base import Model
@@ -212,10 +212,10 @@ class Parts:
         count = 1 if is_greedy else rollout.rollouts_per_prompt
         return Sampling(count, self.task.max_new_tokens, rollout.temperature, is_greedy=is_greedy)
 
-    def spent(self) -> Spent | None:
+    def generator_stats(self) -> GeneratorStats | None:
         """What generators in other processes did since this was last asked; None where there are none."""
         remote = self._remote()
-        return None if remote is None else remote.take_spent()
+        return None if remote is None else remote.take_stats()
 
     def lost_generators(self) -> list[str] | None:
         """Those that were lost so far, in words; None where there are none in other processes."""

@@ -40,21 +40,21 @@ _MAXIMA = ("ratio_max", "logprob_diff_max", *MAXIMA)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LogProbs:
     """What the models say of a batch before it is learnt, [B, T] each; None: the run does not need it."""
 
     old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
     reference_BT: Tensor | None
     values_BT: Tensor | None
 
-    def take(self, rows: Tensor, width: int) -> Known:
+    def take(self, rows: Tensor, width: int) -> LogProbs:
         """Of some rows, no wider than `width`."""
         parts = (self.old_BT, self.reference_BT, self.values_BT)
-        return Known(*(None if part is None else part[rows, :width] for part in parts))
+        return LogProbs(*(None if part is None else part[rows, :width] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Advantages):
+class StepAdvantages(Advantages):
     """Advantages with what they were made from."""
 
     rewards_B: Tensor  # of each answer, less the divergence from the reference where it is taken from the reward
@@ -87,7 +87,7 @@ class Update:
 class Learner:
     """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
 
-    Without a reference, where the divergence counts, somebody else says what it would: see `look`.
+    Without a reference, where the divergence counts, somebody else says what it would: see `forward_only`.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Learner:
         return optim.lr * learning_rate(optim.lr_schedule, self.updates, total, warmup=optim.warmup_steps)
 
     @torch.no_grad()
-    def look(self, batch: Batch, reference_BT: Tensor | None = None) -> Known:
+    def forward_only(self, batch: Batch, reference_BT: Tensor | None = None) -> LogProbs:
         """What must be known of a batch before its first optimizer step.
 
         `reference_BT` is what a reference elsewhere says of the answers. Raises ValueError where that is missing.
@@ -196,13 +196,13 @@ class Learner:
         elif self._config.reference_at == "generators":
             raise ValueError("no generator has said what its reference policy says of these answers")
         needs_old = self._config.optim.mini_batches > 1 or algorithm.kl_in == "reward"
-        return Known(
+        return LogProbs(
             old_BT=self._logprobs(self.model, batch) if needs_old else None,
             reference_BT=reference_BT,
             values_BT=self.critic.values(batch) if self.critic is not None else None,
         )
 
-    def judge(self, batch: Batch, known: Known) -> Judged:
+    def compute_advantages(self, batch: Batch, logprobs: LogProbs) -> StepAdvantages:
         """Advantages of every token, from the rewards and what a critic or the reference adds to them."""
         algorithm, coef, rewards_B = self._config.algorithm, self._kl.coef, batch.rewards_B
         token_rewards_BT = torch.zeros_like(batch.sampler_logprobs_BT)
@@ -210,14 +210,16 @@ class Learner:
         places_T = torch.arange(batch.mask_BT.shape[1], device=batch.mask_BT.device)
         last_B1 = torch.where(batch.mask_BT, places_T, 0).amax(dim=1, keepdim=True)
         token_rewards_BT.scatter_(1, last_B1, batch.rewards_B.unsqueeze(1))
-        if algorithm.kl_in == "reward" and known.old_BT is not None and known.reference_BT is not None:
-            kl_BT = divergence(algorithm.kl, known.old_BT, known.reference_BT, self._convention, mask_BT=batch.mask_BT)
+        if algorithm.kl_in == "reward" and logprobs.old_BT is not None and logprobs.reference_BT is not None:
+            kl_BT = divergence(
+                algorithm.kl, logprobs.old_BT, logprobs.reference_BT, self._convention, mask_BT=batch.mask_BT
+            )
             token_rewards_BT = token_rewards_BT - coef * kl_BT
             rewards_B = token_rewards_BT.sum(dim=1)
             num_rows = batch.mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
             sums = self._world.add(torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])).tolist()
             self._kl.update(sums[0] / max(sums[1], 1.0), round(sums[2]))
-        scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, known.values_BT)
+        scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
         found = advantages(
             algorithm.estimator,
             scores,
@@ -227,14 +229,14 @@ class Learner:
             lam=algorithm.lam,
             add=self._world.add,
         )
-        return Judged(found.advantages_BT, found.returns_BT, rewards_B, coef)
+        return StepAdvantages(found.advantages_BT, found.returns_BT, rewards_B, coef)
 
-    def update(self, batch: Batch, known: Known, judged: Advantages) -> Update:
+    def update(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> Update:
         """Takes the batch's optimizer steps; the old policy is the one before the first of them."""
         value_loss = 0.0
-        if self.critic is not None and known.values_BT is not None and judged.returns_BT is not None:
-            value_loss = self.critic.update(batch, known.values_BT, judged.returns_BT)
-        done = [self._step(batch, rows, known, judged.advantages_BT) for rows in self._mini_batches(batch)]
+        if self.critic is not None and logprobs.values_BT is not None and advantages.returns_BT is not None:
+            value_loss = self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
+        done = [self._step(batch, rows, logprobs, advantages.advantages_BT) for rows in self._mini_batches(batch)]
         means = {name: sum(step[name] for step in done) / len(done) for name in done[0]}
         for name in set(_MAXIMA) & set(means):
             means[name] = float(torch.tensor([step[name] for step in done]).max())  # unlike max(), keeps a NaN
@@ -271,13 +273,13 @@ class Learner:
         for prompts in order_P.tensor_split(self._config.optim.mini_batches):
             yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
 
-    def _step(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
-        totals = self._accumulate(batch, rows, known, advantages_BT)
+    def _step(self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages_BT: Tensor) -> dict[str, float]:
+        totals = self._accumulate(batch, rows, logprobs, advantages_BT)
         lr = self.lr()
         norm = self._descent.step(lr=lr, grad_clip=self._config.optim.grad_clip)
         return {**totals, "grad_norm": norm, "lr": lr}
 
-    def _accumulate(self, batch: Batch, rows: Tensor, known: Known, advantages_BT: Tensor) -> dict[str, float]:
+    def _accumulate(self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages_BT: Tensor) -> dict[str, float]:
         """Puts the mini batch's gradient into the parameters; gives back its measured means."""
         self._descent.clear()
         passes = [
@@ -289,8 +291,8 @@ class Learner:
             for some in passes:
                 part = select(batch, some)
                 width = part.tokens_BT.shape[1]
-                parts.append(self._backward(part, known.take(some, width), advantages_BT[some, :width], totals))
-            parts += [self._idle(batch, known, advantages_BT, totals) for _ in range(num_passes - len(passes))]
+                parts.append(self._backward(part, logprobs.take(some, width), advantages_BT[some, :width], totals))
+            parts += [self._idle(batch, logprobs, advantages_BT, totals) for _ in range(num_passes - len(passes))]
         table = torch.stack([value for each in parts for value in each.values()]).double().view(len(parts), -1)
         # one transfer from the device for all numbers
         sums, largest = torch.stack(
@@ -300,13 +302,13 @@ class Learner:
         names = list(parts[0])
         return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
 
-    def _idle(self, batch: Batch, known: Known, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
+    def _idle(self, batch: Batch, logprobs: LogProbs, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
         """A pass whose gradient is 0, for a rank that has fewer rows than another: passes are taken together."""
         first = torch.zeros(1, dtype=torch.int64, device=batch.tokens_BT.device)
         part = select(batch, first)
         width = part.tokens_BT.shape[1]
         part = replace(part, mask_BT=torch.zeros_like(part.mask_BT))
-        return self._backward(part, known.take(first, width), advantages_BT[first, :width], totals)
+        return self._backward(part, logprobs.take(first, width), advantages_BT[first, :width], totals)
 
     def _count(self, mask_BT: Tensor, num_passes: int) -> tuple[Totals, int]:
         """The denominators of one optimizer step, over all ranks; and the most passes that any of them takes."""
@@ -318,11 +320,11 @@ class Learner:
         # Of no rows, where fewer groups have a signal than there are mini batches, one pass over nothing is taken.
         return replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width), max(1, num_passes)
 
-    def _backward(self, part: Batch, known: Known, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
+    def _backward(self, part: Batch, logprobs: LogProbs, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
         """Adds a micro batch's share of the gradient; gives back its share of each mean, and its maxima."""
         algorithm, mask_BT = self._config.algorithm, part.mask_BT
         scored = self.model.score(part, temperature=self._config.rollout.temperature)
-        old_BT = scored.logprobs_BT.detach() if known.old_BT is None else known.old_BT
+        old_BT = scored.logprobs_BT.detach() if logprobs.old_BT is None else logprobs.old_BT
         corrected = self._correct(part, old_BT)
         policy = policy_loss(
             algorithm.loss,
@@ -340,11 +342,11 @@ class Learner:
         bonus = entropy if mode == "token-mean" else aggregate(scored.entropy_BT, mask_BT, mode, totals)
         loss = policy_share - algorithm.entropy_coef * bonus
         kl = torch.zeros_like(loss)
-        if known.reference_BT is not None:
+        if logprobs.reference_BT is not None:
             kl_BT = divergence(
                 algorithm.kl,
                 scored.logprobs_BT,
-                known.reference_BT,
+                logprobs.reference_BT,
                 self._convention,
                 mask_BT=mask_BT,
                 old_BT=old_BT,

@@ -9,9 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from trainer.interrupt import Interrupt, Left
-from trainer.metrics.step import describe_step, over_ranks
+from trainer.metrics.step import StepResult, describe_step, over_ranks
 from trainer.stages.watch import Watch
-from trainer.turn import Turn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.metrics.records import Records
 
 
-def advance(parts: Parts, step: int, progress: Progress) -> Turn:
+def advance(parts: Parts, step: int, progress: Progress) -> StepResult:
     """One turn: new rollouts, one update from them, the new weights to the sampler.
 
     One step off policy the rollouts lay ready, and those of the next turn are made while this one's are learnt from.
@@ -33,24 +32,24 @@ def advance(parts: Parts, step: int, progress: Progress) -> Turn:
     parts.engine.sleep()
     with progress.part("old_log_prob"):
         batch = parts.pack(made.groups, made.rewards_PG)
-        known = parts.learner.look(batch, made.reference_BT)
+        logprobs = parts.learner.forward_only(batch, made.reference_BT)
     with progress.part("adv"):
-        judged = parts.learner.judge(batch, known)
+        advantages = parts.learner.compute_advantages(batch, logprobs)
     with progress.part("update_actor"):
-        update = parts.learner.update(batch, known, judged)
+        update = parts.learner.update(batch, logprobs, advantages)
     parts.settle(progress)
     with progress.part("update_weights"):
         parts.engine.wake()
         parts.publish(step)
-    return Turn(
+    return StepResult(
         made.groups,
         made.rewards_PG,
         batch,
-        known,
-        judged,
+        logprobs,
+        advantages,
         update,
         made.num_drawn,
-        parts.spent(),
+        parts.generator_stats(),
         None if parts.config.task.on_reward_error == "stop" else len(parts.reward_errors) - num_errors,
         lag,
     )
@@ -80,11 +79,11 @@ def train(
             for step in range(parts.learner.steps_done + 1, config.run.steps + 1):
                 twin = watch.split_off(step)
                 began = time.perf_counter()
-                turn = advance(parts, step, progress)
+                result = advance(parts, step, progress)
                 seconds = time.perf_counter() - began
                 watch.compare(twin, step)
-                watch.look_at(turn, step)
-                described = parts.world.gather(describe_step(turn, config, seconds, progress))
+                watch.look_at(result, step)
+                described = parts.world.gather(describe_step(result, config, seconds, progress))
                 records.write("step", step=step, **over_ranks(described))
                 progress.steps_done = step
                 watch.between_steps(step)

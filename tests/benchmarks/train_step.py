@@ -119,8 +119,8 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
         answers = sampler.generate([tuple(prompt) for prompt in prompts], sampling)
         groups = [Group(Prompt("", tuple(p), ""), found) for p, found in zip(prompts, answers, strict=True)]
         batch = pack(groups, torch.rand(row.prompts, row.group), pad=0)
-        known = learner.look(batch)
-        learner.update(batch, known, learner.judge(batch, known))
+        known = learner.forward_only(batch)
+        learner.update(batch, known, learner.compute_advantages(batch, known))
         sampler.receive(learner.weights())
 
     while True:

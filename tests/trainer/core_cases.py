@@ -13,7 +13,7 @@ from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.distributed import World
-from trainer.learner import Known, Learner, Update
+from trainer.learner import Learner, LogProbs, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,8 +57,8 @@ def by_row(of: Batch) -> Advantages:
     return Advantages(torch.where(of.mask_BT, of.rewards_B.unsqueeze(1), 0.0), None)
 
 
-def update(made: Learner, of: Batch, known: Known | None = None) -> Update:
-    return made.update(of, known or made.look(of), by_row(of))
+def update(made: Learner, of: Batch, logprobs: LogProbs | None = None) -> Update:
+    return made.update(of, logprobs or made.forward_only(of), by_row(of))
 
 
 def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:
@@ -66,9 +66,9 @@ def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:
     return made.model.score(of, temperature=temperature).logprobs_BT.detach()
 
 
-def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor | None = None) -> Known:
+def off_policy(made: Learner, of: Batch, log_ratio: float, reference_BT: Tensor | None = None) -> LogProbs:
     """As if the old policy had given every token a probability that is lower by this ratio."""
-    return Known(said(made, of) - log_ratio, reference_BT, None)
+    return LogProbs(said(made, of) - log_ratio, reference_BT, None)
 
 
 def by_policy(made: Learner, of: Batch, log_ratio: float = 0.0) -> Batch:

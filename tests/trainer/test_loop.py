@@ -196,7 +196,11 @@ def test_a_step_from_scripted_answers_holds_the_numbers_worked_out_by_hand() -> 
     parts, engine = scripted(config, answers)
     turn = advance(parts, 1, Progress())
     assert turn.rewards_PG.sum().item() == 11
-    judged = parts.learner.judge(turn.batch, parts.learner.look(turn.batch)).advantages_BT[:, 0].reshape(10, 2)
+    judged = (
+        parts.learner.compute_advantages(turn.batch, parts.learner.forward_only(turn.batch))
+        .advantages_BT[:, 0]
+        .reshape(10, 2)
+    )
     by_prompt = {group.prompt.text: row.tolist() for group, row in zip(turn.groups, judged, strict=True)}
     assert by_prompt["4="] == [0.0, 0.0]
     # two answers, one right: 0.5 over the deviation 0.7071

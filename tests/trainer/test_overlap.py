@@ -67,8 +67,8 @@ def test_every_batch_but_the_first_was_drawn_with_the_weights_of_before_the_last
     for step in range(1, 6):
         now = batches.pop(0)
         batch = slow.pack(now.groups, now.rewards_PG)
-        known = slow.learner.look(batch)
-        slow.learner.update(batch, known, slow.learner.judge(batch, known))
+        known = slow.learner.forward_only(batch)
+        slow.learner.update(batch, known, slow.learner.compute_advantages(batch, known))
         slow.publish(step)
         if step <= 3:
             batches.append(slow.make(Progress()))
@@ -132,7 +132,7 @@ def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
     config = changed(AHEAD, dynamic_sampling=True, reward="exact", prompts_per_step=4, rollouts_per_prompt=2, steps=3)
     made = parts_of(config)
     lags = [advance(made, step, Progress()) for step in (1, 2, 3)]
-    assert [each.lag for each in lags] == [0, 1, 1]
+    assert [each.staleness for each in lags] == [0, 1, 1]
     assert max(each.num_drawn for each in lags) > 4
 
 
@@ -182,8 +182,8 @@ def test_a_run_that_was_at_its_end_goes_on_from_a_state_that_keeps_no_empty_part
     assert "ready" not in state
     longer = parts_of(changed(AHEAD, steps=7), seed=4)
     assert longer.restore(state) == 5
-    assert advance(longer, 6, Progress()).lag == 0  # nothing lay ready
-    assert advance(longer, 7, Progress()).lag == 1
+    assert advance(longer, 6, Progress()).staleness == 0  # nothing lay ready
+    assert advance(longer, 7, Progress()).staleness == 1
 
 
 # What ends a run.

@@ -125,7 +125,7 @@ def test_what_divides_a_row_of_dr_grpo_is_what_an_answer_may_have_not_what_the_l
     answers = rollout((1, 2)), rollout((1,))
     of = parts.pack([Group(each, answers) for each in parts.task.train[:2]], torch.tensor([[1.0, -0.5], [0.5, 0.25]]))
     advantages_BT = torch.where(of.mask_BT, of.rewards_B[:, None], 0.0)
-    found = parts.learner.update(of, parts.learner.look(of), Advantages(advantages_BT, None))
+    found = parts.learner.update(of, parts.learner.forward_only(of), Advantages(advantages_BT, None))
     assert found.policy_loss == pytest.approx(-(2 * 1.0 - 0.5 + 2 * 0.5 + 0.25) / 4 / longest)
 
 

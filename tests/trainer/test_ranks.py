@@ -21,7 +21,7 @@ from trainer.__main__ import main
 from trainer.distributed import World
 from trainer.interrupt import Interrupt
 from trainer.launch import Ended, run_ranks
-from trainer.learner import Known, Update
+from trainer.learner import LogProbs, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,8 +60,8 @@ def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> 
         made, of = learner(world, **ADAPTIVE, kl_target=0.2), batch(*(numbers or SHARES[world.rank]))
         # Rank 0's tokens are far from the reference, the other's are close.
         nats_B1 = torch.where(of.prompts_PS[of.prompt_of_B, :1] == 1, 0.5, 0.05).double()
-        known = Known(torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None)
-        made.judge(of, known)
+        known = LogProbs(torch.zeros_like(of.sampler_logprobs_BT), -nats_B1.expand_as(of.sampler_logprobs_BT), None)
+        made.compute_advantages(of, known)
         return float(made.state()["kl_coef"])
 
     # 6 of 17 tokens at 0.5 nats, 11 at 0.05: 4.4 % above the target
@@ -73,7 +73,7 @@ def test_the_adaptive_coefficient_is_the_same_on_all_ranks_and_that_of_one() -> 
 def test_advantages_are_whitened_over_the_tokens_of_all_ranks() -> None:
     def job(world: World, *numbers: int) -> Tensor:
         of = batch(*(numbers or SHARES[world.rank]))
-        judged = learner(world, estimator="reinforce_plus_plus").judge(of, Known(None, None, None))
+        judged = learner(world, estimator="reinforce_plus_plus").compute_advantages(of, LogProbs(None, None, None))
         return judged.advantages_BT[of.mask_BT]
 
     assert torch.allclose(torch.cat(on_ranks(job)), job(World.alone(), 0, 1, 2))

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
+    from trainer.metrics.step import StepResult
     from trainer.saving.checkpoint import State
-    from trainer.turn import Turn
 
 # One generator: its micro batches are the learner's, so that every number is the same to the bit.
 THERE = changed(
@@ -47,7 +47,7 @@ def parts_of(config: Config = THERE, crew: Crew | None = None, *, seed: int = 0)
     return assemble(config, CPU, seed=seed, engine=(crew or Crew(config)).engine(config.rollout.generators))
 
 
-def turns(parts: Parts, first: int = 1, last: int = 4) -> list[Turn]:
+def turns(parts: Parts, first: int = 1, last: int = 4) -> list[StepResult]:
     return [advance(parts, step, Progress()) for step in range(first, last + 1)]
 
 
@@ -87,8 +87,8 @@ def test_the_run_is_to_the_bit_that_of_a_learner_with_a_reference_of_its_own(set
     last = min(3, settings.get("steps", 3))
     pairs = list(zip(turns(there, last=last), turns(here, last=last), strict=True))
     for one, other in pairs:
-        assert one.known.reference_BT is not None and other.known.reference_BT is not None
-        assert torch.equal(one.known.reference_BT, other.known.reference_BT)
+        assert one.logprobs.reference_BT is not None and other.logprobs.reference_BT is not None
+        assert torch.equal(one.logprobs.reference_BT, other.logprobs.reference_BT)
         assert one.update.kl == other.update.kl
     assert pairs[-1][0].update.kl > 0
     assert difference(learnt(there.state(last)), learnt(here.state(last))) is None
@@ -97,7 +97,7 @@ def test_the_run_is_to_the_bit_that_of_a_learner_with_a_reference_of_its_own(set
 def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
     crew = Crew(changed(THERE, kl_coef=0.0))
     turn = turns(parts_of(crew.config, crew))[-1]
-    assert turn.known.reference_BT is None
+    assert turn.logprobs.reference_BT is None
     assert crew.started[0].referred == []
     with pytest.raises(ValueError, match="a reference"):
         crew.started[0].server.refer([])
@@ -107,7 +107,7 @@ def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -
     made = parts_of()
     rollouts = made.make(Progress())
     with pytest.raises(ValueError, match=r"no generator .* reference"):
-        made.learner.look(made.pack(rollouts.groups, rollouts.rewards_PG))
+        made.learner.forward_only(made.pack(rollouts.groups, rollouts.rewards_PG))
 
 
 def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
@@ -118,9 +118,9 @@ def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
         alone = assemble(changed(config, reference_place="learner"), CPU, seed=0)
         for step in (1, 2):
             turn = advance(made, step, Progress())
-            own = alone.learner.look(turn.batch).reference_BT
-            assert own is not None and turn.known.reference_BT is not None
-            assert torch.equal(turn.known.reference_BT, own)
+            own = alone.learner.forward_only(turn.batch).reference_BT
+            assert own is not None and turn.logprobs.reference_BT is not None
+            assert torch.equal(turn.logprobs.reference_BT, own)
         return turn.batch.tokens_BT
 
     one, two = on_ranks(job)
@@ -237,14 +237,14 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
     # At its start the policy is its reference.
     rollouts = live.make(Progress())
     batch = live.pack(rollouts.groups, rollouts.rewards_PG)
-    known = live.learner.look(batch, rollouts.reference_BT)
+    known = live.learner.forward_only(batch, rollouts.reference_BT)
     assert known.reference_BT is not None and known.old_BT is not None
     assert float((known.reference_BT - known.old_BT).abs().max()) < 1e-5
     turns(live, 1, 2)
     crew = Crew(now)
     other = parts_of(now, crew)
     other.restore(copied(live.state(2)))
-    found = other.learner.look(batch, other.refer(rollouts.groups, Progress())).reference_BT
+    found = other.learner.forward_only(batch, other.refer(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
     # A generator that takes the place of a lost one has it too.
     if now.reference_at == "generators":
@@ -253,7 +253,7 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
         assert len(crew.started) == 2
     again = parts_of(began)
     again.restore(copied(other.state(2)))
-    found = again.learner.look(batch, again.refer(rollouts.groups, Progress())).reference_BT
+    found = again.learner.forward_only(batch, again.refer(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
 
 
@@ -276,7 +276,7 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     # What the learner had is in its checkpoint, and goes from there to the generators.
     save(beside.state(2), out)
     rollouts = beside.make(Progress())
-    wanted = beside.learner.look(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
+    wanted = beside.learner.forward_only(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
     moved = parts_of(there)
     moved.restore(load(out, CPU))
     found = moved.refer(rollouts.groups, Progress())
@@ -316,7 +316,7 @@ def parts(config, of=world, **more):
 
 def says(made, rollouts):
     batch = made.pack(rollouts.groups, rollouts.rewards_PG)
-    return made.learner.look(batch, made.refer(rollouts.groups, Progress())).reference_BT
+    return made.learner.forward_only(batch, made.refer(rollouts.groups, Progress())).reference_BT
 
 
 for is_moved in (False, True):

@@ -75,7 +75,7 @@ found["moments"] = sum(each.numel() for each in made._descent.optimizer.first.va
 found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
 
 # What it says before it learns.
-known, wanted = made.look(batch(*own)), learner(World.alone(), **EVERYTHING).look(batch(*own))
+known, wanted = made.forward_only(batch(*own)), learner(World.alone(), **EVERYTHING).forward_only(batch(*own))
 found["look"] = float((known.reference_BT - wanted.reference_BT).abs().max())
 
 # Steps, with the gradient's norm bounded, and without any row for a rank in a mini batch.

@@ -56,7 +56,7 @@ class Referred:
 
 
 @dataclass(slots=True)
-class Spent:
+class GeneratorStats:
     """What generators did in a step."""
 
     # Computing answers that were drawn, greedy ones aside, and what a reference says of them; mean over the generators.

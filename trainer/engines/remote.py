@@ -21,7 +21,7 @@ import torch
 from trainer.config import BadSetting
 from trainer.engines import reference
 from trainer.engines.draws import new_seeds
-from trainer.engines.elsewhere import GeneratorLost, Spent
+from trainer.engines.elsewhere import GeneratorLost, GeneratorStats
 from trainer.engines.reference import ROUNDING
 from trainer.models import files
 from trainer.weights.buckets import Bucket, Packer, fingerprint, unpack
@@ -156,7 +156,7 @@ class Remote:
     can_sleep: bool = False  # whether generators give up memory while the learner works
     version: int = AT_START
     origin: Origin | None = None  # of the reference policy that the generators keep; None: they keep none
-    spent: Spent = field(default_factory=Spent)
+    stats: GeneratorStats = field(default_factory=GeneratorStats)
     _buckets: list[Bucket] = field(default_factory=list)
 
     def generate(self, prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
@@ -195,7 +195,7 @@ class Remote:
         self.origin = Origin(fingerprint(unpack(buckets).items()), buckets)
 
     def _note(self, seconds: Iterable[float]) -> None:
-        self.spent.busy_s += sum(seconds) / len(self.pool.slots)
+        self.stats.busy_s += sum(seconds) / len(self.pool.slots)
 
     def _portion(
         self, prompts: Sequence[Tokens], sampling: Sampling, seeds: tuple[int, ...], at: int
@@ -307,7 +307,7 @@ class Remote:
             self._lose(slot, lost)
 
     def _lose(self, slot: Slot, lost: GeneratorLost) -> None:
-        self.spent.num_lost += 1
+        self.stats.num_lost += 1
         self.pool.lose(slot, lost)
 
     def _wrong(self, found: Generated, prompts: Sequence[Tokens], sampling: Sampling) -> str | None:
@@ -356,8 +356,8 @@ class Remote:
         deadlines = [self.pool.deadline(slot) for slot in slots]
         for slot, loaded, deadline in zip(slots, loading, deadlines, strict=True):
             self._settle(slot, loaded, deadline)
-        self.spent.weights_s += time.perf_counter() - began
-        self.spent.weights_bytes += len(slots) * sum(len(bucket.flat) for bucket in self._buckets)
+        self.stats.weights_s += time.perf_counter() - began
+        self.stats.weights_bytes += len(slots) * sum(len(bucket.flat) for bucket in self._buckets)
 
     def hand_over(self, world: World) -> None:
         """Waits until all ranks have sent their weights, before any asks for what they make. A collective."""
@@ -393,10 +393,10 @@ class Remote:
     def restore_random_state(self, state: Tensor) -> None:
         self.random.set_state(state)
 
-    def take_spent(self) -> Spent:
+    def take_stats(self) -> GeneratorStats:
         """What was done since the last time."""
-        spent, self.spent = self.spent, Spent()
-        return spent
+        stats, self.stats = self.stats, GeneratorStats()
+        return stats
 
     def end(self) -> None:
         """Ends all generators. May be called again."""

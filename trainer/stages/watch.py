@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.metrics.records import Records
+    from trainer.metrics.step import StepResult
     from trainer.saving.disk import State
-    from trainer.turn import Turn
     from trainer.types import Group, Prompt
 
 _NUM_SAMPLES = 5
-# The state once more, and the activations of a turn.
+# The state once more, and the activations of a result.
 _TWIN = 1.5
 NO_ROOM = "the shards have their digests; the device has no room to restore them beside the run"
 
@@ -56,7 +56,7 @@ class Watch:
         records: Records,
         progress: Progress,
         *,
-        advance: Callable[[Parts, int, Progress], Turn],  # the loop's turn
+        advance: Callable[[Parts, int, Progress], StepResult],  # the loop's turn
         num_validated: int | None = None,  # before the first step, by the process that this one goes on from
     ) -> None:
         self._parts, self._config, self._out = parts, config, out
@@ -91,7 +91,7 @@ class Watch:
     def split_off(self, step: int) -> Parts | None:
         """In the middle of the run: parts restored from a fresh checkpoint, to take the same turn once more.
 
-        A resumed run that is past its middle does so in its first turn.
+        A resumed run that is past its middle does so in its first result.
         """
         if step != self._tried_after + 1:
             return None
@@ -109,15 +109,15 @@ class Watch:
         self._checkpoint |= {"next_step_equal": name is None, "next_step_first_different": name}
         self._checkpoint["passed"] = self._checkpoint["restored_equal"] and name is None
 
-    def look_at(self, turn: Turn, step: int) -> None:
+    def look_at(self, result: StepResult, step: int) -> None:
         """What every turn is held against: answers, rewards, mask, update, the sampler's weights and probabilities."""
-        parts, update = self._parts, turn.update
-        self._generation.add(turn.groups)
+        parts, update = self._parts, result.update
+        self._generation.add(result.groups)
         with self._checked.part("reward"):
-            self._reward.add(turn.rewards_PG, turn.batch, self._second_opinion(turn))
+            self._reward.add(result.rewards_PG, result.batch, self._second_opinion(result))
         self._update.add(update.lr, update.grad_norm)
         with self._checked.part("mask"):
-            self._mask.add(turn.groups, turn.batch)
+            self._mask.add(result.groups, result.batch)
         with self._checked.part("sampler-weights"):
             # One tensor after the other: all at once there may be no room for those of shards.
             held = parts.learner.full_weights()
@@ -137,16 +137,16 @@ class Watch:
             return name
         return next(filter(None, self._parts.world.gather(name)), None)
 
-    def _second_opinion(self, turn: Turn) -> Tensor | None:
+    def _second_opinion(self, result: StepResult) -> Tensor | None:
         """The rewards of a turn asked for once more, past whatever stands between the task and the loop.
 
         Of one turn only, the first whose rewards differ: a reward may be costly, and equal rewards tell nothing.
         """
-        if not self._reward.wants_second_opinion or bool((turn.rewards_PG == turn.rewards_PG.reshape(-1)[0]).all()):
+        if not self._reward.wants_second_opinion or bool((result.rewards_PG == result.rewards_PG.reshape(-1)[0]).all()):
             return None
         # What breaks now has another reward than before, and ends nothing.
         config = replace(self._config, task=replace(self._config.task, on_reward_error="drop"))
-        return score(turn.groups, task=self._parts.task, config=config, device=self._parts.device)
+        return score(result.groups, task=self._parts.task, config=config, device=self._parts.device)
 
     def between_steps(self, step: int) -> None:
         """Validation and checkpoints that are due after a step; the last ones are `finish`'s."""

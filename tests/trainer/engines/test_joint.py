@@ -126,7 +126,7 @@ def test_those_who_do_not_send_pack_nothing_and_look_at_what_was_sent_where_it_l
     for each in others:
         assert each.packer._memory == []
         assert all(mine.data_ptr() == its.data_ptr() for mine, its in zip(held(each), held(sender), strict=True))
-        assert each.take_spent().weights_bytes == 0
+        assert each.take_stats().weights_bytes == 0
 
 
 def test_what_each_rank_sends_by_itself_is_kept_until_the_next_version_of_all() -> None:

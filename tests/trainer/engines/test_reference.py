@@ -52,7 +52,7 @@ def _answers(config: Config, size: int, prompts: int) -> Batch:
 
 def own(config: Config, batch: Batch) -> Tensor:
     """What the learner says with a reference of its own."""
-    known = assemble(changed(config, reference_place="learner", generators=0), CPU, seed=0).learner.look(batch)
+    known = assemble(changed(config, reference_place="learner", generators=0), CPU, seed=0).learner.forward_only(batch)
     assert known.reference_BT is not None
     return known.reference_BT
 
@@ -277,7 +277,7 @@ def test_a_generator_that_is_lost_gives_its_share_and_its_reference_to_the_next(
     assert torch.equal(engine.refer(batch, rows_at_once=0), whole.refer(batch, rows_at_once=0))
     assert [each.name for each in crew.started] == ["generator 0", "generator 1", "generator 1"]
     assert crew.started[1].is_ended
-    assert engine.spent.num_lost == 1
+    assert engine.stats.num_lost == 1
     # What was lost was asked for once more as a whole, and nothing else was.
     assert [len(each.referred) for each in crew.started] == [2, 1, 0]
     lost, again = crew.started[1].referred[0], crew.started[0].referred[1]

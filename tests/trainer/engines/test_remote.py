@@ -258,9 +258,9 @@ def test_what_was_done_is_counted_once() -> None:
     engine = crew.engine(2)
     engine.receive(weights(5))
     engine.generate(PROMPTS, FOUR)
-    spent = engine.take_spent()
+    spent = engine.take_stats()
     assert spent.num_lost == 1
     assert spent.weights_bytes == 2 * sum(len(each.flat) for each in crew.started[0].loaded)
     assert spent.busy_s > 0 and spent.weights_s > 0
-    assert engine.take_spent().num_lost == 0
+    assert engine.take_stats().num_lost == 0
     assert isinstance(crew.started[0], InProcess) and FLAT.rollout.generators == 2

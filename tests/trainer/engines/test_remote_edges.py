@@ -65,9 +65,9 @@ def test_only_the_first_answer_of_a_generator_may_take_as_long_as_a_start() -> N
 def test_the_generators_time_is_the_mean_over_them_and_greedy_answers_do_not_count() -> None:
     engine = Crew(spoils={0: [taking(3.0)], 1: [taking(1.0)]}).engine(2)
     engine.generate(PROMPTS, FOUR)
-    assert engine.take_spent().busy_s == pytest.approx(2.0)
+    assert engine.take_stats().busy_s == pytest.approx(2.0)
     engine.generate(PROMPTS, GREEDY)
-    assert engine.take_spent().busy_s == 0
+    assert engine.take_stats().busy_s == 0
 
 
 # Losses.

@@ -17,7 +17,7 @@ from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.assembly import assemble
 from trainer.config import Config
-from trainer.learner import Known
+from trainer.learner import LogProbs
 from trainer.metrics import meter, step
 from trainer.metrics.progress import Progress
 from trainer.tasks.base import prompt
@@ -51,13 +51,13 @@ def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
         groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     with progress.part("old_log_prob"):
         batch = parts.pack(groups, rewards_PG)
-        known = parts.learner.look(batch)
-    judged = parts.learner.judge(batch, known)
+        known = parts.learner.forward_only(batch)
+    judged = parts.learner.compute_advantages(batch, known)
     with progress.part("update_actor"):
         update = parts.learner.update(batch, known, judged)
     turn = SimpleNamespace(
-        groups=groups, rewards_PG=rewards_PG, batch=batch, known=known, judged=judged, update=update,
-        num_drawn=num_drawn, reward_errors=None, spent=None,
+        groups=groups, rewards_PG=rewards_PG, batch=batch, logprobs=known, advantages=judged, update=update,
+        num_drawn=num_drawn, reward_errors=None, stats=None,
     )  # fmt: skip
     return step.describe_step(turn, config, 2.0, progress)  # type: ignore[arg-type]
 
@@ -118,10 +118,10 @@ def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_r
     made = parts.rollouts(Progress())
     groups, rewards_PG = made.groups, made.rewards_PG
     batch = parts.pack(groups, rewards_PG)
-    known = parts.learner.look(batch)
+    known = parts.learner.forward_only(batch)
     assert known.reference_BT is not None
     apart = replace(known, reference_BT=known.reference_BT - 0.25)
-    judged = parts.learner.judge(batch, apart)
+    judged = parts.learner.compute_advantages(batch, apart)
     found = step.of_rewards(rewards_PG, judged.rewards_B)
     less = 0.5 * 0.25 * int(batch.mask_BT.sum()) / len(batch.rewards_B)
     assert found["critic/rewards/mean"] == pytest.approx(found["critic/score/mean"] - less, rel=1e-5)
@@ -132,13 +132,13 @@ def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> Non
     numbers_BT = torch.full(batch.mask_BT.shape, math.nan)
     numbers_BT[batch.mask_BT] = torch.arange(10.0)
     values_BT = torch.where(batch.mask_BT, 4.5, math.nan)
-    found = step.of_advantages(batch, Known(None, None, None), Advantages(numbers_BT, None))
+    found = step.of_advantages(batch, LogProbs(None, None, None), Advantages(numbers_BT, None))
     assert {name: found[f"critic/advantages/{name}"] for name in ("mean", "max", "min")} == {
         "mean": 4.5, "max": 9.0, "min": 0.0,
     }  # fmt: skip
     assert found["critic/returns/max"] == 9.0
     assert not [name for name in found if "values" in name or "vf" in name]
-    known = Known(None, None, torch.nan_to_num(values_BT))
+    known = LogProbs(None, None, torch.nan_to_num(values_BT))
     with_critic = step.of_advantages(batch, known, Advantages(numbers_BT, torch.nan_to_num(numbers_BT)))
     assert with_critic["critic/values/mean"] == 4.5
     assert with_critic["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-6)
@@ -146,9 +146,9 @@ def test_advantages_returns_and_values_are_over_the_masked_tokens_alone() -> Non
 
 def test_probabilities_differ_by_what_the_logarithms_say() -> None:
     batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
-    assert step.of_probabilities(batch, Known(None, None, None)) == {}
+    assert step.of_probabilities(batch, LogProbs(None, None, None)) == {}
     old_BT = torch.where(batch.mask_BT, math.log(0.5), math.nan)
-    found = step.of_probabilities(batch, Known(old_BT, None, None))
+    found = step.of_probabilities(batch, LogProbs(old_BT, None, None))
     assert found["training/rollout_probs_diff_mean"] == pytest.approx(0.5 - math.exp(-1.0), abs=1e-6)
     assert found["training/rollout_probs_diff_std"] == pytest.approx(0.0, abs=1e-6)
 
@@ -217,7 +217,7 @@ def test_a_zero_is_a_measurement(change: dict[str, Any], absent: set[str]) -> No
 def test_a_critic_explains_nothing_where_the_returns_do_not_vary() -> None:
     batch = pack(two_groups(), torch.zeros(2, 2), pad=PAD)
     ones_BT = batch.mask_BT.float()
-    found = step.of_advantages(batch, Known(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
+    found = step.of_advantages(batch, LogProbs(None, None, ones_BT / 2), Advantages(ones_BT, ones_BT))
     assert found["critic/values/mean"] == 0.5
     assert "critic/vf_explained_var" not in found
 
