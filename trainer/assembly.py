@@ -331,7 +331,7 @@ def assemble(
     Generators in other processes write what they have to say to files in `logs`.
     Raises BadSetting for a task, a model or an engine that cannot be had.
     """
-    world = world or World.alone()
+    world = world or World.single()
     task = faults.task(tasks.choose(config), config.run.fault)
     if config.algorithm.overlong_buffer > task.max_new_tokens:  # as in verl's DAPO reward manager
         raise BadSetting(
@@ -360,7 +360,7 @@ def assemble(
         # Ranks may have a generator in common: it keeps its weights until all have their answers, and nobody asks it
         # for more before all have sent the new ones.
         if config.has_generators:
-            world.wait()
+            world.barrier()
         weights = learner.full_weights()
         if injection is not None:
             weights = injection.apply_each(weights, step)
@@ -374,7 +374,7 @@ def assemble(
         if hand_over is not None:
             hand_over(world)
         elif config.has_generators:
-            world.wait()
+            world.barrier()
         published[0] = step
 
     parts = Parts(
@@ -382,7 +382,7 @@ def assemble(
         task=task,
         engine=engine,
         learner=learner,
-        draw=lambda: world.share(epoch.take() if epoch is not None else draw(task.train, per_step, generator)),
+        draw=lambda: world.shard(epoch.take() if epoch is not None else draw(task.train, per_step, generator)),
         score=partial(score, task=task, config=config, device=device, errors=errors),
         pack=partial(pack, pad=task.tokenizer.pad),
         publish=publish,
@@ -452,7 +452,7 @@ def make_engine(
             sends=places.sends,
         )
     else:
-        pool = process.pool(order, world.share(range(config.rollout.generators)), logs=logs)
+        pool = process.pool(order, world.shard(range(config.rollout.generators)), logs=logs)
     kind = joint.Joint if pool.sharers > 1 else remote.Remote
     return remote.over(pool, order, seed=sampling_seed, kind=kind)
 

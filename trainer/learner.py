@@ -102,11 +102,11 @@ class Learner:
         longest_answer: int | None = None,
     ) -> None:
         """`longest_answer`: tokens that the model may say in one answer, over all turns; None: it is not known."""
-        self.model, self.critic, self._world = model, critic, world or World.alone()
+        self.model, self.critic, self._world = model, critic, world or World.single()
         self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
         self._descent = Descent.start(
-            model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.add
+            model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.all_reduce_sum
         )
         algorithm = config.algorithm
         self._clip = Clip(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip or None)
@@ -217,7 +217,9 @@ class Learner:
             token_rewards_BT = token_rewards_BT - coef * kl_BT
             rewards_B = token_rewards_BT.sum(dim=1)
             num_rows = batch.mask_BT.new_tensor(len(batch.tokens_BT), dtype=torch.float64)
-            sums = self._world.add(torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])).tolist()
+            sums = self._world.all_reduce_sum(
+                torch.stack([kl_BT.sum().double(), batch.mask_BT.sum().double(), num_rows])
+            ).tolist()
             self._kl.update(sums[0] / max(sums[1], 1.0), round(sums[2]))
         scores = Scores(token_rewards_BT, batch.mask_BT, batch.lengths_B, batch.prompt_of_B, logprobs.values_BT)
         found = advantages(
@@ -227,7 +229,7 @@ class Learner:
             scale_by_std=algorithm.scale_by_std,
             gamma=algorithm.gamma,
             lam=algorithm.lam,
-            add=self._world.add,
+            add=self._world.all_reduce_sum,
         )
         return StepAdvantages(found.advantages_BT, found.returns_BT, rewards_B, coef)
 
@@ -253,7 +255,7 @@ class Learner:
         rows = torch.arange(len(made_BT), device=made_BT.device)
         parts = list(torch.split(rows, size))
         if self.is_sharded:  # every pass is a collective: a rank with fewer rows computes its first one again
-            num_passes = int(self._world.largest(rows.new_tensor(len(parts))))
+            num_passes = int(self._world.all_reduce_max(rows.new_tensor(len(parts))))
             parts += [rows[:1]] * (num_passes - len(parts))
         for some in parts:
             part = select(batch, some)
@@ -296,9 +298,9 @@ class Learner:
         table = torch.stack([value for each in parts for value in each.values()]).double().view(len(parts), -1)
         # one transfer from the device for all numbers
         sums, largest = torch.stack(
-            (self._world.add(table.sum(dim=0)), self._world.largest(table.amax(dim=0)))
+            (self._world.all_reduce_sum(table.sum(dim=0)), self._world.all_reduce_max(table.amax(dim=0)))
         ).tolist()
-        self._world.add_gradients(self._descent.parameters.values())
+        self._world.all_reduce_gradients(self._descent.parameters.values())
         names = list(parts[0])
         return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
 
@@ -314,9 +316,9 @@ class Learner:
         """The denominators of one optimizer step, over all ranks; and the most passes that any of them takes."""
         own = count(mask_BT, self._convention, scale=self._longest_answer)
         both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
-        num_tokens, num_rows = self._world.add(both).clamp(min=1).unbind()
+        num_tokens, num_rows = self._world.all_reduce_sum(both).clamp(min=1).unbind()
         most = torch.tensor([own.width, num_passes], device=mask_BT.device)
-        width, num_passes = self._world.largest(most).tolist()
+        width, num_passes = self._world.all_reduce_max(most).tolist()
         # Of no rows, where fewer groups have a signal than there are mini batches, one pass over nothing is taken.
         return replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width), max(1, num_passes)
 

@@ -114,21 +114,21 @@ class Thread(World):
 
     meeting: Meeting
 
-    def add(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(torch.stack(self.gather(tensor.clone())).sum(dim=0))
 
-    def largest(self, tensor: Tensor) -> Tensor:
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(torch.stack(self.gather(tensor.clone())).amax(dim=0))
 
-    def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         for parameter in parameters:
             if parameter.grad is not None:
-                self.add(parameter.grad)
+                self.all_reduce_sum(parameter.grad)
 
     def gather(self, value: Any) -> list[Any]:
         return self.meeting.exchange(self.rank, value)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         self.gather(None)
 
 

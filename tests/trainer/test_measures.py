@@ -54,8 +54,8 @@ def test_one_number_that_was_not_added_up_fails_the_ranks(monkeypatch: pytest.Mo
         tensor[1:] += 2
         return tensor
 
-    monkeypatch.setattr(World, "add", add)
-    monkeypatch.setattr(World, "wait", lambda self: None)
+    monkeypatch.setattr(World, "all_reduce_sum", add)
+    monkeypatch.setattr(World, "barrier", lambda self: None)
     assert probes.collective(World(0, 2), CPU).passed is False
 
 
@@ -81,8 +81,8 @@ def test_the_largest_of_all_ranks_is_not_their_sum(monkeypatch: pytest.MonkeyPat
         tensor.copy_(torch.maximum(tensor, other) if op == operations.MAX else tensor + other)
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    assert World(0, 2).largest(torch.tensor([3.0, 4.0])).tolist() == [3.0, 5.0]
-    assert World(0, 2).add(torch.tensor([3.0, 4.0])).tolist() == [5.0, 9.0]
+    assert World(0, 2).all_reduce_max(torch.tensor([3.0, 4.0])).tolist() == [3.0, 5.0]
+    assert World(0, 2).all_reduce_sum(torch.tensor([3.0, 4.0])).tolist() == [5.0, 9.0]
 
 
 def test_a_checksum_sees_two_tensors_that_changed_places() -> None:

@@ -336,7 +336,7 @@ for is_moved in (False, True):
         found[f"rows {name} {is_moved}"] = sorted({is_sharded(each) for each in reference.values()})
         live.keep(state, here / f"{name}-{is_moved}")
         given = load(here / f"{name}-{is_moved}", CPU)
-        places = {"there": (THERE, world), "here": (HERE, world), "alone": (THERE, World.alone())}
+        places = {"there": (THERE, world), "here": (HERE, world), "alone": (THERE, World.single())}
         places.pop(name)
         for now, place in places.items():
             other = parts(*place)

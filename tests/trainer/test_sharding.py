@@ -54,7 +54,7 @@ def gap(left, right):
 
 
 def against_one(**settings):
-    one, made = learner(World.alone(), **settings), sharded(**settings)
+    one, made = learner(World.single(), **settings), sharded(**settings)
     wanted, got = update(one, batch(0, 1, 2)), update(made, batch(*own))
     numbers = {each.name: [getattr(got, each.name), getattr(wanted, each.name)] for each in fields(Update)}
     numbers.pop("weights")
@@ -75,7 +75,7 @@ found["moments"] = sum(each.numel() for each in made._descent.optimizer.first.va
 found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
 
 # What it says before it learns.
-known, wanted = made.forward_only(batch(*own)), learner(World.alone(), **EVERYTHING).forward_only(batch(*own))
+known, wanted = made.forward_only(batch(*own)), learner(World.single(), **EVERYTHING).forward_only(batch(*own))
 found["look"] = float((known.reference_BT - wanted.reference_BT).abs().max())
 
 # Steps, with the gradient's norm bounded, and without any row for a rank in a mini batch.

@@ -63,7 +63,7 @@ class Joint(Remote):
         Raises GeneratorLost where that does not succeed.
         """
         for _ in range(MOST_TRIES):
-            world.wait()
+            world.barrier()
             if all(world.gather(self._take())):
                 return
             if self.pool.sends:  # a generator was lost with what had been left there

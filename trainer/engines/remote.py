@@ -361,7 +361,7 @@ class Remote:
 
     def hand_over(self, world: World) -> None:
         """Waits until all ranks have sent their weights, before any asks for what they make. A collective."""
-        world.wait()
+        world.barrier()
 
     def weights(self) -> Mapping[str, Tensor]:
         """Those last received; each generator has compared its engine's with them, and names their version."""

@@ -88,7 +88,7 @@ def export(checkpoint: Path, out: Path, *, path: str | None = None) -> list[Path
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadSetting(f"{out} cannot be used: {error.strerror or error}") from error
-    return publish(model, out, config, world=World.alone())
+    return publish(model, out, config, world=World.single())
 
 
 def _restored(config: Config, state: State, prefix: str) -> Decoder | Pretrained:

@@ -193,7 +193,7 @@ def load(folder: Path, saved: Saved, *, world: World) -> State:
     Raises CorruptCheckpoint, on every rank, where a file is not the one that the manifest describes.
     """
     place = folder / saved.file
-    wrong = [_wrong(place, name, saved.files[name]) for name in world.share(sorted(saved.files))]
+    wrong = [_wrong(place, name, saved.files[name]) for name in world.shard(sorted(saved.files))]
     told = [each for some in world.gather([each for each in wrong if each]) for each in some]
     if told or REST not in saved.files:
         raise CorruptCheckpoint(min(told, default=f"{manifest.MANIFEST} names no {saved.file}/{REST}"))

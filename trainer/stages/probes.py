@@ -124,9 +124,9 @@ def collective(world: World, device: torch.device) -> Stage:
     """Every rank gives its number, and every rank must get the sum; a megabyte of it, to see the time."""
     if world.size == 1:
         return Stage(None, "one rank: there is nobody to exchange gradients with", {"ranks": 1})
-    world.wait()
+    world.barrier()
     began = time.perf_counter()
-    came = world.add(torch.full((_EXCHANGED,), float(world.rank + 1), device=device))
+    came = world.all_reduce_sum(torch.full((_EXCHANGED,), float(world.rank + 1), device=device))
     devices.synchronize(device)
     measured = {"ranks": world.size, "all_reduce_s": time.perf_counter() - began, "bytes": _EXCHANGED * 4}
     expected = world.size * (world.size + 1) / 2

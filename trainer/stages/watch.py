@@ -272,7 +272,7 @@ def evaluate(parts: Parts, progress: Progress) -> dict[str, Any]:
     own: list[tuple[int, str]] = []
     error = None
     try:
-        for prompts in _at_once(world.share(task.heldout), parts):
+        for prompts in _at_once(world.shard(task.heldout), parts):
             # Each a part of its own: by parts that end a run is seen to get on.
             with progress.part("testing"):
                 groups = collect(parts.engine, prompts, task, parts.sampling(is_greedy=True))

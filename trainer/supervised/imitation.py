@@ -41,8 +41,10 @@ class Imitator:
         self, model: Model, optim: Optim, *, pad: int, device: torch.device, world: World | None = None
     ) -> None:
         self.model, self._optim, self._pad, self._device = model, optim, pad, device
-        self._world = world or World.alone()
-        self._descent = Descent.start(model.named_parameters(), weight_decay=optim.weight_decay, add=self._world.add)
+        self._world = world or World.single()
+        self._descent = Descent.start(
+            model.named_parameters(), weight_decay=optim.weight_decay, add=self._world.all_reduce_sum
+        )
 
     def step(self, groups: Sequence[Group], *, lr: float) -> Lesson:
         """One optimizer step on this rank's answers.
@@ -51,7 +53,7 @@ class Imitator:
         """
         self._descent.clear()
         batch = self._batch(groups)
-        num_tokens = self._world.add(batch.mask_BT.sum()).clamp(min=1)
+        num_tokens = self._world.all_reduce_sum(batch.mask_BT.sum()).clamp(min=1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         parts = self._parts(batch)
         with self._descent.summing(len(parts)):
@@ -59,9 +61,9 @@ class Imitator:
                 share = self._surprise(select(batch, rows)) / num_tokens
                 share.backward()  # type: ignore[no-untyped-call]
                 loss += share.detach()
-        self._world.add_gradients(self._descent.parameters.values())
+        self._world.all_reduce_gradients(self._descent.parameters.values())
         norm = self._descent.step(lr=lr, grad_clip=self._optim.grad_clip)
-        return Lesson(float(self._world.add(loss)), norm, int(num_tokens))
+        return Lesson(float(self._world.all_reduce_sum(loss)), norm, int(num_tokens))
 
     @torch.no_grad()
     def surprise(self, groups: Sequence[Group]) -> tuple[float, int]:

@@ -53,7 +53,7 @@ class Tuning:
         """This rank's transcripts of a step, counted from 1: all of them in an order of each epoch's own, on and on."""
         count, size = len(self.train), self.config.rollout.prompts_per_step
         places = range((step - 1) * size, step * size)
-        return [self.train[self._order(place // count)[place % count]] for place in self.world.share(places)]
+        return [self.train[self._order(place // count)[place % count]] for place in self.world.shard(places)]
 
     def _order(self, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed((self.config.run.seed * 1_000_003 + epoch) % 2**63)
@@ -72,10 +72,10 @@ class Tuning:
 
     def val_loss(self) -> tuple[float, int]:
         """The mean over the assistant's tokens of all held-out transcripts, and their number; a collective."""
-        own, size = self.world.share(self.val), self.config.rollout.prompts_per_step
+        own, size = self.world.shard(self.val), self.config.rollout.prompts_per_step
         found = [self.imitator.surprise(own[at : at + size]) for at in range(0, len(own), size)]
         sums = [sum(each) for each in zip(*found, strict=True)] or [0.0, 0]
-        total = self.world.add(torch.tensor(sums, dtype=torch.float64, device=self.device)).tolist()
+        total = self.world.all_reduce_sum(torch.tensor(sums, dtype=torch.float64, device=self.device)).tolist()
         return total[0] / max(total[1], 1.0), int(total[1])
 
 
@@ -170,4 +170,4 @@ def _save(tuning: Tuning, step: int, out: Path, progress: Progress) -> None:
     with progress.part("save_checkpoint"):
         if tuning.world.is_first:
             save(tuning.state(step), out / FOLDER)
-        tuning.world.wait()
+        tuning.world.barrier()

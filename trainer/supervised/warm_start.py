@@ -66,7 +66,7 @@ def run(parts: Parts, config: Config, records: Records, progress: Progress) -> N
     # Each lesson and each look is a part of its own: by parts that end a run is seen to get on.
     for step in range(1, optim.warm_start_steps + 1):
         with progress.part("warm_start"):
-            prompts = parts.world.share(draw(task.train, config.rollout.prompts_per_step, generator))
+            prompts = parts.world.shard(draw(task.train, config.rollout.prompts_per_step, generator))
             lesson = imitator.step([demonstration(prompt, task) for prompt in prompts], lr=optim.warm_start_lr)
         losses.append(lesson.loss)
         if step % _EVERY and step < optim.warm_start_steps:
@@ -98,9 +98,9 @@ def share_right(parts: Parts) -> float:
     generator = torch.Generator().manual_seed(_CHECK_SEED)
     prompts = draw(parts.task.train, min(_NUM_CHECKED, len(parts.task.train)), generator)
     parts.engine.receive(parts.learner.weights())
-    groups = collect(parts.engine, parts.world.share(prompts), parts.task, parts.sampling(is_greedy=True))
+    groups = collect(parts.engine, parts.world.shard(prompts), parts.task, parts.sampling(is_greedy=True))
     right = sum(bool(parts.is_right(group.prompt, group.rollouts[0])) for group in groups)
-    return int(parts.world.add(torch.tensor(right, device=parts.device))) / len(prompts)
+    return int(parts.world.all_reduce_sum(torch.tensor(right, device=parts.device))) / len(prompts)
 
 
 def demonstration(prompt: Prompt, task: Task) -> Group:

@@ -64,7 +64,7 @@ class Meeting:
         self._barrier = threading.Barrier(RANKS, timeout=240.0)
         self._said: dict[int, Any] = {}
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         self._barrier.wait()
 
     def gather(self, value: Any) -> list[Any]:
@@ -84,7 +84,7 @@ def together(engines: list[Remote], work: Callable[[Remote, World], T]) -> list[
 
 def publish(seed: int) -> Callable[[Remote, World], None]:
     def work(engine: Remote, world: World) -> None:
-        world.wait()
+        world.barrier()
         engine.receive_each(weights(seed).items())
         engine.hand_over(world)
 
@@ -164,9 +164,9 @@ def test_a_generator_lost_while_weights_are_handed_over_has_a_successor_with_the
     together(engines, publish(4))
 
     def work(engine: Remote, world: World) -> None:
-        world.wait()
+        world.barrier()
         engine.receive_each(weights(5).items())
-        world.wait()
+        world.barrier()
         if engine.pool.sends and when == "after":  # the others have not looked yet
             house.started[-1].end()
         engine.hand_over(world)

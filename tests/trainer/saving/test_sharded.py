@@ -116,7 +116,7 @@ if world.is_first:
     shutil.copytree(here / "checkpoint", here / "damaged", dirs_exist_ok=True)
     path = next((here / "damaged").glob("state-*/__1_0.distcp"))
     path.write_bytes(path.read_bytes()[:-1])
-world.wait()
+world.barrier()
 try:
     load(here / "damaged", CPU)
 except Exception as error:
@@ -297,7 +297,7 @@ def test_an_index_makes_its_classes_and_calls_nothing_of_torch(module: str, name
 
 
 def test_what_a_save_of_either_kind_left_unfinished_goes_with_the_next_one(tmp_path: Path) -> None:
-    for act in (save, lambda state, folder: sharded.save(state, folder, world=World.alone())):
+    for act in (save, lambda state, folder: sharded.save(state, folder, world=World.single())):
         (tmp_path / "shards-0a1b2c3d.unfinished").mkdir()
         (tmp_path / "state.unfinished").touch()
         saved = act({"step": 1}, tmp_path)
@@ -341,7 +341,7 @@ def test_a_save_that_dies_at_any_moment_leaves_a_whole_state(
         for name in names:
             monkeypatch.setattr(module, name, dying(getattr(module, name)))
     try:
-        sharded.save({"step": 4, "settings": {}, "x": torch.ones(2)}, checkpoint, world=World.alone())
+        sharded.save({"step": 4, "settings": {}, "x": torch.ones(2)}, checkpoint, world=World.single())
     except KeyboardInterrupt:
         is_over = False
     else:
@@ -350,12 +350,12 @@ def test_a_save_that_dies_at_any_moment_leaves_a_whole_state(
     state = load(checkpoint, CPU)
     assert state["step"] == (4 if done[:number].count("replace") == 2 else 3)  # the folder's name, then the manifest's
     assert is_over == (number >= len(done))
-    sharded.save({"step": 5, "settings": {}}, checkpoint, world=World.alone())
+    sharded.save({"step": 5, "settings": {}}, checkpoint, world=World.single())
     assert len(list(checkpoint.iterdir())) == 2
 
 
 def test_the_same_state_twice_stands_under_another_name(tmp_path: Path) -> None:
-    alone = World.alone()
+    alone = World.single()
     first = sharded.save({"step": 1}, tmp_path, world=alone)
     second = sharded.save({"step": 1}, tmp_path, world=alone)
     assert manifest.read(tmp_path) == second

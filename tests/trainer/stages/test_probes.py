@@ -124,15 +124,15 @@ class Adding(World):
 
     other = 2.0
 
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.add_(self.other)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """The other is here already."""
 
 
 def test_ranks_that_add_up_pass_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probes.collective(World.alone(), CPU).passed is None
+    assert probes.collective(World.single(), CPU).passed is None
     assert probes.collective(Adding(0, 2), CPU).passed is True
     monkeypatch.setattr(Adding, "other", 0.0)
     found = probes.collective(Adding(0, 2), CPU)

@@ -66,7 +66,7 @@ class Leaving(Interrupt):
 
 
 def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resumed: bool = False) -> sft.Tuning:
-    tuning = sft.assemble(config, CPU, World.alone())
+    tuning = sft.assemble(config, CPU, World.single())
     state = load(out / resume.FOLDER, CPU) if is_resumed else None
     with Records(out, append=is_resumed) as records:
         sft.run(tuning, out, records, Progress(), interrupt=interrupt or Interrupt(), state=state)
@@ -74,7 +74,7 @@ def go(out: Path, config: Config, *, interrupt: Interrupt | None = None, is_resu
 
 
 def test_the_loss_stands_on_the_assistants_tokens_alone(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
     tokenizer, group = choose(""), tuning.train[0]
     rollout = group.rollouts[0]
     learnt = [token for token, is_said in zip(rollout.tokens, rollout.is_action, strict=True) if is_said]
@@ -101,7 +101,7 @@ def one_logprob(tuning: sft.Tuning, group: Group, at: int) -> torch.Tensor:
 def test_micro_batches_give_the_step_of_the_whole(tmp_path: Path, rows: int) -> None:
     made = []
     for micro in (0, rows):
-        tuning = sft.assemble(settings(tmp_path, micro_batch_rows=micro, dtype="float64"), CPU, World.alone())
+        tuning = sft.assemble(settings(tmp_path, micro_batch_rows=micro, dtype="float64"), CPU, World.single())
         lesson = tuning.imitator.step(tuning.train[:5], lr=0.0)
         gradients = [each.grad for _, each in tuning.imitator.model.named_parameters() if each.grad is not None]
         made.append((lesson, torch.cat([gradient.reshape(-1) for gradient in gradients])))
@@ -156,7 +156,7 @@ def test_a_run_that_is_left_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_every_transcript_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path, epochs=3, steps=1000), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path, epochs=3, steps=1000), CPU, World.single())
     assert tuning.config.run.steps == 7  # 3 x 7 transcripts, 3 a step
     seen = [group.prompt.tokens for step in range(1, 8) for group in tuning.batch(step)]
     epochs = [seen[at : at + 7] for at in (0, 7, 14)]
@@ -165,7 +165,7 @@ def test_every_transcript_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path:
 
 
 def test_a_step_of_two_ranks_is_cut_from_the_step_of_one(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
     parts = [replace(tuning, world=World(rank, 2)).batch(2) for rank in (0, 1)]
     assert [parts[0][0], parts[1][0], parts[0][1]] == tuning.batch(2)
 
@@ -173,12 +173,12 @@ def test_a_step_of_two_ranks_is_cut_from_the_step_of_one(tmp_path: Path) -> None
 def test_files_that_cannot_be_learnt_from_are_refused_by_name(tmp_path: Path) -> None:
     config = settings(tmp_path)
     with pytest.raises(BadSetting, match="train_files is needed"):
-        sft.assemble(changed(config, train_files=""), CPU, World.alone())
+        sft.assemble(changed(config, train_files=""), CPU, World.single())
     alone = written(tmp_path / "alone.jsonl", [{"messages": [{"role": "assistant", "content": "hello"}]}])
     with pytest.raises(BadSetting, match=r"alone\.jsonl.*assistant"):
-        sft.assemble(changed(config, train_files=alone), CPU, World.alone())
+        sft.assemble(changed(config, train_files=alone), CPU, World.single())
     with pytest.raises(BadSetting, match=r"missing\.jsonl "):
-        sft.assemble(changed(config, val_files=str(tmp_path / "missing.jsonl")), CPU, World.alone())
+        sft.assemble(changed(config, val_files=str(tmp_path / "missing.jsonl")), CPU, World.single())
 
 
 def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_task_whose_right_answer_it_does_not_take_is_refused() -> None:
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_and_shows(tmp_path: Path) -> None:
-    tuning = sft.assemble(settings(tmp_path), CPU, World.alone())
+    tuning = sft.assemble(settings(tmp_path), CPU, World.single())
     parameters = dict(tuning.imitator.model.named_parameters())
     before = {name: weight.detach().clone() for name, weight in parameters.items()}
     next(iter(parameters.values())).register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
