@@ -14,8 +14,8 @@ from trainer.algorithms.packing import pack
 from trainer.algorithms.shaping import has_signal, overlong_penalty
 from trainer.config import OFFLOAD_ON_CPU, BadSetting
 from trainer.distributed import World
-from trainer.engines import making, placed
 from trainer.engines.base import Sampling
+from trainer.engines.factory import build_engine
 from trainer.learner import Learner
 from trainer.overlap import Ahead, Drawn, Made, StaleWeights, packed, unpacked
 from trainer.rollouts import collect
@@ -32,17 +32,13 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Engine
-    from trainer.engines.elsewhere import GeneratorStats
+    from trainer.engines.generator_client import GeneratorStats
     from trainer.engines.remote import Remote
     from trainer.metrics.progress import Progress
     from trainer.models.base import Model
     from trainer.models.critic import Critic
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
-
-
-# Between the sampling seeds of neighbouring ranks: further apart than the seeds of neighbouring runs.
-_RANK_APART = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +93,8 @@ class Parts:
                 f"the answers of step {done + 1} were drawn with the weights of step {made.step}, "
                 f"{done - made.step} steps behind: max_staleness={limit}"
             )
-        if made.reference_BT is None and self._referring() is not None:  # it lay ready when the learner had it
-            made = replace(made, reference_BT=self.refer(made.groups, progress))
+        if made.reference_BT is None and self._reference_engine() is not None:  # it lay ready when the learner had it
+            made = replace(made, reference_BT=self.reference_logprobs(made.groups, progress))
         if self.config.rollout.off_policy and done + 1 < self.config.run.steps:
             prompts = self.draw()
             self.ahead.launch(lambda own: self.generate(prompts, own))
@@ -121,24 +117,26 @@ class Parts:
         """
         with progress.part("gen"):
             groups = collect(self.engine, prompts, self.task, self.sampling())
-        return Drawn(groups, None if self.config.algorithm.dynamic_sampling else self.refer(groups, progress))
+        return Drawn(
+            groups, None if self.config.algorithm.dynamic_sampling else self.reference_logprobs(groups, progress)
+        )
 
-    def refer(self, groups: Sequence[Group], progress: Progress) -> Tensor | None:
+    def reference_logprobs(self, groups: Sequence[Group], progress: Progress) -> Tensor | None:
         """What the generators' reference says of answers, on the CPU; None where the learner has it, or nobody."""
-        if (remote := self._referring()) is None:
+        if (remote := self._reference_engine()) is None:
             return None
         with progress.part("ref"):
             dtype = torch.promote_types(getattr(torch, self.config.run.dtype), torch.float32)
             unjudged_B = torch.zeros(sum(len(group.rollouts) for group in groups), dtype=dtype)
             batch = self.pack(groups, unjudged_B)
-            return remote.refer(batch, rows_at_once=self.config.optim.micro_batch_rows)
+            return remote.reference_logprobs(batch, rows_at_once=self.config.optim.micro_batch_rows)
 
     def start_here(self) -> None:
         """Takes the learner's present weights for those that the run starts from; a collective where it is sharded."""
         self.learner.start_here()
-        if (remote := self._referring()) is not None:
-            remote.refer_to(self.learner.full_weights())
-            remote.hand_over(self.world)
+        if (remote := self._reference_engine()) is not None:
+            remote.set_reference(self.learner.full_weights())
+            remote.barrier(self.world)
 
     def make(self, progress: Progress, first: Drawn | None = None) -> Made:
         """Groups with their rewards, from the engine's present weights; `first` are those of the first batch.
@@ -165,7 +163,7 @@ class Parts:
             self.draw()
         reference_BT = judged.reference_BT
         if any(is_partial for _, _, is_partial in others):
-            reference_BT = self.refer(judged.groups, progress)
+            reference_BT = self.reference_logprobs(judged.groups, progress)
         return Made(judged.groups, judged.rewards_PG, judged.num_draws * wanted, self.published(), reference_BT)
 
     def _judged(self, progress: Progress, first: Drawn | None) -> _Judged:
@@ -232,7 +230,7 @@ class Parts:
         if (remote := self._remote()) is not None:
             remote.end()
 
-    def _referring(self) -> Remote | None:
+    def _reference_engine(self) -> Remote | None:
         """The engine, if its generators keep the reference policy."""
         return self._remote() if self.config.reference_at == "generators" else None
 
@@ -254,7 +252,7 @@ class Parts:
             **self._drawn(),
             **self._lying_ready(),
         }
-        return origin.added(state, self._referring())
+        return origin.added(state, self._reference_engine())
 
     def _drawn(self) -> dict[str, Any]:
         """What the prompts that come next depend on."""
@@ -290,7 +288,7 @@ class Parts:
         anew.
         """
         self.learner.restore(self._learner_state(state))
-        origin.restore(self.learner, self._referring(), state)
+        origin.restore(self.learner, self._reference_engine(), state)
         samplers, own = state["sampler_random"], str(self.world.rank)
         if own in samplers and samplers[own].shape == self.engine.random_state().shape:
             self.engine.restore_random_state(samplers[own].cpu())
@@ -343,7 +341,7 @@ def assemble(
     reference = None
     if config.reference_at == "learner":
         reference = build(config, size, device, seed=seed, world=world, is_adapted=False)
-    engine = engine or make_engine(config, task, device, seed=seed, world=world, logs=logs)
+    engine = engine or build_engine(config, task, device, seed=seed, world=world, logs=logs)
     critic = make_critic(config, size, device, seed=seed)
     longest = task.max_new_tokens * task.max_turns
     settings = faults.settings(config)
@@ -365,14 +363,16 @@ def assemble(
         if injection is not None:
             weights = injection.apply_each(weights, step)
         # One tensor after the other where the engine can take them so: a sharded learner gathers each by itself.
-        receive_each: Callable[[Iterator[tuple[str, Tensor]]], None] | None = getattr(engine, "receive_each", None)
-        if receive_each is not None:
-            receive_each(weights)
+        load_weights_each: Callable[[Iterator[tuple[str, Tensor]]], None] | None = getattr(
+            engine, "load_weights_each", None
+        )
+        if load_weights_each is not None:
+            load_weights_each(weights)
         else:
-            engine.receive(dict(weights))
-        hand_over: Callable[[World], None] | None = getattr(engine, "hand_over", None)
-        if hand_over is not None:
-            hand_over(world)
+            engine.load_weights(dict(weights))
+        barrier: Callable[[World], None] | None = getattr(engine, "barrier", None)
+        if barrier is not None:
+            barrier(world)
         elif config.has_generators:
             world.barrier()
         published[0] = step
@@ -395,7 +395,7 @@ def assemble(
         epoch=epoch,
         reward_errors=errors,
     )
-    if (remote := parts._referring()) is not None:
+    if (remote := parts._reference_engine()) is not None:
         origin.begin(learner, remote)
     made: Parts = faults.broken(parts, config.run.fault, seed=config.run.seed)
     return made
@@ -426,35 +426,6 @@ def make_critic(config: Config, vocabulary_size: int, device: torch.device, *, s
     from trainer.models import critic
 
     return critic.build(config, vocabulary_size, seed=seed, device=device)
-
-
-def make_engine(
-    config: Config, task: Task, device: torch.device, *, seed: int, world: World, logs: Path | None = None
-) -> Engine:
-    """The engine of a rank, with the weights that the policy starts with; its draws have their own seed.
-
-    Generators in other processes write what they have to say to files in `logs`.
-    """
-    sampling_seed, places = seed + world.rank * _RANK_APART, placed.mine()
-    if places is None and config.rollout.generators == 0:
-        return making.make(config, task, device, seed=seed, sampling_seed=sampling_seed)
-    from trainer.engines import joint, process, remote
-    from trainer.engines.serving import Order
-
-    order = Order.of(config, task, seed=seed)
-    if places is not None:
-        start = places.start
-        pool = remote.Pool(
-            lambda at: start(at, order),
-            places.count,
-            timeout_s=config.rollout.generator_timeout_s,
-            sharers=places.sharers,
-            sends=places.sends,
-        )
-    else:
-        pool = process.pool(order, world.shard(range(config.rollout.generators)), logs=logs)
-    kind = joint.Joint if pool.sharers > 1 else remote.Remote
-    return remote.over(pool, order, seed=sampling_seed, kind=kind)
 
 
 def draw(prompts: Sequence[Prompt], count: int, generator: torch.Generator) -> list[Prompt]:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.elsewhere import Generated
-    from trainer.engines.serving import Server
+    from trainer.engines.generator_client import Generated
+    from trainer.engines.generator_server import Server
     from trainer.saving.checkpoint import Saved, State
     from trainer.tasks.base import Task
     from trainer.types import Batch, Group, Prompt, Rollout
@@ -103,7 +103,7 @@ def drifting(parts: Any) -> Callable[[int], None]:
             weights = dict(learner.weights())  # of all ranks: it is a collective
             if rank == 1:
                 next(iter(weights.values())).reshape(-1)[0] += 0.001
-                parts.engine.receive(weights)
+                parts.engine.load_weights(weights)
 
     return publish_moved
 

@@ -121,7 +121,7 @@ def ours(row: Row) -> Iterator[Callable[[], None]]:
         batch = pack(groups, torch.rand(row.prompts, row.group), pad=0)
         known = learner.forward_only(batch)
         learner.update(batch, known, learner.compute_advantages(batch, known))
-        sampler.receive(learner.weights())
+        sampler.load_weights(learner.weights())
 
     while True:
         yield step

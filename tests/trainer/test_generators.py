@@ -19,8 +19,8 @@ from tests.trainer.generator_cases import Crew
 from tests.trainer.trainer_cases import CPU, TINY, changed, of_a_child, only, read
 from trainer.assembly import assemble
 from trainer.engines import remote
+from trainer.engines.generator_client import Order
 from trainer.engines.process import ProcessGenerator, pool
-from trainer.engines.serving import Order
 from trainer.loop import advance
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import FILE

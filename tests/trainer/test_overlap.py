@@ -16,7 +16,7 @@ from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, read, run
 from trainer.assembly import assemble
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
-from trainer.engines.elsewhere import GeneratorLost
+from trainer.engines.generator_client import GeneratorLost
 from trainer.loop import advance
 from trainer.metrics.progress import Progress
 from trainer.overlap import Ahead, Made, StaleWeights, packed, unpacked
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.assembly import Parts
-    from trainer.engines.elsewhere import Generated
+    from trainer.engines.generator_client import Generated
     from trainer.learner import Update
     from trainer.saving.checkpoint import State
 

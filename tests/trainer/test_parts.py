@@ -258,7 +258,7 @@ class Sleeper:
         self._engine, self._told = engine, told
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("generate", "sleep", "wake", "receive"):
+        if name in ("generate", "sleep", "wake", "load_weights"):
             self._told.append(name)
         return getattr(self._engine, name)
 
@@ -268,8 +268,8 @@ def test_the_engine_sleeps_while_the_learner_learns_and_wakes_before_it_gets_the
     parts = assemble(changed(SMALL, steps=2), CPU, seed=0)
     engine = Sleeper(parts.engine, told)
     weights = parts.learner.weights
-    advance(replace(parts, engine=engine, publish=lambda _: engine.receive(weights())), 1, Progress())
-    assert told == ["generate", "sleep", "wake", "receive"]
+    advance(replace(parts, engine=engine, publish=lambda _: engine.load_weights(weights())), 1, Progress())
+    assert told == ["generate", "sleep", "wake", "load_weights"]
 
 
 def test_beside_an_engine_that_has_its_card_for_itself_the_checkpoint_is_compared_on_the_disk(tmp_path: Path) -> None:
@@ -332,8 +332,8 @@ def test_weights_are_published_when_all_ranks_have_their_answers_and_have_sent_t
     done: list[str] = []
 
     class Engine:
-        def receive(self, weights: object) -> None:
-            done.append("receive")
+        def load_weights(self, weights: object) -> None:
+            done.append("load_weights")
 
     def job(world: World) -> None:
         engine: Any = Engine()
@@ -343,7 +343,7 @@ def test_weights_are_published_when_all_ranks_have_their_answers_and_have_sent_t
         done.append("asks")
 
     on_ranks(job)
-    assert done == ["answers"] * 2 + ["receive"] * 2 + ["asks"] * 2
+    assert done == ["answers"] * 2 + ["load_weights"] * 2 + ["asks"] * 2
 
 
 def test_an_epoch_asks_each_prompt_once_and_leaves_out_what_is_less_than_a_step() -> None:

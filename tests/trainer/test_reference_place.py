@@ -17,7 +17,7 @@ from trainer import models
 from trainer.assembly import Parts, assemble
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
-from trainer.engines.elsewhere import GeneratorLost, Referred
+from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.loop import advance
 from trainer.metrics import flops
 from trainer.metrics.progress import Progress
@@ -100,7 +100,7 @@ def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
     assert turn.logprobs.reference_BT is None
     assert crew.started[0].referred == []
     with pytest.raises(ValueError, match="a reference"):
-        crew.started[0].server.refer([])
+        crew.started[0].server.reference_logprobs([])
 
 
 def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -> None:
@@ -244,16 +244,16 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
     crew = Crew(now)
     other = parts_of(now, crew)
     other.restore(copied(live.state(2)))
-    found = other.learner.forward_only(batch, other.refer(rollouts.groups, Progress())).reference_BT
+    found = other.learner.forward_only(batch, other.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
     # A generator that takes the place of a lost one has it too.
     if now.reference_at == "generators":
         crew.started[0].end()
-        assert torch.equal(other.refer(rollouts.groups, Progress()), known.reference_BT)  # type: ignore[arg-type]
+        assert torch.equal(other.reference_logprobs(rollouts.groups, Progress()), known.reference_BT)  # type: ignore[arg-type]
         assert len(crew.started) == 2
     again = parts_of(began)
     again.restore(copied(other.state(2)))
-    found = again.learner.forward_only(batch, again.refer(rollouts.groups, Progress())).reference_BT
+    found = again.learner.forward_only(batch, again.reference_logprobs(rollouts.groups, Progress())).reference_BT
     assert found is not None and torch.equal(found, known.reference_BT)
 
 
@@ -279,7 +279,7 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
     wanted = beside.learner.forward_only(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
     moved = parts_of(there)
     moved.restore(load(out, CPU))
-    found = moved.refer(rollouts.groups, Progress())
+    found = moved.reference_logprobs(rollouts.groups, Progress())
     assert found is not None and wanted is not None and torch.equal(found, wanted)
     assert copied(moved.state(2))["learner"]["reference"].keys() == dict(first.named_parameters()).keys()
 
@@ -316,7 +316,7 @@ def parts(config, of=world, **more):
 
 def says(made, rollouts):
     batch = made.pack(rollouts.groups, rollouts.rewards_PG)
-    return made.learner.forward_only(batch, made.refer(rollouts.groups, Progress())).reference_BT
+    return made.learner.forward_only(batch, made.reference_logprobs(rollouts.groups, Progress())).reference_BT
 
 
 for is_moved in (False, True):
@@ -364,11 +364,11 @@ def test_shards_of_two_ranks_go_on_in_either_place_with_the_reference_of_the_fir
 # Faults.
 
 
-def killed(found: Referred) -> Referred:
+def killed(found: ReferenceLogProbs) -> ReferenceLogProbs:
     raise GeneratorLost("generator ?", "was killed by SIGKILL")
 
 
-def nan(found: Referred) -> Referred:
+def nan(found: ReferenceLogProbs) -> ReferenceLogProbs:
     return replace(found, logprobs=tuple(each * float("nan") for each in found.logprobs))
 
 

@@ -171,7 +171,7 @@ def test_ranks_with_different_numbers_of_groups_ask_the_reference_together() -> 
     asked: list[tuple[int, int]] = []
 
     class Noted(Parts):
-        def refer(self, groups: Any, progress: Progress) -> None:
+        def reference_logprobs(self, groups: Any, progress: Progress) -> None:
             asked.append((self.world.rank, len(groups)))
 
     def job(world: World) -> int:

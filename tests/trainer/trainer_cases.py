@@ -111,7 +111,7 @@ class Scripted:
         count = sampling.rollouts_per_prompt
         return [tuple(self.answers[TEXT.decode(each)][:count]) for each in prompts]
 
-    def receive(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self.received = {name: weight.detach().clone() for name, weight in weights.items()}
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -133,4 +133,4 @@ class Scripted:
 def scripted(config: Config, answers: Mapping[str, Sequence[Rollout]]) -> tuple[Parts, Scripted]:
     """Parts whose engine is scripted."""
     parts, engine = assemble(config, CPU, seed=config.run.seed), Scripted(answers)
-    return replace(parts, engine=engine, publish=lambda _step: engine.receive(parts.learner.weights())), engine
+    return replace(parts, engine=engine, publish=lambda _step: engine.load_weights(parts.learner.weights())), engine

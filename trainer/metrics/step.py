@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.advantages import Advantages
     from trainer.config import Config
-    from trainer.engines.elsewhere import GeneratorStats
+    from trainer.engines.generator_client import GeneratorStats
     from trainer.learner import LogProbs, StepAdvantages, Update
     from trainer.metrics.progress import Progress
     from trainer.types import Batch, Group, Prompt, Rollout

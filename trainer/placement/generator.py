@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainer.config import BadSetting
-from trainer.engines.elsewhere import GeneratorLost
+from trainer.engines.generator_client import GeneratorLost
 from trainer.placement import staff
 from trainer.placement.reach import how_lost, one_line
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainer.engines.base import Sampling, Tokens
-    from trainer.engines.elsewhere import Generated, Referred
-    from trainer.engines.serving import Order
+    from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
     from trainer.placement.cards import Seat, Seating
     from trainer.types import Batch
     from trainer.weights.buckets import Bucket
@@ -64,7 +63,7 @@ def share(places: Sequence[Place], number: int, count: int) -> list[Place]:
 
 
 def sharing(num_places: int, number: int, count: int) -> dict[str, Any]:
-    """Of one rank of some, what `engines.placed.Places` says: how many have a generator in common, and who sends."""
+    """Fields of `engines.factory.AssignedGenerators` for one rank: how many share a generator, who sends weights."""
     return {"sharers": max(1, -(-count // max(1, num_places))), "sends": number < num_places or num_places == 0}
 
 
@@ -122,8 +121,8 @@ class RayGenerator:
     def load(self, bucket: Bucket) -> Reply[None]:
         return self._send("load", bucket)
 
-    def refer(self, parts: Sequence[Batch]) -> Reply[Referred]:
-        return self._ask("call", "refer", list(parts))
+    def reference_logprobs(self, parts: Sequence[Batch]) -> Reply[ReferenceLogProbs]:
+        return self._ask("call", "reference_logprobs", list(parts))
 
     def load_reference(self, bucket: Bucket) -> Reply[None]:
         return self._send("load_reference", bucket)

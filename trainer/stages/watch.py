@@ -79,7 +79,7 @@ class Watch:
             return
         if parts.injection is not None:
             with self._progress.part("testing"):
-                parts.engine.receive(parts.learner.weights())
+                parts.engine.load_weights(parts.learner.weights())
         found = evaluate(parts, self._progress)
         by_source = of_validation(parts.task.heldout, found["correct"], task=self._config.task.task)
         self._validated.setdefault(when, []).append(found["num_prompts"])

@@ -97,7 +97,7 @@ def share_right(parts: Parts) -> float:
     """
     generator = torch.Generator().manual_seed(_CHECK_SEED)
     prompts = draw(parts.task.train, min(_NUM_CHECKED, len(parts.task.train)), generator)
-    parts.engine.receive(parts.learner.weights())
+    parts.engine.load_weights(parts.learner.weights())
     groups = collect(parts.engine, parts.world.shard(prompts), parts.task, parts.sampling(is_greedy=True))
     right = sum(bool(parts.is_right(group.prompt, group.rollouts[0])) for group in groups)
     return int(parts.world.all_reduce_sum(torch.tensor(right, device=parts.device))) / len(prompts)

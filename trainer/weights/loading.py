@@ -29,7 +29,7 @@ class Loading:
     """
 
     def __init__(self, take: Callable[[Mapping[str, Tensor]], None], held: Callable[[], Mapping[str, Tensor]]) -> None:
-        self._take, self._held = take, held  # the engine's `receive` and `weights`
+        self._take, self._held = take, held  # the engine's `load_weights` and `weights`
         self._coming: dict[int, Bucket] = {}
         self.version: int | None = AT_START
 

@@ -21,7 +21,8 @@ from trainer import distributed
 from trainer.__main__ import main
 from trainer.config import parse
 from trainer.distributed import World
-from trainer.engines.serving import Marks, Order, Server
+from trainer.engines.generator_client import Order, TokenizerInfo
+from trainer.engines.generator_server import Server
 from trainer.interrupt import Interrupt
 from trainer.launch import PLACED
 from trainer.placement import generator as generators
@@ -163,7 +164,7 @@ def test_what_one_rank_has_put_into_rays_store_is_read_there_by_the_others(monke
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(put=put, get=get, exceptions=SimpleNamespace()))
     monkeypatch.setattr(generators, "_sent", {})
-    actor = Actor(Server(cast("Engine", SimpleNamespace(receive=dict, weights=dict))))
+    actor = Actor(Server(cast("Engine", SimpleNamespace(load_weights=dict, weights=dict))))
     ranks = [object.__new__(RayGenerator) for _ in range(2)]
     for each in ranks:
         each.name, each._handle = "generator 0", actor
@@ -196,7 +197,7 @@ def test_a_generator_is_told_where_a_model_is_that_is_named_from_the_ranks_folde
     place = Place(Seat("generator 0", (1,), 0, (1,)), seated("CPU", 1), None, "x")
     for given, told in (("m/n", str(tmp_path / "m/n")), ("/m", "/m"), ("", "")):
         config = parse([f"path={given}"], devices=("auto",))
-        RayGenerator(place, Order(config, Marks(4, 0, 1), 3, has_environment=False, seed=0))
+        RayGenerator(place, Order(config, TokenizerInfo(4, 0, 1), 3, has_environment=False, seed=0))
         assert asked[-1][1].config.model.path == told
 
 
