@@ -210,7 +210,7 @@ def _start_in(folder: Path, config: Config) -> None:
             raise _bad_folder("--cwd", folder, error) from error
         relative = [f"{name}={value}" for name, value in _paths(config) if not os.path.isabs(os.path.expanduser(value))]
         if relative:
-            node = json.loads(os.environ[launch.PLACED])["ranks"][launch.rank()]
+            node = json.loads(os.environ[launch.interruptD])["ranks"][launch.rank()]
             raise BadSetting(
                 f"{relative[0]} starts in {folder}, which {node} does not have: give the whole path"
             ) from error
@@ -439,7 +439,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
         ignored=dict(run.order.given.ignored),
         assumed=dict(run.order.given.assumed),
         warnings=warnings,
-        **({"placement": json.loads(os.environ[launch.PLACED])} if launch.is_placed() else {}),
+        **({"placement": json.loads(os.environ[launch.interruptD])} if launch.is_placed() else {}),
         **more,
         device=str(device),
         dtype=config.run.dtype,

@@ -109,7 +109,7 @@ def packed(made: Made | None, questions: Sequence[Prompt]) -> dict[str, Any]:
         "sizes": torch.tensor([len(group.rollouts) for group in made.groups]),
         "tokens": _flat([each.tokens for each in rollouts], torch.int64),
         "logprobs": _flat([each.logprobs for each in rollouts], torch.float64),
-        "is_action": _flat([each.is_action for each in rollouts], torch.bool),
+        "is_action": _flat([each.response_mask for each in rollouts], torch.bool),
         "is_valid": _flat([each.is_valid for each in rollouts], torch.bool),
         "stops": torch.tensor([list(Stop).index(each.stop) for each in rollouts]),
         "paid": _flat([() if each.reward is None else (each.reward,) for each in rollouts], torch.float64),
@@ -126,8 +126,8 @@ def unpacked(state: Mapping[str, Any], questions: Sequence[Prompt], device: torc
         return None
     columns = (_rows(state[name]) for name in ("tokens", "logprobs", "is_action", "is_valid", "paid"))
     rollouts = iter(
-        Rollout(tokens, logprobs, list(Stop)[stop], is_action, paid[0] if paid else None, is_valid)
-        for tokens, logprobs, is_action, is_valid, paid, stop in zip(*columns, state["stops"].tolist(), strict=True)
+        Rollout(tokens, logprobs, list(Stop)[stop], response_mask, paid[0] if paid else None, is_valid)
+        for tokens, logprobs, response_mask, is_valid, paid, stop in zip(*columns, state["stops"].tolist(), strict=True)
     )
     pairs = zip(state["prompts"].tolist(), state["sizes"].tolist(), strict=True)
     groups = [Group(questions[place], tuple(next(rollouts) for _ in range(size))) for place, size in pairs]

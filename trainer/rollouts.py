@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Episode:
-    """An episode so far. Only `hear` adds to it; `stop` is None as long as the model has another turn."""
+    """An episode so far. Only `step` adds to it; `stop` is None as long as the model has another turn."""
 
     prompt: Prompt
     environment: Environment
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    is_action: list[bool] = field(default_factory=list)
+    response_mask: list[bool] = field(default_factory=list)
     is_valid: list[bool] = field(default_factory=list)  # per turn
     reward: float = 0.0
     stop: Stop | None = None
@@ -38,29 +38,29 @@ class Episode:
         """What the model reads before its next turn."""
         return (*self.prompt.tokens, *self.tokens)
 
-    def hear(self, turn: Rollout, task: Task) -> None:
+    def step(self, turn: Rollout, task: Task) -> None:
         """Appends the model's turn and, if the episode goes on, the environment's words."""
-        said = self.environment.step(task.tokenizer.decode(turn.tokens))
-        self._append(turn.tokens, turn.logprobs, is_action=True)
-        self.reward += said.reward
-        self.is_valid.append(said.is_valid)
-        if said.is_done:
-            self.stop = Stop.DONE
+        observation = self.environment.step(task.tokenizer.decode(turn.tokens))
+        self._append(turn.tokens, turn.logprobs, is_response=True)
+        self.reward += observation.reward
+        self.is_valid.append(observation.is_valid)
+        if observation.is_done:
+            self.stop = Stop.TERMINATED
         elif len(self.is_valid) == task.max_turns:
             self.stop = Stop.LENGTH
         else:
-            between = reply(task.tokenizer, said.text, is_closed=turn.stop is Stop.END)
-            self._append(between, (0.0,) * len(between), is_action=False)
+            between = reply(task.tokenizer, observation.text, is_closed=turn.stop is Stop.END)
+            self._append(between, (0.0,) * len(between), is_response=False)
 
-    def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, is_action: bool) -> None:
+    def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, is_response: bool) -> None:
         self.tokens += tokens
         self.logprobs += logprobs
-        self.is_action += [is_action] * len(tokens)
+        self.response_mask += [is_response] * len(tokens)
 
     def rollout(self) -> Rollout:
         """The whole episode as one rollout. `stop` is LENGTH when the turns ran out."""
         stop = self.stop or Stop.LENGTH
-        actions, valid = tuple(self.is_action), tuple(self.is_valid)
+        actions, valid = tuple(self.response_mask), tuple(self.is_valid)
         return Rollout(tuple(self.tokens), tuple(self.logprobs), stop, actions, self.reward, valid)
 
 
@@ -78,11 +78,11 @@ def collect(engine: Engine, prompts: Sequence[Prompt], task: Task, sampling: Sam
     episodes = [Episode(prompt, task.environment(prompt)) for prompt in prompts for _ in range(size)]
     first = engine.generate([prompt.tokens for prompt in prompts], sampling)
     for episode, turn in zip(episodes, (turn for turns in first for turn in turns), strict=True):
-        episode.hear(turn, task)
+        episode.step(turn, task)
     alone = replace(sampling, rollouts_per_prompt=1)
     while live := [episode for episode in episodes if episode.stop is None]:
         for episode, (turn,) in zip(live, engine.generate([each.context for each in live], alone), strict=True):
-            episode.hear(turn, task)
+            episode.step(turn, task)
     made = [episode.rollout() for episode in episodes]
     return [Group(prompt, tuple(made[at * size : (at + 1) * size])) for at, prompt in enumerate(prompts)]
 
@@ -120,7 +120,7 @@ def demonstrate(prompt: Prompt, task: Task) -> Rollout:
     episode = Episode(prompt, task.environment(prompt))
     for turn in turns:
         if episode.stop is None:
-            episode.hear(turn, task)
+            episode.step(turn, task)
     if episode.stop is None:
         raise ValueError(f"the prepared answers to {prompt.text!r} end before the episode does")
     return episode.rollout()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def test_the_reward_stands_on_the_models_last_word_though_the_environment_speaks_after_it() -> None:
-    episode = Rollout((1, 2, 3, 4), (-0.5, -0.5, 0.0, 0.0), Stop.DONE, (True, True, False, False), 1.0)
+    episode = Rollout((1, 2, 3, 4), (-0.5, -0.5, 0.0, 0.0), Stop.TERMINATED, (True, True, False, False), 1.0)
     of = pack([Group(GROUPS[0].prompt, (episode,))], torch.tensor([[1.0]], dtype=torch.float64), pad=PAD)
     for estimator, first in (("reinforce", 0.5), ("gae", 0.25)):
         made = learner(estimator=estimator, gamma=0.5, lam=0.5, convention="trl" if estimator == "gae" else "verl")

@@ -106,7 +106,7 @@ def test_rewards_that_arrive_in_another_number_are_all_lost_and_the_first_spread
 
 def test_an_answer_that_the_environment_ended_has_ended_and_one_of_several_may_be_empty() -> None:
     check = GenerationCheck(END)
-    check.add([Group(GROUPS[0].prompt, (replace(rollout((1, 2)), stop=Stop.DONE),))])
+    check.add([Group(GROUPS[0].prompt, (replace(rollout((1, 2)), stop=Stop.TERMINATED),))])
     check.add([Group(GROUPS[0].prompt, (rollout(()), rollout((END,))))])
     assert (check.result()["ended"], check.result()["empty"], check.result()["passed"]) == (3, 1, True)
     check = GenerationCheck(END)
@@ -123,7 +123,7 @@ def test_a_weight_that_moved_far_from_its_first_value_is_seen() -> None:
 
 
 def test_some_rows_of_episodes_keep_the_environments_words_and_every_number_of_theirs() -> None:
-    episode = Rollout((1, 2, 3, 4), (-0.5, 0.0, 0.0, -0.25), Stop.DONE, (True, False, False, True), 1.0)
+    episode = Rollout((1, 2, 3, 4), (-0.5, 0.0, 0.0, -0.25), Stop.TERMINATED, (True, False, False, True), 1.0)
     groups = [GROUPS[1], Group(GROUPS[0].prompt, (episode, rollout((7,), -0.75)))]
     whole = pack(
         [replace(groups[0], rollouts=groups[0].rollouts[:2]), groups[1]], torch.arange(4.0).view(2, 2), pad=PAD

@@ -159,7 +159,7 @@ def test_a_batch_comes_back_from_its_tensors_as_it_was() -> None:
     questions = [prompt("1=", "2", text), prompt("1=", "2", text), prompt("22=", "3", text)]
     rollouts = (
         Rollout((5, END), (-0.1, -math.pi), Stop.END),
-        Rollout((5, 6, 7), (-0.3, 0.0, -1e-30), Stop.DONE, (True, False, True), 0.25, (True, False)),
+        Rollout((5, 6, 7), (-0.3, 0.0, -1e-30), Stop.TERMINATED, (True, False, True), 0.25, (True, False)),
         Rollout((), (), Stop.LENGTH),
     )
     groups = [Group(questions[2], rollouts), Group(questions[1], (rollouts[1],) * 3), Group(questions[2], rollouts)]

@@ -191,20 +191,20 @@ def test_a_signal_that_was_put_off_is_heard_in_the_end_and_a_second_one_at_once(
 ) -> None:
     interrupt, heard = Interrupt(), []
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interrupt.put_off():
-        interrupt.hear(signal.SIGTERM)
+        interrupt.on_signal(signal.SIGTERM)
         heard.append(interrupt.name)
     assert heard == ["SIGTERM"]
     interrupt = Interrupt()
     with interrupt.put_off():
         heard.append("nothing")
     with pytest.raises(KeyboardInterrupt, match="SIGINT"):
-        interrupt.hear(signal.SIGINT)
+        interrupt.on_signal(signal.SIGINT)
     interrupt = Interrupt()
     later = time.monotonic() + 60
     with pytest.raises(KeyboardInterrupt, match="SIGINT"), interrupt.put_off():
-        interrupt.hear(signal.SIGTERM)
+        interrupt.on_signal(signal.SIGTERM)
         monkeypatch.setattr(time, "monotonic", lambda: later)
-        interrupt.hear(signal.SIGINT)
+        interrupt.on_signal(signal.SIGINT)
 
 
 class Dying:

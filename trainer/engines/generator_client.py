@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.tasks.base import Said
+    from trainer.tasks.base import Observation
     from trainer.types import Batch, Prompt, Rollout
     from trainer.weights.buckets import Bucket
 
@@ -120,7 +120,7 @@ class _Unasked:
     def __init__(self, prompt: Prompt) -> None:
         raise ValueError("a generator has no environment")
 
-    def step(self, answer: str) -> Said:
+    def step(self, answer: str) -> Observation:
         raise ValueError("a generator has no environment")
 
 

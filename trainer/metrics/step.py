@@ -164,13 +164,15 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
         **_lengths("response_length", answers, [each.stop is Stop.LENGTH for each in rollouts]),
         **_lengths("prompt_length", prompts, [each >= config.task.max_prompt_tokens for each in prompts]),
         "response/aborted_ratio": answers.count(0) / len(answers),
-        "generated_tokens": sum(sum(each.is_action) if each.is_action else len(each.tokens) for each in rollouts),
+        "generated_tokens": sum(
+            sum(each.response_mask) if each.response_mask else len(each.tokens) for each in rollouts
+        ),
         # Each prompt once: it is computed once.
         "computed_tokens": sum(answers) + sum(len(group.prompt.tokens) for group in groups),
         "perf/total_num_tokens": total,  # each prompt with each of its answers, as verl counts
         **{f"global_seqlen/{name}": total for name in ("min", "max", "mean")},
     }
-    if any(each.is_action for each in rollouts):
+    if any(each.response_mask for each in rollouts):
         found |= _range("num_turns", [_turns(each) for each in rollouts])
     if valid := [is_valid for each in rollouts for is_valid in each.is_valid]:
         found["episode/valid_action_ratio"] = sum(valid) / len(valid)
@@ -179,7 +181,7 @@ def of_lengths(groups: Sequence[Group], config: Config) -> dict[str, Any]:
 
 def _turns(rollout: Rollout) -> int:
     """verl's number of an episode's turns: the first question, each answer, each word of the environment."""
-    said = rollout.is_action
+    said = rollout.response_mask
     answers = sum(now and not before for before, now in zip((False, *said), said, strict=False)) if said else 1
     return 2 * answers
 

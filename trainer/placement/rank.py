@@ -76,7 +76,7 @@ class Rank:
         Outside the steps it will not, and whoever asks ends the process.
         """
         try:
-            self._interrupt.hear(number)
+            self._interrupt.on_signal(number)
         except KeyboardInterrupt:
             return False
         return True

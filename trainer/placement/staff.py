@@ -259,7 +259,7 @@ def _environs(
     address = "127.0.0.1" if are_together else seating.nodes[seating.learners[0].node].address
     for number, each in enumerate(facts):
         told = {**header, "pids": [each["pid"] for each in facts]}
-        environ = {launch.PLACED: json.dumps(told), "LOCAL_RANK": "0"}  # a process sees its own cards only
+        environ = {launch.interruptD: json.dumps(told), "LOCAL_RANK": "0"}  # a process sees its own cards only
         environ |= {"RANK": str(number), "WORLD_SIZE": str(len(seating.learners))}
         environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(facts[0]["port"])}
         yield environ

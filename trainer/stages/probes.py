@@ -105,8 +105,8 @@ def needed_bytes(parts: Parts, config: Config) -> int:
     """Bytes still to be taken by a rank: gradients, and the logits that are held at a time, learning or sampling.
 
     Weights, moments, reference and sampler are there already. A lower bound: activations inside the model are left out,
-    and so are the sampler's keys. Learning, the logits are made in parts, see `ops.token_logprobs`; sampling, they are those
-    of the next token of every row, and are counted where the engine takes its memory when it needs it.
+    and so are the sampler's keys. Learning, the logits are made in parts, see `ops.token_logprobs`; sampling, they are
+    those of the next token of every row, and are counted where the engine takes its memory when it needs it.
     """
     parameters = [each for _, each in parts.learner.model.named_parameters() if each.requires_grad]
     gradients = sum(local(each).numel() * each.element_size() for each in parameters)

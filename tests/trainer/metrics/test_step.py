@@ -89,7 +89,7 @@ def test_a_prompt_that_fills_its_limit_and_an_empty_answer_are_counted() -> None
 
 
 def test_an_episode_has_twice_as_many_turns_as_answers_and_only_its_actions_are_generated() -> None:
-    episode = replace(rollout([1, 2, 3, 4, 5]), is_action=(True, True, False, True, True))
+    episode = replace(rollout([1, 2, 3, 4, 5]), response_mask=(True, True, False, True, True))
     found = step.of_lengths([Group(prompt("1=", "1", TEXT), (episode, rollout([7])))], Config())
     assert (found["num_turns/max"], found["num_turns/min"], found["num_turns/mean"]) == (4, 2, 3.0)
     assert found["generated_tokens"] == 4 + 1

@@ -216,6 +216,6 @@ def test_a_rank_that_was_given_its_place_goes_on_from_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has the variables of a launcher's second node too."""
-    monkeypatch.setenv(launch.PLACED, "{}")
+    monkeypatch.setenv(launch.interruptD, "{}")
     assert main(["--out", str(tmp_path), "train_cards=0-1", "resume=true"]) == 2
     assert re.match(rf"trainer: resume=true: {tmp_path}/checkpoint holds no ", capsys.readouterr().err)

@@ -24,7 +24,7 @@ from trainer.distributed import World
 from trainer.engines.generator_client import Order, TokenizerInfo
 from trainer.engines.generator_server import Server
 from trainer.interrupt import Interrupt
-from trainer.launch import PLACED
+from trainer.launch import interruptD
 from trainer.placement import generator as generators
 from trainer.placement import occupant, staff
 from trainer.placement.cards import Layout, Node, Seat, Seating, seat
@@ -212,7 +212,7 @@ def test_a_generator_is_told_where_a_model_is_that_is_named_from_the_ranks_folde
 def test_a_rank_misses_the_working_folder_only_where_a_path_starts_there(
     word: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(PLACED, json.dumps({"ranks": ["10.0.0.1", "10.0.0.2"]}))
+    monkeypatch.setenv(interruptD, json.dumps({"ranks": ["10.0.0.1", "10.0.0.2"]}))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(distributed, "join", lambda *_, **__: World(1, 2))

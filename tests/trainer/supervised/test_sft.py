@@ -77,13 +77,15 @@ def test_the_loss_stands_on_the_assistants_tokens_alone(tmp_path: Path) -> None:
     tuning = sft.assemble(settings(tmp_path), CPU, World.single())
     tokenizer, group = choose(""), tuning.train[0]
     rollout = group.rollouts[0]
-    learnt = [token for token, is_said in zip(rollout.tokens, rollout.is_action, strict=True) if is_said]
+    learnt = [token for token, is_said in zip(rollout.tokens, rollout.response_mask, strict=True) if is_said]
     assert tokenizer.decode(learnt) == f"{SPOKEN}It is 3."
     assert learnt.count(tokenizer.end or -1) == 2
     loss, num_tokens = tuning.imitator.surprise([group])
     assert num_tokens == len(SPOKEN) + len("It is 3.") + 2
     # Slow and plain: the whole conversation token by token, minus the log-probability wherever the assistant spoke.
-    logprobs = torch.cat([one_logprob(tuning, group, at) for at, is_said in enumerate(rollout.is_action) if is_said])
+    logprobs = torch.cat(
+        [one_logprob(tuning, group, at) for at, is_said in enumerate(rollout.response_mask) if is_said]
+    )
     assert loss == pytest.approx(-float(logprobs.sum()), rel=1e-5)
 
 
@@ -91,7 +93,7 @@ def one_logprob(tuning: sft.Tuning, group: Group, at: int) -> torch.Tensor:
     """Of one token, all before it being the prompt."""
     rollout = group.rollouts[0]
     prompt = replace(group.prompt, tokens=(*group.prompt.tokens, *rollout.tokens[:at]))
-    alone = Group(prompt, (replace(rollout, tokens=rollout.tokens[at : at + 1], logprobs=(0.0,), is_action=()),))
+    alone = Group(prompt, (replace(rollout, tokens=rollout.tokens[at : at + 1], logprobs=(0.0,), response_mask=()),))
     loss, count = tuning.imitator.surprise([alone])
     assert count == 1
     return torch.tensor([-loss])
