@@ -152,17 +152,17 @@ def _order(words: Sequence[str]) -> Order:
     if command == _SFT and not given.config.task.train_files:
         raise BadSetting("sft needs train_files=FILE.jsonl: transcripts, {'messages': [...]} a line")
     out = values.out.absolute()  # the working folder may change
-    point = None if _is_lent(given.config) else resume.find(out, given.config, command)
+    point = None if _joined_node(given.config) else resume.find(out, given.config, command)
     return Order(command, out, given, settings, point, values.cwd)
 
 
-def _is_lent(config: Config) -> bool:
+def _joined_node(config: Config) -> bool:
     """Whether this process only lends its node to a run that another one leads: the folder is not its to read."""
     if not config.placement.train_cards or launch.is_placed():
         return False
     from trainer.placement import daemon
 
-    return daemon.is_lent()
+    return daemon.joined_node()
 
 
 def _ranks_of_cards(config: Config) -> list[str]:
@@ -184,7 +184,7 @@ def _place(order: Order) -> int:
         settings = instead(settings, "save_every", str(supervise.SAVE_EVERY))
     command = [order.command, "--out", str(order.out), "--cwd", str((order.start_of_paths or Path()).absolute())]
     try:
-        if not _is_lent(order.config):
+        if not _joined_node(order.config):
             order.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _bad_folder("--out", order.out, error) from error
@@ -210,7 +210,7 @@ def _start_in(folder: Path, config: Config) -> None:
             raise _bad_folder("--cwd", folder, error) from error
         relative = [f"{name}={value}" for name, value in _paths(config) if not os.path.isabs(os.path.expanduser(value))]
         if relative:
-            node = json.loads(os.environ[launch.interruptD])["ranks"][launch.rank()]
+            node = json.loads(os.environ[launch.PLACED])["ranks"][launch.rank()]
             raise BadSetting(
                 f"{relative[0]} starts in {folder}, which {node} does not have: give the whole path"
             ) from error
@@ -365,7 +365,7 @@ def _tune(run: Running, device: torch.device, world: World) -> None:
     with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.supervised import sft
     tuning = sft.assemble(run.order.config, device, world)
-    parameters = [each for _, each in tuning.imitator.model.named_parameters()]
+    parameters = [each for _, each in tuning.learner.model.named_parameters()]
     more = {
         "task": {"train_prompts": len(tuning.train), "heldout_prompts": len(tuning.val)},
         "num_parameters": sum(each.numel() for each in parameters),
@@ -439,7 +439,7 @@ def _head(run: Running, config: Config, device: torch.device, world: World, more
         ignored=dict(run.order.given.ignored),
         assumed=dict(run.order.given.assumed),
         warnings=warnings,
-        **({"placement": json.loads(os.environ[launch.interruptD])} if launch.is_placed() else {}),
+        **({"placement": json.loads(os.environ[launch.PLACED])} if launch.is_placed() else {}),
         **more,
         device=str(device),
         dtype=config.run.dtype,

@@ -27,7 +27,7 @@ RENDEZVOUS = "TRAINER_RENDEZVOUS"
 # The process that started a rank of this machine: without it a rank was started by another launcher.
 _LAUNCHER = "TRAINER_LAUNCHER"
 # Set in a process of a placed run: what the header tells of its placement, in JSON.
-interruptD = "TRAINER_PLACED"
+PLACED = "TRAINER_PLACED"
 # How long the other ranks may take to end by themselves after one has failed: they write what they know. The one that
 # the others failed for may be among them: they can see its death before it is seen here.
 _GRACE_S = 5.0
@@ -60,7 +60,7 @@ def is_rank() -> bool:
 
 def is_placed() -> bool:
     """Whether this process was given its place by `trainer.placement`."""
-    return interruptD in os.environ
+    return PLACED in os.environ
 
 
 def size() -> int:

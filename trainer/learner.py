@@ -18,11 +18,10 @@ from trainer.algorithms.advantages import Advantages, Scores, advantages
 from trainer.algorithms.aggregation import Totals, aggregate, count, masked_sum
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import MAXIMA, Correction, Spread, correction, shares, spread
-from trainer.algorithms.descent import Descent, copy_into
 from trainer.algorithms.kl import controller, divergence
 from trainer.algorithms.losses import Clip, policy_loss
+from trainer.algorithms.optimizer import Optimizer, copy_into, learning_rate
 from trainer.algorithms.packing import select
-from trainer.algorithms.schedule import learning_rate
 from trainer.distributed import World
 from trainer.models import lora
 from trainer.shards import gathered, is_sharded, local, put
@@ -105,7 +104,7 @@ class Learner:
         self.model, self.critic, self._world = model, critic, world or World.single()
         self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
-        self._descent = Descent.start(
+        self._optimizer = Optimizer.start(
             model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.all_reduce_sum
         )
         algorithm = config.algorithm
@@ -121,7 +120,7 @@ class Learner:
     @property
     def updates(self) -> int:
         """Optimizer steps done so far."""
-        return self._descent.updates
+        return self._optimizer.updates
 
     @property
     def num_parameters(self) -> int:
@@ -278,18 +277,18 @@ class Learner:
     def _step(self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages_BT: Tensor) -> dict[str, float]:
         totals = self._accumulate(batch, rows, logprobs, advantages_BT)
         lr = self.lr()
-        norm = self._descent.step(lr=lr, grad_clip=self._config.optim.grad_clip)
+        norm = self._optimizer.step(lr=lr, grad_clip=self._config.optim.grad_clip)
         return {**totals, "grad_norm": norm, "lr": lr}
 
     def _accumulate(self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages_BT: Tensor) -> dict[str, float]:
         """Puts the mini batch's gradient into the parameters; gives back its measured means."""
-        self._descent.clear()
+        self._optimizer.zero_grad()
         passes = [
             each for each in torch.split(rows, self._config.optim.micro_batch_rows or max(1, len(rows))) if len(each)
         ]
         totals, num_passes = self._count(batch.mask_BT[rows], len(passes))
         parts = []
-        with self._descent.summing(num_passes):
+        with self._optimizer.accumulating(num_passes):
             for some in passes:
                 part = select(batch, some)
                 width = part.tokens_BT.shape[1]
@@ -300,7 +299,7 @@ class Learner:
         sums, largest = torch.stack(
             (self._world.all_reduce_sum(table.sum(dim=0)), self._world.all_reduce_max(table.amax(dim=0)))
         ).tolist()
-        self._world.all_reduce_gradients(self._descent.parameters.values())
+        self._world.all_reduce_gradients(self._optimizer.parameters.values())
         names = list(parts[0])
         return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
 
@@ -414,14 +413,14 @@ class Learner:
             start = dict(self.full_weights()) if self._config.model.lora_rank else policy
             for name, own in self._reference.named_parameters():
                 put(own, start[name])
-        for name, wide in self._descent.optimizer.master.items():
+        for name, wide in self._optimizer.adamw.master.items():
             put(wide, policy[name])
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
         state: dict[str, Any] = {
             "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
-            **self._descent.moments(),
+            **self._optimizer.moments(),
             "kl_coef": self._kl.coef,
             "groups_random": self._generator.get_state(),
         }
@@ -440,7 +439,7 @@ class Learner:
             # What a whole bfloat16 model keeps beside its weights is the weight of a sharded one.
             wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
             copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
-        self._descent.restore_moments(state)
+        self._optimizer.restore_moments(state)
         self._kl.coef = state["kl_coef"]
         self._generator.set_state(state["groups_random"].cpu())
         if self.critic is not None:

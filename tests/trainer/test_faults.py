@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Faults of other processes: `trainer.launch`, the world and generators know them.
 ELSEWHERE = {"rank-dies", "rank-differs", "generator-dies", "generator-garbage", "stale-weights"}
-interruptS = {
+PLACES = {
     "settings": {"lr-zero"},
     "task": {"constant-reward", "no-signal", "reward-raises", "reward-hangs", "no-end-token"},
     "arithmetic": {"wrong-arithmetic"},
@@ -56,7 +56,7 @@ def test_every_fault_that_can_be_asked_for_changes_something() -> None:
                 for name in ("score", "pack", "publish", "save")
             ),
         }
-        place = next((place for place, names in interruptS.items() if fault in names), "parts")
+        place = next((place for place, names in PLACES.items() if fault in names), "parts")
         assert {name for name, differs in is_changed.items() if differs} == {place}, fault
 
 

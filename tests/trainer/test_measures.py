@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.trainer.core_cases import GROUPS, REWARDS, batch
 from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, read, rollout
 from trainer import device as devices
+from trainer.algorithms.optimizer import learning_rate
 from trainer.algorithms.packing import pack, select
-from trainer.algorithms.schedule import learning_rate
 from trainer.assembly import assemble
 from trainer.distributed import World, checksum
 from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck

@@ -68,8 +68,8 @@ def test_five_steps_end_with_every_record_and_nothing_printed(plain_run: PlainRu
 
 
 def test_the_compiler_and_its_algebra_are_never_imported(plain_run: PlainRun) -> None:
-    """They cost more than the whole run: see algorithms/adamw.py."""
-    assert "trainer.algorithms.adamw" in plain_run.imported
+    """They cost more than the whole run: see algorithms/optimizer.py."""
+    assert "trainer.algorithms.optimizer" in plain_run.imported
     assert {"torch._dynamo", "torch._inductor", "sympy"} & set(plain_run.imported) == set()
 
 

@@ -71,7 +71,7 @@ PARTS = """
 made = sharded(**EVERYTHING)
 parameters = dict(made.model.named_parameters())
 found["rows"] = [sum(each.numel() for each in some) for some in (made.parameters().values(), parameters.values())]
-found["moments"] = sum(each.numel() for each in made._descent.optimizer.first.values())
+found["moments"] = sum(each.numel() for each in made._optimizer.adamw.first.values())
 found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
 
 # What it says before it learns.

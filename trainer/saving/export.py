@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from trainer import models
-from trainer.algorithms.descent import copy_into
+from trainer.algorithms.optimizer import copy_into
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
 from trainer.saving import manifest

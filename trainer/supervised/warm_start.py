@@ -31,7 +31,7 @@ import torch
 from trainer.assembly import draw
 from trainer.config import BadSetting
 from trainer.rollouts import collect, demonstrate
-from trainer.supervised.imitation import Imitator
+from trainer.supervised.sft_learner import SFTLearner
 from trainer.types import Group
 
 if TYPE_CHECKING:
@@ -59,16 +59,16 @@ def run(parts: Parts, config: Config, records: Records, progress: Progress) -> N
     judgement does not take them.
     """
     optim, task = config.optim, parts.task
-    imitator = Imitator(parts.learner.model, optim, pad=task.tokenizer.pad, device=parts.device, world=parts.world)
+    learner = SFTLearner(parts.learner.model, optim, pad=task.tokenizer.pad, device=parts.device, world=parts.world)
     generator = torch.Generator().manual_seed(config.run.seed + _APART)
     losses: list[float] = []
     ended = None
-    # Each lesson and each look is a part of its own: by parts that end a run is seen to get on.
+    # Each step and each look is a part of its own: by parts that end a run is seen to get on.
     for step in range(1, optim.warm_start_steps + 1):
         with progress.part("warm_start"):
             prompts = parts.world.shard(draw(task.train, config.rollout.prompts_per_step, generator))
-            lesson = imitator.step([demonstration(prompt, task) for prompt in prompts], lr=optim.warm_start_lr)
-        losses.append(lesson.loss)
+            sft_step = learner.step([demonstration(prompt, task) for prompt in prompts], lr=optim.warm_start_lr)
+        losses.append(sft_step.loss)
         if step % _EVERY and step < optim.warm_start_steps:
             continue
         accuracy = None
@@ -80,7 +80,7 @@ def run(parts: Parts, config: Config, records: Records, progress: Progress) -> N
         elif step == optim.warm_start_steps:
             ended = "steps"
         loss, losses = sum(losses) / len(losses), []
-        told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": lesson.grad_norm}
+        told: dict[str, Any] = {"loss": loss, "lr": optim.warm_start_lr, "grad_norm": sft_step.grad_norm}
         told |= {"accuracy": accuracy, "ended": ended, "wall_s": progress.elapsed_s()}
         records.write("warm-start", step=step, of=optim.warm_start_steps, **told)
         if ended:

@@ -22,7 +22,7 @@ from trainer.models import files, lora
 from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.supervised import sft, warm_start
-from trainer.supervised.imitation import Imitator
+from trainer.supervised.sft_learner import SFTLearner
 from trainer.tasks.tokenizers import choose
 from trainer.types import Group
 
@@ -80,7 +80,7 @@ def test_the_loss_stands_on_the_assistants_tokens_alone(tmp_path: Path) -> None:
     learnt = [token for token, is_said in zip(rollout.tokens, rollout.response_mask, strict=True) if is_said]
     assert tokenizer.decode(learnt) == f"{SPOKEN}It is 3."
     assert learnt.count(tokenizer.end or -1) == 2
-    loss, num_tokens = tuning.imitator.surprise([group])
+    loss, num_tokens = tuning.learner.nll([group])
     assert num_tokens == len(SPOKEN) + len("It is 3.") + 2
     # Slow and plain: the whole conversation token by token, minus the log-probability wherever the assistant spoke.
     logprobs = torch.cat(
@@ -94,7 +94,7 @@ def one_logprob(tuning: sft.Tuning, group: Group, at: int) -> torch.Tensor:
     rollout = group.rollouts[0]
     prompt = replace(group.prompt, tokens=(*group.prompt.tokens, *rollout.tokens[:at]))
     alone = Group(prompt, (replace(rollout, tokens=rollout.tokens[at : at + 1], logprobs=(0.0,), response_mask=()),))
-    loss, count = tuning.imitator.surprise([alone])
+    loss, count = tuning.learner.nll([alone])
     assert count == 1
     return torch.tensor([-loss])
 
@@ -104,9 +104,9 @@ def test_micro_batches_give_the_step_of_the_whole(tmp_path: Path, rows: int) -> 
     made = []
     for micro in (0, rows):
         tuning = sft.assemble(settings(tmp_path, micro_batch_rows=micro, dtype="float64"), CPU, World.single())
-        lesson = tuning.imitator.step(tuning.train[:5], lr=0.0)
-        gradients = [each.grad for _, each in tuning.imitator.model.named_parameters() if each.grad is not None]
-        made.append((lesson, torch.cat([gradient.reshape(-1) for gradient in gradients])))
+        sft_step = tuning.learner.step(tuning.train[:5], lr=0.0)
+        gradients = [each.grad for _, each in tuning.learner.model.named_parameters() if each.grad is not None]
+        made.append((sft_step, torch.cat([gradient.reshape(-1) for gradient in gradients])))
     (whole, expected), (parts, found) = made
     assert parts.loss == pytest.approx(whole.loss, rel=1e-10)
     assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-8)
@@ -125,7 +125,7 @@ def test_a_run_learns_validates_and_leaves_a_model_that_reads_back(tmp_path: Pat
     shape = files.read_shape(files.read_config(folder))
     assert shape is not None and shape.vocabulary == 98
     again = models.build(changed(config, path=str(folder)), 98, seed=99, device=CPU)
-    assert difference(dict(again.named_parameters()), dict(tuning.imitator.model.named_parameters())) is None
+    assert difference(dict(again.named_parameters()), dict(tuning.learner.model.named_parameters())) is None
     assert not (tmp_path / "out" / "adapter").exists()
 
 
@@ -133,13 +133,13 @@ def test_with_adapters_they_alone_learn_and_are_written_beside_the_merged_model(
     config = settings(tmp_path, lora_rank=2)
     tuning = go(tmp_path / "out", config)
     first = models.build(config, 98, seed=config.run.seed, device=CPU)
-    own, start = dict(tuning.imitator.model.named_parameters()), dict(first.named_parameters())
+    own, start = dict(tuning.learner.model.named_parameters()), dict(first.named_parameters())
     moved = {name for name, weight in own.items() if not torch.equal(weight, start[name])}
     assert moved == {name for name in own if ".lora_" in name}
     lora.load(first, tmp_path / "out" / "adapter")
     assert difference(dict(first.named_parameters()), own) is None
     merged = dict(files.read_weights(tmp_path / "out" / "model"))
-    assert difference(merged, dict(lora.merged(tuning.imitator.model))) is None
+    assert difference(merged, dict(lora.merged(tuning.learner.model))) is None
     assert set(load(tmp_path / "out" / resume.FOLDER, CPU)["tuned"]["weights"]) == moved
 
 
@@ -211,9 +211,9 @@ def test_a_task_whose_right_answer_it_does_not_take_is_refused() -> None:
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_and_shows(tmp_path: Path) -> None:
     tuning = sft.assemble(settings(tmp_path), CPU, World.single())
-    parameters = dict(tuning.imitator.model.named_parameters())
+    parameters = dict(tuning.learner.model.named_parameters())
     before = {name: weight.detach().clone() for name, weight in parameters.items()}
     next(iter(parameters.values())).register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
-    assert isinstance(tuning.imitator, Imitator)
-    assert math.isnan(tuning.imitator.step(tuning.train[:2], lr=1.0).grad_norm)
+    assert isinstance(tuning.learner, SFTLearner)
+    assert math.isnan(tuning.learner.step(tuning.train[:2], lr=1.0).grad_norm)
     assert difference(before, parameters) is None
