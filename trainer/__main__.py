@@ -317,46 +317,44 @@ def _train(run: Running, device: torch.device, world: World) -> None:
     """Learning from rewards."""
     with run.interrupt.put_off(), run.progress.part("import"):
         from trainer.algorithms.conventions import CONVENTIONS
-        from trainer.assembly import assemble
+        from trainer.build import build_trainer
         from trainer.faults import arithmetic
-        from trainer.loop import train
+        from trainer.loop import train, train_step
         from trainer.metrics import meter
+        from trainer.metrics.step import StepRecords
         from trainer.saving.publish import publish_run
         from trainer.stages import probes
+        from trainer.stages.watch import Watch
         from trainer.supervised import warm_start
     point, records, progress = run.order.point, run.records, run.progress
     config = _in_steps(run.order.config)
-    parts = assemble(config, device, seed=config.run.seed, world=world, logs=run.order.out)
+    logs = run.order.out
+    trainer = build_trainer(config, device, seed=config.run.seed, world=world, logs=logs, progress=progress)
     # What was imported lives to the end: going through it again and again would cost a small run 5 % of its time.
     gc.freeze()
-    progress.meter = measures = meter.start(parts.learner.model, config, device)
+    progress.meter = measures = meter.start(trainer.learner.model, config, device)
     more = {
         "convention": asdict(CONVENTIONS[config.algorithm.convention]),
-        "task": {"train_prompts": len(parts.task.train), "heldout_prompts": len(parts.task.heldout)},
-        "num_parameters": parts.learner.num_parameters,
+        "task": {"train_prompts": len(trainer.task.train), "heldout_prompts": len(trainer.task.heldout)},
+        "num_parameters": trainer.learner.num_parameters,
         "reference": config.reference_at,
         **measures.header(),
     }
     _head(run, config, device, world, more)
     num_validated = None
-    with closing(parts), arithmetic(config.run.fault):
-        probes.ask(parts, config, records, progress)
+    with closing(trainer), arithmetic(config.run.fault):
+        probes.ask(trainer, config, records, progress)
         if point is not None:
-            parts.restore(_goes_on(run, point, config))
+            trainer.restore(_goes_on(run, point, config))
             num_validated = run.continued.num_validated if run.continued is not None else None
             num_validated = world.gather(num_validated)[0]
         elif config.optim.warm_start_steps:
-            warm_start.run(parts, config, records, progress)
-        train(
-            parts,
-            config,
-            out=run.order.out,
-            records=records,
-            progress=progress,
-            interrupt=run.interrupt,
-            num_validated=num_validated,
-        )
-        model: Any = parts.learner.model
+            warm_start.run(trainer, config, records, progress)
+        watch = Watch(trainer, config, run.order.out, records, train_step=train_step, num_validated=num_validated)
+        with watch.saves_before_leaving():
+            steps = StepRecords(config, records, progress, world)
+            train(trainer, [steps, watch], interrupt=run.interrupt)
+        model: Any = trainer.learner.model
         publish_run(model, run.order.out, config, records, progress, world=world)
 
 

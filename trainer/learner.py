@@ -27,8 +27,9 @@ from trainer.models import lora
 from trainer.shards import gathered, is_sharded, local, put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from trainer.algorithms.losses import TokenLosses
     from trainer.config import Config
     from trainer.models.base import Model
     from trainer.models.critic import Critic
@@ -82,6 +83,16 @@ class Update:
     value_loss: float  # 0 without a critic
     weights: Spread | None  # of the correction between sampler and learner; None: there is none
 
+    @classmethod
+    def mean(cls, steps: Sequence[Mapping[str, float]], *, value_loss: float) -> Update:
+        """Of the metrics of each optimizer step."""
+        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        for name in set(_MAXIMA) & set(means):
+            means[name] = float(torch.tensor([step[name] for step in steps]).max())  # unlike max(), keeps a NaN
+        means["lr"] = steps[-1]["lr"]
+        parts = {name: means.pop(name) for name in list(means) if name.startswith("weight_")}
+        return cls(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
+
 
 class Learner:
     """Owns the policy, its frozen reference, the critic if there is one, moments, and the order of groups.
@@ -104,7 +115,7 @@ class Learner:
         self.model, self.critic, self._world = model, critic, world or World.single()
         self._reference = reference.requires_grad_(False) if reference is not None else None
         self._config = config
-        self._optimizer = Optimizer.start(
+        self.optimizer = Optimizer.start(
             model.named_parameters(), weight_decay=config.optim.weight_decay, add=self._world.all_reduce_sum
         )
         algorithm = config.algorithm
@@ -118,9 +129,14 @@ class Learner:
         self._generator = torch.Generator().manual_seed(seed)
 
     @property
+    def grad_clip(self) -> float:
+        """The largest norm of a step's gradients."""
+        return self._config.optim.grad_clip
+
+    @property
     def updates(self) -> int:
         """Optimizer steps done so far."""
-        return self._optimizer.updates
+        return self.optimizer.updates
 
     @property
     def num_parameters(self) -> int:
@@ -232,18 +248,11 @@ class Learner:
         )
         return StepAdvantages(found.advantages_BT, found.returns_BT, rewards_B, coef)
 
-    def update(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> Update:
-        """Takes the batch's optimizer steps; the old policy is the one before the first of them."""
-        value_loss = 0.0
-        if self.critic is not None and logprobs.values_BT is not None and advantages.returns_BT is not None:
-            value_loss = self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
-        done = [self._step(batch, rows, logprobs, advantages.advantages_BT) for rows in self._mini_batches(batch)]
-        means = {name: sum(step[name] for step in done) / len(done) for name in done[0]}
-        for name in set(_MAXIMA) & set(means):
-            means[name] = float(torch.tensor([step[name] for step in done]).max())  # unlike max(), keeps a NaN
-        means["lr"] = done[-1]["lr"]
-        parts = {name: means.pop(name) for name in list(means) if name.startswith("weight_")}
-        return Update(**means, value_loss=value_loss, weights=spread(parts) if parts else None)
+    def update_critic(self, batch: Batch, logprobs: LogProbs, advantages: Advantages) -> float:
+        """Takes the critic's optimizer steps; its loss, 0 without a critic."""
+        if self.critic is None or logprobs.values_BT is None or advantages.returns_BT is None:
+            return 0.0
+        return self.critic.update(batch, logprobs.values_BT, advantages.returns_BT)
 
     def _logprobs(self, model: Model, batch: Batch) -> Tensor:
         """Log-probabilities [B, T] of a whole batch, micro batch by micro batch."""
@@ -262,7 +271,7 @@ class Learner:
             made_BT[some, : part.tokens_BT.shape[1]] = scored.logprobs_BT.to(made_BT.dtype)
         return made_BT
 
-    def _mini_batches(self, batch: Batch) -> Iterator[Tensor]:
+    def mini_batches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each mini batch: whole groups, drawn anew each time; sizes differ by one group at most.
 
         As many numbers are drawn where groups are missing: with dynamic sampling not all ranks have as many.
@@ -274,56 +283,39 @@ class Learner:
         for prompts in order_P.tensor_split(self._config.optim.mini_batches):
             yield torch.isin(prompt_of_B, prompts).nonzero().squeeze(1).to(batch.prompt_of_B.device)
 
-    def _step(self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages_BT: Tensor) -> dict[str, float]:
-        totals = self._accumulate(batch, rows, logprobs, advantages_BT)
-        lr = self.lr()
-        norm = self._optimizer.step(lr=lr, grad_clip=self._config.optim.grad_clip)
-        return {**totals, "grad_norm": norm, "lr": lr}
+    def micro_batches(self, batch: Batch, rows: Tensor) -> tuple[list[Tensor], Totals]:
+        """A mini batch's rows for each forward pass, and the denominators of its optimizer step over all ranks.
 
-    def _accumulate(self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages_BT: Tensor) -> dict[str, float]:
-        """Puts the mini batch's gradient into the parameters; gives back its measured means."""
-        self._optimizer.zero_grad()
+        Passes are taken together: a rank with fewer rows than another has passes over no row.
+        """
         passes = [
             each for each in torch.split(rows, self._config.optim.micro_batch_rows or max(1, len(rows))) if len(each)
         ]
-        totals, num_passes = self._count(batch.mask_BT[rows], len(passes))
-        parts = []
-        with self._optimizer.accumulating(num_passes):
-            for some in passes:
-                part = select(batch, some)
-                width = part.tokens_BT.shape[1]
-                parts.append(self._backward(part, logprobs.take(some, width), advantages_BT[some, :width], totals))
-            parts += [self._idle(batch, logprobs, advantages_BT, totals) for _ in range(num_passes - len(passes))]
-        table = torch.stack([value for each in parts for value in each.values()]).double().view(len(parts), -1)
-        # one transfer from the device for all numbers
-        sums, largest = torch.stack(
-            (self._world.all_reduce_sum(table.sum(dim=0)), self._world.all_reduce_max(table.amax(dim=0)))
-        ).tolist()
-        self._world.all_reduce_gradients(self._optimizer.parameters.values())
-        names = list(parts[0])
-        return {name: (largest if name in _MAXIMA else sums)[index] for index, name in enumerate(names)}
-
-    def _idle(self, batch: Batch, logprobs: LogProbs, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
-        """A pass whose gradient is 0, for a rank that has fewer rows than another: passes are taken together."""
-        first = torch.zeros(1, dtype=torch.int64, device=batch.tokens_BT.device)
-        part = select(batch, first)
-        width = part.tokens_BT.shape[1]
-        part = replace(part, mask_BT=torch.zeros_like(part.mask_BT))
-        return self._backward(part, logprobs.take(first, width), advantages_BT[first, :width], totals)
-
-    def _count(self, mask_BT: Tensor, num_passes: int) -> tuple[Totals, int]:
-        """The denominators of one optimizer step, over all ranks; and the most passes that any of them takes."""
+        mask_BT = batch.mask_BT[rows]
         own = count(mask_BT, self._convention, scale=self._longest_answer)
         both = torch.stack([torch.as_tensor(each, device=mask_BT.device) for each in (own.num_tokens, own.num_rows)])
         num_tokens, num_rows = self._world.all_reduce_sum(both).clamp(min=1).unbind()
-        most = torch.tensor([own.width, num_passes], device=mask_BT.device)
+        most = torch.tensor([own.width, len(passes)], device=mask_BT.device)
         width, num_passes = self._world.all_reduce_max(most).tolist()
         # Of no rows, where fewer groups have a signal than there are mini batches, one pass over nothing is taken.
-        return replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width), max(1, num_passes)
+        passes += [rows[:0]] * (max(1, num_passes) - len(passes))
+        return passes, replace(own, num_tokens=num_tokens, num_rows=num_rows, width=width)
 
-    def _backward(self, part: Batch, logprobs: LogProbs, advantages_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
-        """Adds a micro batch's share of the gradient; gives back its share of each mean, and its maxima."""
-        algorithm, mask_BT = self._config.algorithm, part.mask_BT
+    def loss(
+        self, batch: Batch, rows: Tensor, logprobs: LogProbs, advantages: Advantages, totals: Totals
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A micro batch's share of the loss, and of each metric of the step; metrics in `_MAXIMA` are maxima.
+
+        Policy loss - entropy_coef * entropy + kl_coef * divergence from the reference, each summed over the rows and
+        divided by `totals`. Of no row the loss and its gradient are 0.
+        """
+        algorithm, is_idle = self._config.algorithm, not len(rows)
+        rows = torch.zeros(1, dtype=torch.int64, device=batch.tokens_BT.device) if is_idle else rows
+        part = select(batch, rows)
+        if is_idle:
+            part = replace(part, mask_BT=torch.zeros_like(part.mask_BT))
+        mask_BT, width = part.mask_BT, part.tokens_BT.shape[1]
+        logprobs, advantages_BT = logprobs.take(rows, width), advantages.advantages_BT[rows, :width]
         scored = self.model.score(part, temperature=self._config.rollout.temperature)
         old_BT = scored.logprobs_BT.detach() if logprobs.old_BT is None else logprobs.old_BT
         corrected = self._correct(part, old_BT)
@@ -357,14 +349,19 @@ class Learner:
                 is_same = algorithm.aggregation == "token-mean"
                 penalty = kl if is_same else aggregate(kl_BT, mask_BT, algorithm.aggregation, totals)
                 loss = loss + self._kl.coef * penalty
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts = {"loss": loss, "policy_loss": policy_share, "kl": kl, "entropy": entropy}
+        metrics = {name: each.detach() for name, each in parts.items()}
+        return loss, {**metrics, **self._token_metrics(part, old_BT, policy, corrected, totals)}
+
+    @torch.no_grad()
+    def _token_metrics(
+        self, part: Batch, old_BT: Tensor, policy: TokenLosses, corrected: Correction | None, totals: Totals
+    ) -> dict[str, Tensor]:
+        """A micro batch's share of what is measured over tokens."""
+        mask_BT, algorithm = part.mask_BT, self._config.algorithm
         gap_BT = torch.where(mask_BT, old_BT - part.sampler_logprobs_BT, torch.zeros_like(old_BT))
-        return {
-            "loss": loss.detach(),
-            "policy_loss": policy_share.detach(),
-            "kl": kl.detach(),
-            "entropy": entropy.detach(),
-            "clip_fraction": masked_sum(policy.is_clipped_BT.to(loss.dtype), mask_BT) / totals.num_tokens,
+        metrics = {
+            "clip_fraction": masked_sum(policy.is_clipped_BT.to(policy.losses_BT.dtype), mask_BT) / totals.num_tokens,
             "clip_fraction_lower": policy.is_bounded_BT.sum() / totals.num_tokens,
             "ppo_kl": -policy.log_ratios_BT.sum() / totals.num_tokens,
             "ratio_mean": masked_sum(policy.ratios_BT, mask_BT) / totals.num_tokens,
@@ -373,8 +370,19 @@ class Learner:
             "logprob_diff_max": gap_BT.abs().max(),
             "sampler_kl": (gap_BT.exp() - gap_BT - 1).sum() / totals.num_tokens,
             "sampler_kl_direct": -gap_BT.sum() / totals.num_tokens,
-            **self._weigh(corrected, mask_BT, totals),
         }
+        if corrected is None:
+            return metrics
+        level, cap, floor = algorithm.correction, algorithm.correction_cap, algorithm.correction_floor
+        return {**metrics, **shares(corrected, mask_BT, totals, level=level, cap=cap, floor=floor)}
+
+    def all_reduce(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """The metrics of an optimizer step from those of its micro batches; sums the gradients over the ranks too."""
+        table = torch.stack([value for each in shares for value in each.values()]).double().view(len(shares), -1)
+        sums, maxima = self._world.all_reduce_sum(table.sum(dim=0)), self._world.all_reduce_max(table.amax(dim=0))
+        sums, maxima = torch.stack((sums, maxima)).tolist()  # one transfer from the device for all numbers
+        self._world.all_reduce_gradients(self.optimizer.parameters.values())
+        return {name: (maxima if name in _MAXIMA else sums)[index] for index, name in enumerate(shares[0])}
 
     def _correct(self, part: Batch, old_BT: Tensor) -> Correction | None:
         algorithm = self._config.algorithm
@@ -391,21 +399,8 @@ class Learner:
             bound=algorithm.correction_bound,
         )
 
-    def _weigh(self, corrected: Correction | None, mask_BT: Tensor, totals: Totals) -> dict[str, Tensor]:
-        if corrected is None:
-            return {}
-        algorithm = self._config.algorithm
-        return shares(
-            corrected,
-            mask_BT,
-            totals,
-            level=algorithm.correction,
-            cap=algorithm.correction_cap,
-            floor=algorithm.correction_floor,
-        )
-
     @torch.no_grad()
-    def start_here(self) -> None:
+    def set_reference(self) -> None:
         """Takes the present weights for those that the run starts from: the reference policy becomes them."""
         policy = dict(self.model.named_parameters())
         if self._reference is not None:
@@ -413,14 +408,14 @@ class Learner:
             start = dict(self.full_weights()) if self._config.model.lora_rank else policy
             for name, own in self._reference.named_parameters():
                 put(own, start[name])
-        for name, wide in self._optimizer.adamw.master.items():
+        for name, wide in self.optimizer.adamw.master.items():
             put(wide, policy[name])
 
     def state(self) -> dict[str, Any]:
         """All that the next update depends on, by reference."""
         state: dict[str, Any] = {
             "policy": {name: parameter.detach() for name, parameter in self.model.named_parameters()},
-            **self._optimizer.moments(),
+            **self.optimizer.moments(),
             "kl_coef": self._kl.coef,
             "groups_random": self._generator.get_state(),
         }
@@ -439,7 +434,7 @@ class Learner:
             # What a whole bfloat16 model keeps beside its weights is the weight of a sharded one.
             wide = state.get("master", {}) if part == "policy" and self.is_sharded else {}
             copy_into(own.get(part, {}), {**state.get(part, {}), **wide})
-        self._optimizer.restore_moments(state)
+        self.optimizer.restore_moments(state)
         self._kl.coef = state["kl_coef"]
         self._generator.set_state(state["groups_random"].cpu())
         if self.critic is not None:

@@ -14,6 +14,7 @@ from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
 from trainer.distributed import World
 from trainer.learner import Learner, LogProbs, Update
+from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -58,7 +59,7 @@ def by_row(of: Batch) -> Advantages:
 
 
 def update(made: Learner, of: Batch, logprobs: LogProbs | None = None) -> Update:
-    return made.update(of, logprobs or made.forward_only(of), by_row(of))
+    return update_policy(made, of, logprobs or made.forward_only(of), by_row(of))
 
 
 def said(made: Learner, of: Batch, temperature: float = 1.0) -> Tensor:

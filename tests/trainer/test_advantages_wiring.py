@@ -15,6 +15,7 @@ from trainer.algorithms.advantages import Scores, advantages
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack
 from trainer.learner import LogProbs
+from trainer.loop import update_policy
 from trainer.types import Group, Rollout, Stop
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def test_a_critics_forecasts_are_in_the_advantages_and_it_learns_the_returns() -
     assert judged.returns_BT is not None and wanted.returns_BT is not None
     assert torch.allclose(judged.advantages_BT, wanted.advantages_BT)
     assert torch.allclose(judged.returns_BT, wanted.returns_BT)
-    assert made.update(of, known, judged).value_loss == 0.75
+    assert update_policy(made, of, known, judged).value_loss == 0.75
     assert critic.taught is not None
     assert torch.equal(critic.taught[0], values_BT)
     assert torch.equal(critic.taught[1], judged.returns_BT)

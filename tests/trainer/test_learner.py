@@ -13,6 +13,7 @@ from tests.trainer.trainer_cases import END, PAD, TINY, changed, decoder, group
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack, select
 from trainer.learner import Learner, Update
+from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from trainer.config import Config
@@ -41,7 +42,7 @@ def update(made: Learner, of: Batch, advantages_B: Tensor | None = None) -> Upda
     """One update with an advantage per row, by default the rewards."""
     values_B = of.rewards_B if advantages_B is None else advantages_B
     advantages_BT = torch.where(of.mask_BT, values_B.unsqueeze(1), 0.0)
-    return made.update(of, made.forward_only(of), Advantages(advantages_BT, None))
+    return update_policy(made, of, made.forward_only(of), Advantages(advantages_BT, None))
 
 
 def gradient(made: Learner, of: Batch) -> dict[str, Tensor]:

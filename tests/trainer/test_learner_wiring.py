@@ -28,6 +28,7 @@ from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.correction import correction
 from trainer.algorithms.packing import pack, select
 from trainer.learner import Update
+from trainer.loop import update_policy
 
 if TYPE_CHECKING:
     from trainer.types import Batch
@@ -309,7 +310,7 @@ def test_the_first_step_moves_a_weight_by_the_rate_whatever_its_gradient() -> No
 def test_weights_decay_by_the_rate_times_their_decay() -> None:
     made, of = learner(lr=0.01, weight_decay=0.5), batch()
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
-    made.update(of, made.forward_only(of), Advantages(torch.zeros_like(of.sampler_logprobs_BT), None))
+    update_policy(made, of, made.forward_only(of), Advantages(torch.zeros_like(of.sampler_logprobs_BT), None))
     for name, weight in made.model.named_parameters():
         assert torch.allclose(weight, before[name] * (1 - 0.01 * 0.5), rtol=1e-12, atol=0), name
 
@@ -323,7 +324,7 @@ def test_the_rate_rises_then_falls_to_nothing_at_the_end() -> None:
 
 def test_a_step_whose_gradient_is_not_finite_counts_as_done() -> None:
     made, of = learner(lr=0.1), batch()
-    made.update(of, made.forward_only(of), Advantages(torch.full_like(of.sampler_logprobs_BT, math.nan), None))
+    update_policy(made, of, made.forward_only(of), Advantages(torch.full_like(of.sampler_logprobs_BT, math.nan), None))
     assert (made.steps_done, made.updates) == (1, 1)
 
 

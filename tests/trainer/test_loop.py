@@ -10,10 +10,10 @@ import torch
 
 from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
-from trainer.assembly import assemble, draw
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
-from trainer.loop import advance
-from trainer.metrics.progress import Progress
+from trainer.loop import next_rollouts, train_step
+from trainer.rollouts import draw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -178,7 +178,7 @@ def test_every_convention_and_estimator_runs_through_the_loop(tmp_path: Path, ch
 
 
 def test_prompts_are_drawn_without_repeats_until_all_were_drawn() -> None:
-    prompts = assemble(changed(TINY, distractors=0), CPU, seed=0).task.train
+    prompts = build_trainer(changed(TINY, distractors=0), CPU, seed=0).task.train
     generator = torch.Generator().manual_seed(0)
     drawn = [each.text for each in draw(prompts, 25, generator)]
     assert len(drawn) == 25
@@ -190,11 +190,11 @@ def test_a_step_from_scripted_answers_holds_the_numbers_worked_out_by_hand() -> 
     config = changed(TINY, distractors=0, prompts_per_step=10, rollouts_per_prompt=2, reward="exact", seed=3)
     answers = {
         each.text: (rollout((int(each.expected), END)), rollout((END,)))
-        for each in assemble(config, CPU, seed=0).task.train
+        for each in build_trainer(config, CPU, seed=0).task.train
     }
     answers["4="] = (rollout((5, END)), rollout((5, END)))
     parts, engine = scripted(config, answers)
-    turn = advance(parts, 1, Progress())
+    turn = train_step(parts, 1)
     assert turn.rewards_PG.sum().item() == 11
     judged = (
         parts.learner.compute_advantages(turn.batch, parts.learner.forward_only(turn.batch))
@@ -215,10 +215,10 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
         TINY, distractors=0, prompts_per_step=2, rollouts_per_prompt=2, reward="exact", dynamic_sampling=True
     )
     same, mixed = (rollout((END,)), rollout((END,))), (rollout((1, END)), rollout((END,)))
-    answers = {each.text: same for each in assemble(config, CPU, seed=0).task.train}
+    answers = {each.text: same for each in build_trainer(config, CPU, seed=0).task.train}
     answers |= {"0=": mixed, "1=": (rollout((2, END)), rollout((END,))), "2=": (rollout((3, END)), rollout((END,)))}
     parts, _ = scripted(config, answers)
-    made = parts.rollouts(Progress())
+    made = next_rollouts(parts)
     groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert [row.tolist() for row in rewards_PG] == [[1.0, 0.0], [1.0, 0.0]]
     assert {group.prompt.text for group in groups} <= {"0=", "1=", "2="}
@@ -228,8 +228,8 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
 def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
     config = changed(TINY, distractors=0, rollouts_per_prompt=2, dynamic_sampling=True, max_generations=4)
     same = (rollout((END,)), rollout((END,)))
-    parts, _ = scripted(config, {each.text: same for each in assemble(config, CPU, seed=0).task.train})
-    made = parts.rollouts(Progress())
+    parts, _ = scripted(config, {each.text: same for each in build_trainer(config, CPU, seed=0).task.train})
+    made = next_rollouts(parts)
     groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert (len(groups), num_drawn) == (3, 12)
     assert rewards_PG.unique().numel() == 1
@@ -238,10 +238,10 @@ def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
 def test_an_answer_near_its_limit_costs_reward() -> None:
     config = changed(TINY, distractors=0, reward="exact", overlong_buffer=2, overlong_factor=0.5)
     parts, _ = scripted(config, {each.text: (rollout((1, 1, 1)), rollout((1, END)), rollout((END,)), rollout((END,)))
-                                 for each in assemble(config, CPU, seed=0).task.train})  # fmt: skip
-    rewards = parts.rollouts(Progress()).rewards_PG
+                                 for each in build_trainer(config, CPU, seed=0).task.train})  # fmt: skip
+    rewards = next_rollouts(parts).rewards_PG
     # of at most 3 tokens the last 2 cost 0.25 each
     assert rewards[:, 0].tolist() == [-0.5] * 3
     assert rewards[:, 2].tolist() == [0.0] * 3
     with pytest.raises(BadSetting, match=r"^overlong_buffer=4 .* 3 "):
-        assemble(changed(config, overlong_buffer=4), CPU, seed=0)
+        build_trainer(changed(config, overlong_buffer=4), CPU, seed=0)

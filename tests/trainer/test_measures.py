@@ -14,7 +14,7 @@ from tests.trainer.trainer_cases import CPU, END, PAD, TINY, changed, read, roll
 from trainer import device as devices
 from trainer.algorithms.optimizer import learning_rate
 from trainer.algorithms.packing import pack, select
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.distributed import World, checksum
 from trainer.metrics.checks import GenerationCheck, LogprobsCheck, RewardCheck, UpdateCheck
 from trainer.metrics.progress import Progress
@@ -35,18 +35,18 @@ def test_a_run_needs_the_gradients_of_what_it_trains_and_the_logits_of_one_forwa
 
     def needed(**changes: object) -> int:
         config = changed(TINY, **changes)
-        return probes.needed_bytes(assemble(config, CPU, seed=0), config)
+        return probes.needed_bytes(build_trainer(config, CPU, seed=0), config)
 
     whole, cut = needed(), needed(mini_batches=3)
     assert whole - cut == 3 * 4 * (12 - 4) * tokens * vocabulary
-    adapted = assemble(changed(TINY, lora_rank=2), CPU, seed=0)
+    adapted = build_trainer(changed(TINY, lora_rank=2), CPU, seed=0)
     trained = sum(each.numel() for each in adapted.learner.model.parameters() if each.requires_grad)
     assert needed(lora_rank=2) == 4 * trained + 3 * 4 * 12 * tokens * vocabulary
 
 
 def test_memory_that_is_as_full_as_before_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "allocated", lambda device: 10)
-    assert probes.memory(assemble(TINY, CPU, seed=0), TINY).passed is True
+    assert probes.memory(build_trainer(TINY, CPU, seed=0), TINY).passed is True
 
 
 def test_one_number_that_was_not_added_up_fails_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_training_does_not_begin_where_a_question_that_it_needs_has_a_wrong_answ
     monkeypatch.setattr(packages, "installed", list)
     monkeypatch.setattr(f"trainer.stages.probes.{place}", lambda *given: Stage(False, "it is wrong", {}))
     with Records(tmp_path) as records, pytest.raises(StageFailed, match=f"{name}: it is wrong"):
-        probes.ask(assemble(TINY, CPU, seed=0), TINY, records, Progress())
+        probes.ask(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
     assert read(tmp_path)[-1]["name"] == name
 
 

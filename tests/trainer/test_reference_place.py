@@ -14,11 +14,11 @@ from tests.trainer.generator_cases import Crew
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read, run
 from trainer import models
-from trainer.assembly import Parts, assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.config import read as read_settings
 from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
-from trainer.loop import advance
+from trainer.loop import make_rollouts, train_step
 from trainer.metrics import flops
 from trainer.metrics.progress import Progress
 from trainer.models.decoder import Decoder
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trainer.distributed import World
     from trainer.metrics.step import StepResult
     from trainer.saving.checkpoint import State
+    from trainer.trainer import Trainer
 
 # One generator: its micro batches are the learner's, so that every number is the same to the bit.
 THERE = changed(
@@ -43,12 +44,12 @@ HERE = changed(THERE, reference_place="learner")
 AHEAD = {"off_policy": 1, "correction": "token"}
 
 
-def parts_of(config: Config = THERE, crew: Crew | None = None, *, seed: int = 0) -> Parts:
-    return assemble(config, CPU, seed=seed, engine=(crew or Crew(config)).engine(config.rollout.generators))
+def parts_of(config: Config = THERE, crew: Crew | None = None, *, seed: int = 0) -> Trainer:
+    return build_trainer(config, CPU, seed=seed, engine=(crew or Crew(config)).engine(config.rollout.generators))
 
 
-def turns(parts: Parts, first: int = 1, last: int = 4) -> list[StepResult]:
-    return [advance(parts, step, Progress()) for step in range(first, last + 1)]
+def turns(parts: Trainer, first: int = 1, last: int = 4) -> list[StepResult]:
+    return [train_step(parts, step) for step in range(first, last + 1)]
 
 
 def copied(state: State) -> State:
@@ -105,7 +106,7 @@ def test_without_a_divergence_there_is_no_reference_anywhere() -> None:
 
 def test_a_learner_whose_generators_have_said_nothing_does_not_go_on_without() -> None:
     made = parts_of()
-    rollouts = made.make(Progress())
+    rollouts = make_rollouts(made)
     with pytest.raises(ValueError, match=r"no generator .* reference"):
         made.learner.forward_only(made.pack(rollouts.groups, rollouts.rewards_PG))
 
@@ -114,10 +115,10 @@ def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
     config = changed(THERE, prompts_per_step=4, ranks=2)
 
     def job(world: World) -> Tensor:
-        made = assemble(config, CPU, seed=0, world=world, engine=Crew(config).engine(1, seed=world.rank))
-        alone = assemble(changed(config, reference_place="learner"), CPU, seed=0)
+        made = build_trainer(config, CPU, seed=0, world=world, engine=Crew(config).engine(1, seed=world.rank))
+        alone = build_trainer(changed(config, reference_place="learner"), CPU, seed=0)
         for step in (1, 2):
-            turn = advance(made, step, Progress())
+            turn = train_step(made, step)
             own = alone.learner.forward_only(turn.batch).reference_BT
             assert own is not None and turn.logprobs.reference_BT is not None
             assert torch.equal(turn.logprobs.reference_BT, own)
@@ -130,7 +131,7 @@ def test_each_rank_asks_its_own_generators_about_its_own_rollouts() -> None:
 # What the learner holds.
 
 
-def held_bytes(parts: Parts) -> int:
+def held_bytes(parts: Trainer) -> int:
     """Of all tensors that can be reached from the learner, each piece of memory once."""
     seen: dict[int, int] = {}
     known: set[int] = set()
@@ -197,12 +198,12 @@ def test_a_run_goes_on_from_any_step_in_either_place_with_the_same_bits(settings
     live = parts_of(configs["generators"])
     states = {"generators": [copied(live.state(0))], "learner": []}
     for step in range(1, 4):
-        advance(live, step, Progress())
+        train_step(live, step)
         states["generators"].append(copied(live.state(step)))
     beside = parts_of(configs["learner"])
     states["learner"].append(copied(beside.state(0)))
     for step in range(1, 4):
-        advance(beside, step, Progress())
+        train_step(beside, step)
         states["learner"].append(copied(beside.state(step)))
     for began in configs:
         for now, config in configs.items():
@@ -214,7 +215,7 @@ def test_a_run_goes_on_from_any_step_in_either_place_with_the_same_bits(settings
             assert (MARK in other.state(3)) is (now == "generators")
 
 
-def weights_of(parts: Parts) -> dict[str, Tensor]:
+def weights_of(parts: Trainer) -> dict[str, Tensor]:
     return {name: each.detach().clone() for name, each in parts.learner.model.named_parameters()}
 
 
@@ -232,10 +233,10 @@ def test_after_a_warm_start_the_reference_is_what_that_ended_with_wherever_the_r
         for name, each in live.learner.model.named_parameters():
             if each.requires_grad:
                 each.add_(0.1 * torch.randn(each.shape, generator=torch.Generator().manual_seed(len(name))))
-    live.start_here()
-    live.publish(0)
+    live.set_reference()
+    live.sync_weights(0)
     # At its start the policy is its reference.
-    rollouts = live.make(Progress())
+    rollouts = make_rollouts(live)
     batch = live.pack(rollouts.groups, rollouts.rewards_PG)
     known = live.learner.forward_only(batch, rollouts.reference_BT)
     assert known.reference_BT is not None and known.old_BT is not None
@@ -275,7 +276,7 @@ def test_a_folder_that_holds_another_model_by_now_is_no_reference_of_a_run_that_
             parts_of(config).restore(load(out, CPU))
     # What the learner had is in its checkpoint, and goes from there to the generators.
     save(beside.state(2), out)
-    rollouts = beside.make(Progress())
+    rollouts = make_rollouts(beside)
     wanted = beside.learner.forward_only(beside.pack(rollouts.groups, rollouts.rewards_PG)).reference_BT
     moved = parts_of(there)
     moved.restore(load(out, CPU))
@@ -291,16 +292,16 @@ def test_a_generator_that_reads_another_model_than_the_learner_ends_the_run_with
         assert isinstance(made, Decoder)
         models.save(made, tmp_path / str(number))
     crew = Crew(changed(THERE, path=str(tmp_path / "1")))
-    parts = assemble(changed(THERE, path=str(tmp_path / "0")), CPU, seed=0, engine=crew.engine(1))
+    parts = build_trainer(changed(THERE, path=str(tmp_path / "0")), CPU, seed=0, engine=crew.engine(1))
     with pytest.raises(BadSetting, match=r"generator 0 .* another reference"):
-        advance(parts, 1, Progress())
+        train_step(parts, 1)
 
 
 SHARDED = """
 from tests.trainer.generator_cases import Crew
 from tests.trainer.test_reference_place import HERE, THERE, turns
 from tests.trainer.trainer_cases import CPU, changed
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.metrics.progress import Progress
 from trainer.saving.checkpoint import load
@@ -311,7 +312,7 @@ MORE = {"prompts_per_step": 4, "ranks": 2, "sharding": "fsdp2", "dtype": "bfloat
 
 def parts(config, of=world, **more):
     config = changed(config, **MORE, **more)
-    return assemble(config, CPU, seed=0, world=of, engine=Crew(config).engine(1, seed=world.rank))
+    return build_trainer(config, CPU, seed=0, world=of, engine=Crew(config).engine(1, seed=world.rank))
 
 
 def says(made, rollouts):
@@ -326,15 +327,15 @@ for is_moved in (False, True):
             with torch.no_grad():
                 for each in live.learner.model.parameters():
                     each.mul_(1.5)
-            live.start_here()
-        rollouts = live.make(Progress())
+            live.set_reference()
+        rollouts = make_rollouts(live)
         wanted = says(live, rollouts)
         found[f"says {name} {is_moved}"] = wanted.tolist()
         turns(live, 1, 1)
         state = live.state(1)
         reference = state["learner"].get("reference", {})
         found[f"rows {name} {is_moved}"] = sorted({is_sharded(each) for each in reference.values()})
-        live.keep(state, here / f"{name}-{is_moved}")
+        live.save_checkpoint(state, here / f"{name}-{is_moved}")
         given = load(here / f"{name}-{is_moved}", CPU)
         places = {"there": (THERE, world), "here": (HERE, world), "alone": (THERE, World.single())}
         places.pop(name)

@@ -11,7 +11,7 @@ from tests.trainer.core_cases import SMALL
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.shared import once
 from tests.trainer.trainer_cases import CPU, changed
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, parse
 from trainer.shards import is_sharded, like, local, put, whole
 
@@ -239,7 +239,7 @@ def test_tensors_that_are_not_sharded_are_their_own_whole() -> None:
 
 
 def test_one_rank_is_not_sharded_whatever_is_asked() -> None:
-    parts = assemble(changed(SMALL, sharding="fsdp2"), CPU, seed=0)
+    parts = build_trainer(changed(SMALL, sharding="fsdp2"), CPU, seed=0)
     assert not parts.learner.is_sharded
     assert dict(parts.learner.full_weights()).keys() == dict(parts.learner.model.named_parameters()).keys()
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_sharded_is_refused_in_one_sentence(words: list[str], say
 
 def test_offload_is_refused_where_the_device_turns_out_to_be_the_cpu() -> None:
     with pytest.raises(BadSetting, match=r"offload=true .* CPU"):
-        assemble(changed(SMALL, sharding="fsdp2", offload=True), CPU, seed=0)
+        build_trainer(changed(SMALL, sharding="fsdp2", offload=True), CPU, seed=0)
 
 
 def test_a_run_that_shards_nothing_imports_nothing_for_it(plain_run: PlainRun) -> None:

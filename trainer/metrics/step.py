@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from trainer.algorithms.advantages import Advantages
     from trainer.config import Config
+    from trainer.distributed import World
     from trainer.engines.generator_client import GeneratorStats
     from trainer.learner import LogProbs, StepAdvantages, Update
     from trainer.metrics.progress import Progress
+    from trainer.metrics.records import Records
     from trainer.types import Batch, Group, Prompt, Rollout
 
 # verl's name of each number of an update.
@@ -67,6 +69,23 @@ class StepResult:
     stats: GeneratorStats | None = None  # of generators in other processes; None: there are none
     reward_errors: int | None = None  # answers whose reward could not be had; None: one of them ends the run
     staleness: int = 0  # steps that the weights which drew the answers were behind those that learnt from them
+    seconds: float = 0.0
+
+
+class Observer:
+    """Follows a run; the loop knows nothing of what it does."""
+
+    def on_start(self) -> None:
+        """Before the first step."""
+
+    def on_step_start(self, step: int) -> None:
+        """Before a step, when everything that the one before it brought about is done."""
+
+    def on_step(self, step: int, result: StepResult) -> None:
+        """After a step."""
+
+    def on_end(self) -> None:
+        """After the last step."""
 
 
 def of_update(result: StepResult, config: Config) -> dict[str, float]:
@@ -318,3 +337,15 @@ def _merged(name: str, values: Sequence[float]) -> float:
     if name.endswith("/min"):
         return min(values)
     return sum(values) / len(values)
+
+
+class StepRecords(Observer):
+    """Writes the `step` record of each step, with the numbers of all ranks."""
+
+    def __init__(self, config: Config, records: Records, progress: Progress, world: World) -> None:
+        self._config, self._records, self._progress, self._world = config, records, progress, world
+
+    def on_step(self, step: int, result: StepResult) -> None:
+        described = describe_step(result, self._config, result.seconds, self._progress)
+        self._records.write("step", step=step, **over_ranks(self._world.gather(described)))
+        self._progress.steps_done = step

@@ -12,7 +12,7 @@ import torch
 from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, weights
 from tests.trainer.trainer_cases import CPU, PAD, TEXT, changed, group
 from trainer.algorithms.packing import pack
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting
 from trainer.engines import reference
 from trainer.engines.base import Sampling
@@ -52,7 +52,9 @@ def _answers(config: Config, size: int, prompts: int) -> Batch:
 
 def own(config: Config, batch: Batch) -> Tensor:
     """What the learner says with a reference of its own."""
-    known = assemble(changed(config, reference_place="learner", generators=0), CPU, seed=0).learner.forward_only(batch)
+    known = build_trainer(changed(config, reference_place="learner", generators=0), CPU, seed=0).learner.forward_only(
+        batch
+    )
     assert known.reference_BT is not None
     return known.reference_BT
 

@@ -15,9 +15,10 @@ import torch
 from tests.trainer.trainer_cases import CPU, END, PAD, TEXT, TINY, changed, group, rollout
 from trainer.algorithms.advantages import Advantages
 from trainer.algorithms.packing import pack
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import Config
 from trainer.learner import LogProbs
+from trainer.loop import next_rollouts, update_policy
 from trainer.metrics import meter, step
 from trainer.metrics.progress import Progress
 from trainer.tasks.base import prompt
@@ -42,19 +43,20 @@ CORRECTION = {
 
 def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
     """A step record of a real turn."""
-    parts, progress = assemble(config, CPU, seed=0), Progress()
+    progress = Progress()
+    parts = build_trainer(config, CPU, seed=0)
     if with_meter:
         config = changed(config, peak_tflops=0.5)
         progress.meter = meter.start(parts.learner.model, config, CPU)
     with progress.part("gen"):
-        made = parts.rollouts(Progress())
+        made = next_rollouts(parts)
         groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     with progress.part("old_log_prob"):
         batch = parts.pack(groups, rewards_PG)
         known = parts.learner.forward_only(batch)
     judged = parts.learner.compute_advantages(batch, known)
     with progress.part("update_actor"):
-        update = parts.learner.update(batch, known, judged)
+        update = update_policy(parts.learner, batch, known, judged)
     turn = SimpleNamespace(
         groups=groups, rewards_PG=rewards_PG, batch=batch, logprobs=known, advantages=judged, update=update,
         num_drawn=num_drawn, reward_errors=None, stats=None,
@@ -114,8 +116,8 @@ def test_a_score_is_what_the_task_paid_and_a_reward_what_was_learnt_from() -> No
 def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_reward() -> None:
     in_loss = described(changed(TINY, kl_in="loss"))
     assert in_loss["critic/rewards/mean"] == in_loss["critic/score/mean"]
-    parts = assemble(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
-    made = parts.rollouts(Progress())
+    parts = build_trainer(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
+    made = next_rollouts(parts)
     groups, rewards_PG = made.groups, made.rewards_PG
     batch = parts.pack(groups, rewards_PG)
     known = parts.learner.forward_only(batch)

@@ -6,9 +6,9 @@ import copy
 from dataclasses import replace
 
 import torch
-from trainer.algorithms.optimizer import copy_into
 
 from tests.trainer.model_cases import EVEN, UNEVEN, batch_of
+from trainer.algorithms.optimizer import copy_into
 from trainer.algorithms.packing import select
 from trainer.config import Config, parse
 from trainer.models.critic import Critic, build

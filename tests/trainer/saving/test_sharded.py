@@ -19,7 +19,7 @@ import torch
 from tests.trainer.core_cases import batch, learner, update
 from tests.trainer.rank_processes import on_processes
 from tests.trainer.trainer_cases import CPU
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import parse
 from trainer.distributed import World
 from trainer.saving import manifest, resume, sharded
@@ -377,18 +377,18 @@ def test_a_run_of_one_rank_finds_the_checkpoint_of_several(checkpoint: Path) -> 
 
 def test_a_sampler_goes_on_with_its_numbers_and_one_that_is_new_begins_at_its_seed() -> None:
     config = parse(["steps=2", "distractors=0", "prompts_per_step=6"], devices=("cpu",))
-    saved = assemble(config, CPU, seed=0)
-    fresh = assemble(config, CPU, seed=0, world=World(1, 2))
+    saved = build_trainer(config, CPU, seed=0)
+    fresh = build_trainer(config, CPU, seed=0, world=World(1, 2))
     begin = fresh.engine.random_state()
     saved.engine.restore_random_state(torch.Generator().manual_seed(99).get_state())
     state = {**saved.state(1), "step": 1}
-    first = assemble(config, CPU, seed=0)
+    first = build_trainer(config, CPU, seed=0)
     first.restore(state)
     assert torch.equal(first.engine.random_state(), saved.engine.random_state())
     replace(fresh).restore(state)
     assert torch.equal(fresh.engine.random_state(), begin)
     # Nor does one that follows an engine of another kind.
-    other = assemble(config, CPU, seed=0)
+    other = build_trainer(config, CPU, seed=0)
     begin = other.engine.random_state()
     other.restore({**state, "sampler_random": {"0": torch.zeros(16, dtype=torch.uint8)}})
     assert torch.equal(other.engine.random_state(), begin)

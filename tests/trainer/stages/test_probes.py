@@ -15,7 +15,7 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import device as devices
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.faults import WrongProducts
 from trainer.metrics.progress import Progress
@@ -88,7 +88,7 @@ def test_a_wrong_gradient_is_noticed_though_the_log_probabilities_are_right(monk
 
 
 def test_memory_is_enough_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = assemble(TINY, CPU, seed=0)
+    parts = build_trainer(TINY, CPU, seed=0)
     assert probes.memory(parts, TINY).passed is True
     monkeypatch.setattr(devices, "memory", lambda device: devices.Memory(1000, 2000))
     short = probes.memory(parts, TINY)
@@ -101,14 +101,14 @@ def test_memory_is_enough_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_run_still_needs_is_gradients_and_logits() -> None:
-    parts = assemble(TINY, CPU, seed=0)
+    parts = build_trainer(TINY, CPU, seed=0)
     numbers = sum(each.numel() for _, each in parts.learner.model.named_parameters())
     rows, tokens, vocabulary = 12, 3, 19
     assert probes.needed_bytes(parts, TINY) == 4 * numbers + 3 * 4 * rows * tokens * vocabulary
 
 
 def test_no_more_logits_are_needed_than_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = assemble(TINY, CPU, seed=0)
+    parts = build_trainer(TINY, CPU, seed=0)
     gradients = sum(4 * each.numel() for _, each in parts.learner.model.named_parameters())
     rows, vocabulary = 12, 19
     monkeypatch.setattr(ops, "LOGITS_AT_ONCE", 20)
@@ -140,7 +140,7 @@ def test_ranks_that_add_up_pass_and_others_do_not(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_warm_up_leaves_no_trace() -> None:
-    parts, same = assemble(TINY, CPU, seed=0), assemble(TINY, CPU, seed=0)
+    parts, same = build_trainer(TINY, CPU, seed=0), build_trainer(TINY, CPU, seed=0)
     assert probes.warm_up(parts).passed is None
     found = probes.first_use(parts)
     assert (found.passed, found.measured["answers"]) == (True, 12)
@@ -150,7 +150,7 @@ def test_the_warm_up_leaves_no_trace() -> None:
 
 def asked(out: Path, fault: bool = False) -> list[dict[str, Any]]:
     with Records(out) as records:
-        probes.ask(assemble(TINY, CPU, seed=0), TINY, records, Progress())
+        probes.ask(build_trainer(TINY, CPU, seed=0), TINY, records, Progress())
     return read(out)
 
 
@@ -158,7 +158,7 @@ def test_every_question_has_a_record_with_its_time_and_all_are_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "installed", list)
-    parts = assemble(TINY, CPU, seed=0)
+    parts = build_trainer(TINY, CPU, seed=0)
     began = time.process_time()
     with Records(tmp_path) as records:
         probes.ask(parts, TINY, records, Progress())
@@ -259,7 +259,7 @@ def test_packages_that_are_not_to_be_tried_are_named_and_no_process_is_started(
     monkeypatch.setattr(subprocess, "Popen", start)
     config = changed(TINY, probe_packages=False)
     with Records(tmp_path) as records:
-        probes.ask(assemble(config, CPU, seed=0), config, records, Progress())
+        probes.ask(build_trainer(config, CPU, seed=0), config, records, Progress())
     found = read(tmp_path)
     assert [record for record in found if record["kind"] == "note"] == []
     record = only(found, name="packages")
@@ -293,6 +293,6 @@ def test_a_tensor_that_comes_back_changed_is_no_device(monkeypatch: pytest.Monke
 
 
 def test_parts_without_a_signal_still_answer_the_memory_question() -> None:
-    parts = assemble(TINY, CPU, seed=0)
+    parts = build_trainer(TINY, CPU, seed=0)
     config = replace(TINY, optim=replace(TINY.optim, micro_batch_rows=1))
     assert probes.needed_bytes(parts, config) < probes.needed_bytes(parts, TINY)

@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.trainer_cases import CPU, TINY, changed, only, read
 from trainer import models
-from trainer.assembly import assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.distributed import World
 from trainer.interrupt import Interrupt, Left
@@ -185,7 +185,7 @@ def test_files_that_cannot_be_learnt_from_are_refused_by_name(tmp_path: Path) ->
 
 def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path) -> None:
     config = changed(TINY, warm_start_steps=12, warm_start_lr=1e-2, dtype="bfloat16", steps=2, lr=0.0)
-    parts = assemble(config, CPU, seed=0)
+    parts = build_trainer(config, CPU, seed=0)
     start = {name: weight.detach().clone() for name, weight in parts.learner.model.named_parameters()}
     with Records(tmp_path) as records:
         warm_start.run(parts, config, records, Progress())
@@ -203,7 +203,7 @@ def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path
 
 
 def test_a_task_whose_right_answer_it_does_not_take_is_refused() -> None:
-    parts = assemble(TINY, CPU, seed=0)
+    parts = build_trainer(TINY, CPU, seed=0)
     task = replace(parts.task, is_right=lambda prompt, rollout: False)
     with pytest.raises(BadSetting, match="not take"):
         warm_start.demonstration(task.train[0], task)

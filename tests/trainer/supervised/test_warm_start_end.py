@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer.core_cases import on_ranks
 from tests.trainer.trainer_cases import CPU, TINY, changed, read
-from trainer.assembly import Parts, assemble
+from trainer.build import build_trainer
 from trainer.config import BadSetting, parse
 from trainer.metrics.progress import Progress
 from trainer.metrics.records import NoRecords, Records
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from trainer.config import Config
     from trainer.distributed import World
+    from trainer.trainer import Trainer
     from trainer.types import Group, Prompt
 
 LEARNS = changed(TINY, prompts_per_step=16, hidden=32, warm_start_steps=200, warm_start_lr=1e-2, warm_start_until=0.3)
@@ -36,8 +37,8 @@ class Kept(NoRecords):
         self.step, self.accuracy = values["step"], values["accuracy"]
 
 
-def started(config: Config, folder: Path) -> tuple[Parts, list[dict[str, Any]]]:
-    parts = assemble(config, CPU, seed=0)
+def started(config: Config, folder: Path) -> tuple[Trainer, list[dict[str, Any]]]:
+    parts = build_trainer(config, CPU, seed=0)
     with Records(folder) as records:
         warm_start.run(parts, config, records, Progress())
     return parts, read(folder)
@@ -65,7 +66,7 @@ def test_a_share_that_is_not_reached_leaves_the_bound_and_costs_nothing_but_time
     assert all(each["accuracy"] is None for each in plain)
     assert difference(parts.learner.state(), other.learner.state()) is None
     assert torch.equal(parts.engine.random_state(), other.engine.random_state())
-    assert torch.equal(parts.prompts_random.get_state(), other.prompts_random.get_state())
+    assert torch.equal(parts.prompts.generator.get_state(), other.prompts.generator.get_state())
 
 
 def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
@@ -79,7 +80,7 @@ def test_every_lesson_and_every_look_is_seen_to_get_on() -> None:
                 yield
             ended.append(name)
 
-    warm_start.run(assemble(config, CPU, seed=0), config, NoRecords(), Counted())
+    warm_start.run(build_trainer(config, CPU, seed=0), config, NoRecords(), Counted())
     assert ended == ["warm_start"] * (13 + 2 + 1)  # and what starts the run
 
 
@@ -95,7 +96,7 @@ def test_a_look_asks_the_same_prompts_each_time_and_none_that_is_held_out(
 
     monkeypatch.setattr(warm_start, "collect", noted)
     for seed in (0, 1):
-        parts = assemble(changed(TINY, task=task), CPU, seed=seed)
+        parts = build_trainer(changed(TINY, task=task), CPU, seed=seed)
         warm_start.share_right(parts)
     assert asked[0] == asked[1]
     assert len(set(asked[0])) == len(asked[0]) == min(256, len(parts.task.train))
@@ -106,7 +107,7 @@ def test_ranks_look_at_a_part_each_and_end_together() -> None:
     config = changed(LEARNS, warm_start_lr=5e-3)
 
     def job(world: World) -> tuple[int, float]:
-        parts = assemble(config, CPU, seed=0, world=world)
+        parts = build_trainer(config, CPU, seed=0, world=world)
         told = Kept()
         warm_start.run(parts, config, told, Progress())
         return told.step, told.accuracy
