@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trainer.engines.generator_client import Order
     from trainer.engines.shared import Place
-    from trainer.weights.buckets import Bucket, Entry
+    from trainer.weights import Bucket, Entry
 
 HEADER = struct.Struct(">Q")
 
@@ -102,7 +102,7 @@ def _bucket(
     import torch
 
     from trainer.engines.shared import look
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
     if place is not None:
         flat = pieces[place] = pieces[place] if place in pieces else look(shared, place)

@@ -12,11 +12,10 @@ import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
 from trainer.algorithms.packing import pack
-from trainer.algorithms.shaping import has_signal
 from trainer.engines.base import Sampling
 from trainer.metrics.progress import Progress
 from trainer.prefetch import Prefetch, StaleWeights, packed, unpacked
-from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, score
+from trainer.rollouts import GeneratedGroups, RolloutBatch, collect, has_signal, score
 from trainer.saving import origin
 from trainer.saving.checkpoint import STORED, Saved, State, flatten, save, save_shards
 from trainer.tasks.rewards import RewardBroken

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainer.engines.base import Sampling, Tokens
     from trainer.engines.generator_server import Server
     from trainer.types import Batch
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 T = TypeVar("T")
 FLAT = changed(TINY, layers=1, generators=2, generator_timeout_s=5.0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.engines.base import Sampling, Tokens
     from trainer.tasks.base import Observation
     from trainer.types import Batch, Prompt, Rollout
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -55,7 +55,7 @@ class ReferenceLogProbs:
     """What the reference policy of a generator says of some micro batches."""
 
     logprobs: tuple[Tensor, ...]  # [B, T] of each, on the CPU; 0 where its mask is off
-    mark: int  # of the weights that say so: their `trainer.weights.buckets.fingerprint`
+    mark: int  # of the weights that say so: their `trainer.weights.fingerprint`
     seconds: float  # that it computed
 
 

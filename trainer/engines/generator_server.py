@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from trainer.engines.generator_client import Generated, ReferenceLogProbs
-from trainer.weights.loading import Loading, NotWhole
+from trainer.weights import Loading, NotWhole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.engines.generator_client import Order
     from trainer.engines.reference import Reference
     from trainer.types import Batch
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 
 def start(order: Order, device: torch.device) -> Server:

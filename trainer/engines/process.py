@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trainer.engines.base import Sampling, Tokens
     from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
     from trainer.types import Batch
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 T = TypeVar("T")
 # How a child begins, from the memory that both see, its log and its environment.

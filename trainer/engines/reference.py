@@ -15,7 +15,7 @@ import torch
 from trainer import models
 from trainer.algorithms.packing import select
 from trainer.engines.generator_client import ReferenceLogProbs
-from trainer.weights.buckets import fingerprint
+from trainer.weights import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,8 +24,7 @@ from trainer.engines.generator_client import GeneratorLost, GeneratorStats
 from trainer.engines.reference import ROUNDING
 from trainer.engines.sampling import new_seeds
 from trainer.models import files
-from trainer.weights.buckets import Bucket, Packer, fingerprint, unpack
-from trainer.weights.loading import AT_START
+from trainer.weights import AT_START, Bucket, Packer, fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from trainer.engines.generator_client import GeneratorLost
 from trainer.engines.remote import MOST_TRIES, Origin, Remote
-from trainer.weights.buckets import Packer, fingerprint
+from trainer.weights import Packer, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.algorithms.conventions import CONVENTIONS
-from trainer.algorithms.value import explained_variance
+from trainer.algorithms.losses import explained_variance
 from trainer.metrics.progress import peak_rss_mib
 from trainer.types import Stop
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from trainer import models
 from trainer.algorithms.aggregation import masked_sum
+from trainer.algorithms.losses import value_loss
 from trainer.algorithms.optimizer import Optimizer
 from trainer.algorithms.packing import select
-from trainer.algorithms.value import value_loss
 from trainer.config import BadSetting
 from trainer.models.decoder import Decoder
 from trainer.models.layout import lay_out

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.engines.generator_client import Generated, Order, ReferenceLogProbs
     from trainer.placement.cards import Placement, WorkerSlot
     from trainer.types import Batch
-    from trainer.weights.buckets import Bucket
+    from trainer.weights import Bucket
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trainer.models.decoder import Decoder
     from trainer.models.pretrained import Pretrained
-    from trainer.saving.disk import State
+    from trainer.saving.manifest import State
 
 WRITTEN, BROKE, UNUSABLE = 0, 1, 2
 _CPU = torch.device("cpu")

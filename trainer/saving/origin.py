@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import BadSetting
-from trainer.saving.disk import STORED
-from trainer.weights.buckets import fingerprint, unpack
+from trainer.saving.manifest import STORED
+from trainer.weights import fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

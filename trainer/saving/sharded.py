@@ -28,17 +28,18 @@ import torch
 from torch import Tensor
 
 from trainer.saving import manifest
-from trainer.saving.disk import (
+from trainer.saving.manifest import (
     FULL,
     STORED,
     UNFINISHED_SHARDS,
+    CorruptCheckpoint,
+    Saved,
     digest_of,
     flatten,
     name_in_manifest,
     sync_file,
     sync_folder,
 )
-from trainer.saving.manifest import CorruptCheckpoint, Saved
 from trainer.shards import is_sharded
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer.distributed import World
-    from trainer.saving.disk import State
+    from trainer.saving.manifest import State
 
     T = TypeVar("T")
 

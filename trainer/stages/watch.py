@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trainer.config import Config
     from trainer.metrics.records import Records
     from trainer.metrics.step import StepResult
-    from trainer.saving.disk import State
+    from trainer.saving.manifest import State
     from trainer.trainer import Trainer
     from trainer.types import Group, Prompt
 

@@ -28,7 +28,7 @@ from trainer.engines.sampling import new_seeds
 from trainer.engines.shared import Arena, look
 from trainer.tasks.successor import successor
 from trainer.types import Group, Prompt
-from trainer.weights.buckets import Packer, fingerprint
+from trainer.weights import Packer, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,8 +20,7 @@ from trainer.engines.generator_client import GeneratorLost, ReferenceLogProbs
 from trainer.engines.remote import MOST_TRIES
 from trainer.models import build
 from trainer.types import Group, Prompt
-from trainer.weights.buckets import Packer, fingerprint, unpack
-from trainer.weights.loading import NotWhole
+from trainer.weights import NotWhole, Packer, fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,8 +19,7 @@ from trainer.engines.generator_server import Server
 from trainer.engines.remote import MOST_TRIES
 from trainer.engines.sampling import pick, uniform
 from trainer.tasks.successor import successor
-from trainer.weights.buckets import Packer
-from trainer.weights.loading import NotWhole
+from trainer.weights import NotWhole, Packer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

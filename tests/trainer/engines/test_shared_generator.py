@@ -21,7 +21,7 @@ from trainer.engines.generator_client import GeneratorLost, Order
 from trainer.engines.shared_generator import SharedRemote
 from trainer.placement.generator import share, sharing
 from trainer.tasks import choose
-from trainer.weights.buckets import fingerprint, unpack
+from trainer.weights import fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from trainer.placement.cards import Layout, Node, lost_nodes, place_workers
 from trainer.placement.generator import Packed, share
 from trainer.placement.reach import answers, how_lost
 from trainer.placement.supervise import Watch
-from trainer.weights.buckets import Packer, checksum, unpack
+from trainer.weights import Packer, checksum, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

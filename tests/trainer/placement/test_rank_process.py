@@ -33,7 +33,7 @@ from trainer.placement.rank import _LAST, Heard
 from trainer.placement.supervise import _cause, _failure
 from trainer.placement.worker_actor import WorkerActor
 from trainer.placement.workers import interfaces
-from trainer.weights.buckets import Packer, unpack
+from trainer.weights import Packer, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

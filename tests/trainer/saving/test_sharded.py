@@ -24,8 +24,7 @@ from trainer.config import parse
 from trainer.distributed import World
 from trainer.saving import manifest, resume, sharded
 from trainer.saving.checkpoint import CorruptCheckpoint, difference, flatten, load, save
-from trainer.saving.disk import digest_of
-from trainer.saving.manifest import Saved
+from trainer.saving.manifest import Saved, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

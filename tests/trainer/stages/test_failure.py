@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 import torch
 
-from tests.trainer.trainer_cases import END, group
+from tests.trainer.trainer_cases import CPU, END, TINY, group
+from trainer.build import build_trainer
+from trainer.loop import train_step
 from trainer.saving import checkpoint
 from trainer.stages.failure import of_error
 from trainer.stages.stage import StageFailed
@@ -67,6 +69,15 @@ def test_a_reward_that_raises_is_named_with_its_line() -> None:
     assert str(error).endswith(f" ValueError at test_failure.py:{line} raises: no such key")
     found = of_error(error)
     assert found is not None and (found["name"], found["cause"]) == ("reward", "reward-raises")
+
+
+def test_an_error_of_the_backward_pass_belongs_to_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: torch.Tensor) -> None:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(torch.Tensor, "backward", fails)
+    found = of_error(caught(lambda: train_step(build_trainer(TINY, CPU, seed=0), 1)))
+    assert found is not None and (found["name"], found["cause"]) == ("update", "broken")
 
 
 @pytest.mark.parametrize("is_main", [True, False], ids=["main thread", "another thread, as in Ray"])
