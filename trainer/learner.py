@@ -41,7 +41,7 @@ _MAXIMA = ("ratio_max", "logprob_diff_max", *MAXIMA)
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """What the models say of a batch before it is learnt, [B, T] each; None: the run does not need it."""
+    """Old, reference and value outputs for a batch, [B, T], before the first optimizer step; None: not needed."""
 
     old_BT: Tensor | None  # None: one optimizer step, so the old policy is the present one, and is computed anyway
     reference_BT: Tensor | None

@@ -66,7 +66,7 @@ class Prefetch:
     def wait(self, progress: Progress) -> GeneratedGroups | None:
         """What `start` began, when it is all there; None where nothing was begun. Raises what it ended with.
 
-        Its own seconds count as those of its parts, the waiting here as the learner's idle time.
+        Generation time is added to its phases; time blocked here is recorded as `gen_wait`.
         """
         if self._thread is None:
             return None

@@ -297,7 +297,7 @@ class Cards:
         120.0, 1.0, 86400.0, "for Ray, its nodes and the processes to be there", may_change=True
     )
     hang_limit_s: float = number(
-        1800.0, 1.0, 86400.0, "no part of a step has ended for so long: then a process hangs", may_change=True
+        1800.0, 1.0, 86400.0, "seconds without progress before the run counts as hung", may_change=True
     )
 
 

@@ -147,8 +147,8 @@ class NotWhole(RuntimeError):
 class Loading:
     """Collects buckets. `version` is that of the weights in use; None while they are not of one version.
 
-    Buckets of one version may come in any order, and between them others of no other version: the first bucket of a
-    later version drops what there was of an earlier one.
+    Buckets may arrive in any order, but versions must not interleave: the first bucket of a later version drops what
+    there was of an earlier one.
     """
 
     def __init__(self, take: Callable[[Mapping[str, Tensor]], None], held: Callable[[], Mapping[str, Tensor]]) -> None:

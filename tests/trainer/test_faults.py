@@ -40,16 +40,16 @@ def test_every_fault_that_can_be_asked_for_changes_something() -> None:
     made = successor(1)
     for fault in accepted_faults() - {"none"} - ELSEWHERE:
         config = changed(TINY, fault=fault)
-        parts, plain = build_trainer(config, CPU, seed=0), build_trainer(TINY, CPU, seed=0)
-        hooks = sum(len(each._backward_hooks or ()) for _, each in parts.learner.model.named_parameters())
+        trainer, plain = build_trainer(config, CPU, seed=0), build_trainer(TINY, CPU, seed=0)
+        hooks = sum(len(each._backward_hooks or ()) for _, each in trainer.learner.model.named_parameters())
         is_changed = {
             "task": faults.task(made, fault) != made,
             "arithmetic": isinstance(faults.arithmetic(fault), faults.WrongProducts),
             "validation": faults.skips_validation(fault),
             "trainer": hooks > 0
-            or parts.learner.lr.__qualname__ != plain.learner.lr.__qualname__
+            or trainer.learner.lr.__qualname__ != plain.learner.lr.__qualname__
             or any(
-                getattr(parts, name).__qualname__ != getattr(plain, name).__qualname__
+                getattr(trainer, name).__qualname__ != getattr(plain, name).__qualname__
                 for name in ("score", "pack", "sync_weights", "save")
             ),
         }

@@ -109,13 +109,13 @@ def test_how_often_a_run_saves_and_validates_may_change_on_the_way() -> None:
 
 def test_adapters_reach_the_sampler_merged_into_the_weights(tmp_path: Path) -> None:
     config = changed(SMALL, steps=3, lora_rank=2, lr=0.05)
-    parts = build_trainer(config, CPU, seed=0)
+    trainer = build_trainer(config, CPU, seed=0)
     plain = build_trainer(changed(SMALL, steps=3), CPU, seed=0)
-    before = {name: weight.clone() for name, weight in parts.learner.weights().items()}
+    before = {name: weight.clone() for name, weight in trainer.learner.weights().items()}
     assert list(before) == list(plain.learner.weights())
-    records = run(tmp_path, config, parts)
+    records = run(tmp_path, config, trainer)
     assert only(records, kind="stage", name="logprobs")["passed"] is True
-    moved = {name for name, weight in parts.engine.weights().items() if not torch.equal(weight, before[name])}
+    moved = {name for name, weight in trainer.engine.weights().items() if not torch.equal(weight, before[name])}
     assert moved == {name for name in before if "_proj.weight" in name}
 
 

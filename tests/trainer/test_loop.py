@@ -193,11 +193,11 @@ def test_a_step_from_scripted_answers_holds_the_numbers_worked_out_by_hand() -> 
         for each in build_trainer(config, CPU, seed=0).task.train
     }
     answers["4="] = (rollout((5, END)), rollout((5, END)))
-    parts, engine = scripted(config, answers)
-    turn = train_step(parts, 1)
+    trainer, engine = scripted(config, answers)
+    turn = train_step(trainer, 1)
     assert turn.rewards_PG.sum().item() == 11
     judged = (
-        parts.learner.compute_advantages(turn.batch, parts.learner.forward_only(turn.batch))
+        trainer.learner.compute_advantages(turn.batch, trainer.learner.forward_only(turn.batch))
         .advantages_BT[:, 0]
         .reshape(10, 2)
     )
@@ -206,7 +206,7 @@ def test_a_step_from_scripted_answers_holds_the_numbers_worked_out_by_hand() -> 
     # two answers, one right: 0.5 over the deviation 0.7071
     assert by_prompt["7="] == pytest.approx([0.7071, -0.7071], abs=1e-4)
     assert int(turn.batch.mask_BT.sum()) == 10 * 2 + 9 + 2
-    assert all(torch.equal(engine.received[name], weight) for name, weight in parts.learner.weights().items())
+    assert all(torch.equal(engine.received[name], weight) for name, weight in trainer.learner.weights().items())
 
 
 def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
@@ -217,8 +217,8 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
     same, mixed = (rollout((END,)), rollout((END,))), (rollout((1, END)), rollout((END,)))
     answers = {each.text: same for each in build_trainer(config, CPU, seed=0).task.train}
     answers |= {"0=": mixed, "1=": (rollout((2, END)), rollout((END,))), "2=": (rollout((3, END)), rollout((END,)))}
-    parts, _ = scripted(config, answers)
-    made = next_rollouts(parts)
+    trainer, _ = scripted(config, answers)
+    made = next_rollouts(trainer)
     groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert [row.tolist() for row in rewards_PG] == [[1.0, 0.0], [1.0, 0.0]]
     assert {group.prompt.text for group in groups} <= {"0=", "1=", "2="}
@@ -228,8 +228,8 @@ def test_groups_without_signal_are_drawn_again_until_there_are_enough() -> None:
 def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
     config = changed(TINY, distractors=0, rollouts_per_prompt=2, dynamic_sampling=True, max_generations=4)
     same = (rollout((END,)), rollout((END,)))
-    parts, _ = scripted(config, {each.text: same for each in build_trainer(config, CPU, seed=0).task.train})
-    made = next_rollouts(parts)
+    trainer, _ = scripted(config, {each.text: same for each in build_trainer(config, CPU, seed=0).task.train})
+    made = next_rollouts(trainer)
     groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert (len(groups), num_drawn) == (3, 12)
     assert rewards_PG.unique().numel() == 1
@@ -237,9 +237,9 @@ def test_dynamic_sampling_ends_when_no_group_ever_has_a_signal() -> None:
 
 def test_an_answer_near_its_limit_costs_reward() -> None:
     config = changed(TINY, distractors=0, reward="exact", overlong_buffer=2, overlong_factor=0.5)
-    parts, _ = scripted(config, {each.text: (rollout((1, 1, 1)), rollout((1, END)), rollout((END,)), rollout((END,)))
+    trainer, _ = scripted(config, {each.text: (rollout((1, 1, 1)), rollout((1, END)), rollout((END,)), rollout((END,)))
                                  for each in build_trainer(config, CPU, seed=0).task.train})  # fmt: skip
-    rewards = next_rollouts(parts).rewards_PG
+    rewards = next_rollouts(trainer).rewards_PG
     # of at most 3 tokens the last 2 cost 0.25 each
     assert rewards[:, 0].tolist() == [-0.5] * 3
     assert rewards[:, 2].tolist() == [0.0] * 3

@@ -44,7 +44,7 @@ AHEAD = changed(
 )  # fmt: skip
 
 
-def parts_of(config: Config = AHEAD, crew: Crew | None = None, *, seed: int = 0) -> Trainer:
+def trainer_of(config: Config = AHEAD, crew: Crew | None = None, *, seed: int = 0) -> Trainer:
     """A trainer whose generators are servers in this process."""
     crew = crew or Crew(config)
     return build_trainer(config, CPU, seed=seed, engine=crew.engine(config.rollout.generators))
@@ -62,11 +62,11 @@ def copied(state: State) -> State:
 
 
 def test_every_batch_but_the_first_was_drawn_with_the_weights_of_before_the_last_update() -> None:
-    made = parts_of()
+    made = trainer_of()
     for step in range(1, 6):
         train_step(made, step)
     # The same by hand, with nothing at the same time as anything else.
-    slow = parts_of(changed(AHEAD, off_policy=0))
+    slow = trainer_of(changed(AHEAD, off_policy=0))
     batches = [make_rollouts(slow), make_rollouts(slow)]
     for step in range(1, 6):
         now = batches.pop(0)
@@ -78,14 +78,14 @@ def test_every_batch_but_the_first_was_drawn_with_the_weights_of_before_the_last
             batches.append(make_rollouts(slow))
     assert difference(made.learner.state(), slow.learner.state()) is None
     assert all(torch.equal(each, slow.engine.weights()[name]) for name, each in made.engine.weights().items())
-    plain = parts_of(changed(AHEAD, off_policy=0))
+    plain = trainer_of(changed(AHEAD, off_policy=0))
     for step in range(1, 6):
         train_step(plain, step)
     assert difference(made.learner.state(), plain.learner.state()) is not None
 
 
 def test_records_tell_how_far_behind_answers_were_and_who_waited(tmp_path: Path) -> None:
-    steps = [each for each in run(tmp_path, AHEAD, parts_of()) if each["kind"] == "step"]
+    steps = [each for each in run(tmp_path, AHEAD, trainer_of()) if each["kind"] == "step"]
     assert [each["generators/lag"] for each in steps] == [0, 1, 1, 1, 1]
     for each in steps[:-1]:
         assert each["timing_s/gen_wait"] == each["learner/idle_s"] >= 0
@@ -103,7 +103,7 @@ def test_records_tell_how_far_behind_answers_were_and_who_waited(tmp_path: Path)
 
 def test_on_policy_the_learner_waits_for_all_of_the_generation(tmp_path: Path) -> None:
     config = changed(AHEAD, off_policy=0, correction="none", steps=2)
-    for each in run(tmp_path, config, parts_of(config)):
+    for each in run(tmp_path, config, trainer_of(config)):
         if each["kind"] == "step":
             assert each["generators/lag"] == 0
             assert each["learner/idle_s"] == each["timing_s/gen"] >= each["generators/busy_s"]
@@ -119,7 +119,7 @@ def test_generation_runs_while_the_learner_learns() -> None:
             waited.append(is_learning.wait(60.0))
         return found
 
-    made = parts_of(crew=Crew(AHEAD, {0: [after_the_update_began], 1: [after_the_update_began]}))
+    made = trainer_of(crew=Crew(AHEAD, {0: [after_the_update_began], 1: [after_the_update_began]}))
     real = made.learner.mini_batches
 
     def mini_batches(batch: Batch) -> Iterator[Tensor]:
@@ -134,7 +134,7 @@ def test_generation_runs_while_the_learner_learns() -> None:
 
 def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
     config = changed(AHEAD, dynamic_sampling=True, reward="exact", prompts_per_step=4, rollouts_per_prompt=2, steps=3)
-    made = parts_of(config)
+    made = trainer_of(config)
     lags = [train_step(made, step) for step in (1, 2, 3)]
     assert [each.staleness for each in lags] == [0, 1, 1]
     assert max(each.num_drawn for each in lags) > 4
@@ -144,13 +144,13 @@ def test_groups_that_are_drawn_again_are_of_the_same_weights() -> None:
 
 
 def test_a_run_that_goes_on_from_any_step_makes_the_same_bits(tmp_path: Path) -> None:
-    live = parts_of()
+    live = trainer_of()
     states = []
     for step in range(1, 6):
         train_step(live, step)
         states.append(copied(live.state(step)))
     for step in range(1, 5):
-        other = parts_of(seed=9)
+        other = trainer_of(seed=9)
         assert other.restore(states[step - 1]) == step
         for later in range(step + 1, 6):
             train_step(other, later)
@@ -179,12 +179,12 @@ def test_a_batch_comes_back_from_its_tensors_as_it_was() -> None:
 
 
 def test_a_run_that_was_at_its_end_goes_on_from_a_state_that_keeps_no_empty_parts() -> None:
-    made = parts_of()
+    made = trainer_of()
     for step in range(1, 6):
         train_step(made, step)
     state = _nested(flatten(copied(made.state(5))))  # as shards keep it
     assert "ready" not in state
-    longer = parts_of(changed(AHEAD, steps=7), seed=4)
+    longer = trainer_of(changed(AHEAD, steps=7), seed=4)
     assert longer.restore(state) == 5
     assert train_step(longer, 6).staleness == 0  # nothing lay ready
     assert train_step(longer, 7).staleness == 1
@@ -195,7 +195,7 @@ def test_a_run_that_was_at_its_end_goes_on_from_a_state_that_keeps_no_empty_part
 
 def test_weights_that_stay_behind_end_the_run_with_a_reason() -> None:
     for limit, last in ((1, 3), (2, 4)):
-        made = parts_of(changed(AHEAD, off_policy=0, correction="none", max_staleness=limit, fault="stale-weights"))
+        made = trainer_of(changed(AHEAD, off_policy=0, correction="none", max_staleness=limit, fault="stale-weights"))
         with pytest.raises(StaleWeights) as caught:
             for step in range(1, 6):
                 train_step(made, step)
@@ -208,7 +208,7 @@ def test_weights_that_stay_behind_end_the_run_with_a_reason() -> None:
 
 def test_what_generation_ends_with_ends_the_step_that_waits_for_it() -> None:
     crew = Crew(AHEAD)
-    made = parts_of(crew=crew)
+    made = trainer_of(crew=crew)
     ready = make_rollouts(made)
     made.prefetch.ready = ready
     crew.spoils = {0: [dead] * 9, 1: [dead] * 9}

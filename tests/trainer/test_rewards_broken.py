@@ -37,7 +37,7 @@ LONG = changed(SMALL, steps=3)
 ANSWERS = LONG.rollout.prompts_per_step * LONG.rollout.rollouts_per_prompt
 
 
-def flaky(parts: Trainer, broken: Collection[int]) -> Trainer:
+def flaky(trainer: Trainer, broken: Collection[int]) -> Trainer:
     """The trainer with a reward that raises for these answers, counted from 0 over the run."""
     count = 0
 
@@ -46,26 +46,26 @@ def flaky(parts: Trainer, broken: Collection[int]) -> Trainer:
         count += 1
         if count - 1 in broken:
             raise ZeroDivisionError("now and then")
-        return parts.task.reward(prompt, answer)
+        return trainer.task.reward(prompt, answer)
 
-    task, errors = replace(parts.task, reward=reward), parts.reward_errors
-    parts.score = partial(score, task=task, config=parts.config, device=CPU, errors=errors)  # type: ignore[method-assign]
-    return parts
+    task, errors = replace(trainer.task, reward=reward), trainer.reward_errors
+    trainer.score = partial(score, task=task, config=trainer.config, device=CPU, errors=errors)  # type: ignore[method-assign]
+    return trainer
 
 
 def go(out: Path, config: Config, broken: Collection[int] = (), *, is_resumed: bool = False) -> Trainer:
     """A run, or the rest of one."""
-    parts, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
+    trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = parts.restore(load(out / resume.FOLDER, CPU))
+        step = trainer.restore(load(out / resume.FOLDER, CPU))
         num_validated = resume.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
-        watched(flaky(parts, broken), config, out, records, num_validated=num_validated)
-    return parts
+        watched(flaky(trainer, broken), config, out, records, num_validated=num_validated)
+    return trainer
 
 
-def rewards_of(parts: Trainer) -> torch.Tensor:
-    return make_rollouts(parts).rewards_PG
+def rewards_of(trainer: Trainer) -> torch.Tensor:
+    return make_rollouts(trainer).rewards_PG
 
 
 # The end of a run.
@@ -87,14 +87,14 @@ def test_a_run_that_a_reward_ends_saves_first_and_goes_on_as_if_it_had_not(
 
 
 def test_a_reward_that_breaks_in_an_evaluation_ends_a_run_that_is_saved(tmp_path: Path) -> None:
-    parts = build_trainer(SMALL, CPU, seed=0)
+    trainer = build_trainer(SMALL, CPU, seed=0)
 
     def is_right(prompt: Prompt, answer: Rollout) -> bool:
-        if parts.learner.steps_done:
+        if trainer.learner.steps_done:
             raise RewardBroken("no")
         return True
 
-    made = replace(parts, task=replace(parts.task, is_right=is_right))
+    made = replace(trainer, task=replace(trainer.task, is_right=is_right))
     with Records(tmp_path) as records, pytest.raises(RewardBroken):
         watched(made, SMALL, tmp_path, records)
     assert resume.saved_step(tmp_path) == SMALL.run.steps
@@ -104,11 +104,11 @@ def test_a_reward_that_breaks_in_an_evaluation_ends_a_run_that_is_saved(tmp_path
 
 
 def test_one_step_ahead_the_step_at_hand_is_done_before_the_reward_ends_the_run() -> None:
-    parts = flaky(build_trainer(SMALL, CPU, seed=0), {0})
-    parts.prefetch.start(lambda own: GeneratedGroups([group("1=", *[(END,)] * 4)] * 3))
-    wait_rollouts(parts)
+    trainer = flaky(build_trainer(SMALL, CPU, seed=0), {0})
+    trainer.prefetch.start(lambda own: GeneratedGroups([group("1=", *[(END,)] * 4)] * 3))
+    wait_rollouts(trainer)
     with pytest.raises(RewardBroken):
-        next_rollouts(parts)
+        next_rollouts(trainer)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -116,11 +116,11 @@ def test_all_ranks_end_with_the_reward_of_one_and_draw_the_same_again(num_ranks:
     config = changed(SMALL, prompts_per_step=4, ranks=num_ranks)
 
     def job(world: World) -> tuple[str, bool]:
-        parts = build_trainer(config, CPU, seed=0, world=world)
-        before = parts.prompts.generator.get_state(), parts.engine.random_state().clone()
+        trainer = build_trainer(config, CPU, seed=0, world=world)
+        before = trainer.prompts.generator.get_state(), trainer.engine.random_state().clone()
         with pytest.raises(RewardBroken) as caught:
-            make_rollouts(flaky(parts, {1} if world.rank == num_ranks - 1 else ()))
-        after = parts.prompts.generator.get_state(), parts.engine.random_state()
+            make_rollouts(flaky(trainer, {1} if world.rank == num_ranks - 1 else ()))
+        after = trainer.prompts.generator.get_state(), trainer.engine.random_state()
         return str(caught.value), all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
     found = on_ranks(job, num_ranks) if num_ranks > 1 else [job(build_trainer(config, CPU, seed=0).world)]
@@ -162,9 +162,9 @@ def test_with_dynamic_sampling_a_group_that_is_left_out_is_drawn_again() -> None
 
 
 def test_where_no_group_is_left_the_run_ends_after_all() -> None:
-    parts = build_trainer(changed(SMALL, on_reward_error="drop"), CPU, seed=0)
+    trainer = build_trainer(changed(SMALL, on_reward_error="drop"), CPU, seed=0)
     with pytest.raises(RewardBroken, match="now and then"):
-        rewards_of(flaky(parts, range(0, ANSWERS, 4)))
+        rewards_of(flaky(trainer, range(0, ANSWERS, 4)))
 
 
 def test_ranks_with_different_numbers_of_groups_ask_the_reference_together() -> None:

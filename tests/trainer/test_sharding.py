@@ -71,7 +71,7 @@ PARTS = """
 made = sharded(**EVERYTHING)
 parameters = dict(made.model.named_parameters())
 found["rows"] = [sum(each.numel() for each in some) for some in (made.parameters().values(), parameters.values())]
-found["moments"] = sum(each.numel() for each in made._optimizer.adamw.first.values())
+found["moments"] = sum(each.numel() for each in made.optimizer.adamw.first.values())
 found["reference"] = sum(local(each).numel() for each in made.state()["reference"].values())
 
 # What it says before it learns.
@@ -239,9 +239,9 @@ def test_tensors_that_are_not_sharded_are_their_own_whole() -> None:
 
 
 def test_one_rank_is_not_sharded_whatever_is_asked() -> None:
-    parts = build_trainer(changed(SMALL, sharding="fsdp2"), CPU, seed=0)
-    assert not parts.learner.is_sharded
-    assert dict(parts.learner.full_weights()).keys() == dict(parts.learner.model.named_parameters()).keys()
+    trainer = build_trainer(changed(SMALL, sharding="fsdp2"), CPU, seed=0)
+    assert not trainer.learner.is_sharded
+    assert dict(trainer.learner.full_weights()).keys() == dict(trainer.learner.model.named_parameters()).keys()
 
 
 @pytest.mark.parametrize(

@@ -166,14 +166,14 @@ class Generator(Protocol):
         """As `Engine.wake`."""
 
     def end(self) -> None:
-        """Ends it, however it is, within seconds; it may have ended before. Never raises."""
+        """Stops the generator within seconds; safe to call twice. Never raises."""
 
 
 class SharedGenerator(Generator, Protocol):
     """One that several ranks use: one of them sends weights, the others take what it has left there."""
 
     def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
-        """Has it know where buckets that it was sent lie, in the place of those that it knew of that kind."""
+        """Stores references to the buckets, replacing the previous ones of this kind."""
 
     def left(self, kind: str) -> Pending[Sequence[Bucket]]:
         """Those buckets, to be read where they lie; none: nobody left any. Comes beside what it computes."""

@@ -232,7 +232,7 @@ def _load(wanted: dict[str, Any], reader: Any) -> None:
 
 @contextmanager
 def _of_one_process() -> Iterator[None]:
-    """Without torch's warning to one that it has no group of ranks, which is what is meant."""
+    """Suppresses torch's warning about a missing process group; a single process is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is .*uninitialized")
         yield

@@ -25,7 +25,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad(self) -> int:
-        """Stands where nothing stands."""
+        """The padding token id."""
 
     @property
     def end(self) -> int | None:

@@ -44,19 +44,19 @@ CORRECTION = {
 def described(config: Config, *, with_meter: bool = False) -> dict[str, Any]:
     """A step record of a real turn."""
     progress = Progress()
-    parts = build_trainer(config, CPU, seed=0)
+    trainer = build_trainer(config, CPU, seed=0)
     if with_meter:
         config = changed(config, peak_tflops=0.5)
-        progress.meter = meter.start(parts.learner.model, config, CPU)
+        progress.meter = meter.start(trainer.learner.model, config, CPU)
     with progress.part("gen"):
-        made = next_rollouts(parts)
+        made = next_rollouts(trainer)
         groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     with progress.part("old_log_prob"):
-        batch = parts.pack(groups, rewards_PG)
-        known = parts.learner.forward_only(batch)
-    judged = parts.learner.compute_advantages(batch, known)
+        batch = trainer.pack(groups, rewards_PG)
+        known = trainer.learner.forward_only(batch)
+    judged = trainer.learner.compute_advantages(batch, known)
     with progress.part("update_actor"):
-        update = update_policy(parts.learner, batch, known, judged)
+        update = update_policy(trainer.learner, batch, known, judged)
     turn = SimpleNamespace(
         groups=groups, rewards_PG=rewards_PG, batch=batch, logprobs=known, advantages=judged, update=update,
         num_drawn=num_drawn, reward_errors=None, stats=None,
@@ -116,14 +116,14 @@ def test_a_score_is_what_the_task_paid_and_a_reward_what_was_learnt_from() -> No
 def test_rewards_of_a_run_are_its_scores_less_the_divergence_if_that_is_in_the_reward() -> None:
     in_loss = described(changed(TINY, kl_in="loss"))
     assert in_loss["critic/rewards/mean"] == in_loss["critic/score/mean"]
-    parts = build_trainer(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
-    made = next_rollouts(parts)
+    trainer = build_trainer(changed(TINY, kl_in="reward", kl="k1", kl_coef=0.5), CPU, seed=0)
+    made = next_rollouts(trainer)
     groups, rewards_PG = made.groups, made.rewards_PG
-    batch = parts.pack(groups, rewards_PG)
-    known = parts.learner.forward_only(batch)
+    batch = trainer.pack(groups, rewards_PG)
+    known = trainer.learner.forward_only(batch)
     assert known.reference_BT is not None
     apart = replace(known, reference_BT=known.reference_BT - 0.25)
-    judged = parts.learner.compute_advantages(batch, apart)
+    judged = trainer.learner.compute_advantages(batch, apart)
     found = step.of_rewards(rewards_PG, judged.rewards_B)
     less = 0.5 * 0.25 * int(batch.mask_BT.sum()) / len(batch.rewards_B)
     assert found["critic/rewards/mean"] == pytest.approx(found["critic/score/mean"] - less, rel=1e-5)

@@ -62,17 +62,17 @@ class After(Interrupt):
 
 def go(out: Path, config: Config, *, stop: int = 0, is_resumed: bool = False) -> Trainer:
     """A run, or the rest of one; stopped after so many steps of its own."""
-    parts, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
+    trainer, num_validated = build_trainer(config, CPU, seed=config.run.seed), None
     if is_resumed:
-        step = parts.restore(load(out / resume.FOLDER, CPU))
+        step = trainer.restore(load(out / resume.FOLDER, CPU))
         num_validated = resume.continue_records(out, step).num_validated
     with Records(out, append=is_resumed) as records:
         try:
             interrupt = After(step=stop) if stop else None
-            watched(parts, config, out, records, interrupt=interrupt, num_validated=num_validated)
+            watched(trainer, config, out, records, interrupt=interrupt, num_validated=num_validated)
         except Left as left:
-            assert left.step == parts.learner.steps_done
-    return parts
+            assert left.step == trainer.learner.steps_done
+    return trainer
 
 
 def told(out: Path) -> list[dict[str, Any]]:

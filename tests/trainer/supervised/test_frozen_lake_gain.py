@@ -38,10 +38,10 @@ def test_held_out_success_rises_by_a_fifth(tmp_path: Path) -> None:
     """The gains of fifteen seeds stand in `trainer.supervised.warm_start`; this is one that none was tuned on."""
     seed = 21
     config = parse([*preset("README.md"), f"seed={seed}", "device=cpu"], devices=("cpu",))
-    parts = build_trainer(config, CPU, seed=seed)
+    trainer = build_trainer(config, CPU, seed=seed)
     with Records(tmp_path) as records:
-        warm_start.run(parts, config, records, Progress())
-        watched(parts, config, tmp_path, records)
+        warm_start.run(trainer, config, records, Progress())
+        watched(trainer, config, tmp_path, records)
     told = read(tmp_path)
     assert [each["ended"] for each in told if each["kind"] == "warm-start"][-1] == "reached"
     before, after = (only(told, kind="eval", when=when)["accuracy"] for when in ("before", "after"))

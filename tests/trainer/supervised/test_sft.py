@@ -107,9 +107,9 @@ def test_micro_batches_give_the_step_of_the_whole(tmp_path: Path, rows: int) -> 
         sft_step = tuning.learner.step(tuning.train[:5], lr=0.0)
         gradients = [each.grad for _, each in tuning.learner.model.named_parameters() if each.grad is not None]
         made.append((sft_step, torch.cat([gradient.reshape(-1) for gradient in gradients])))
-    (whole, expected), (parts, found) = made
-    assert parts.loss == pytest.approx(whole.loss, rel=1e-10)
-    assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-8)
+    (whole, expected), (trainer, found) = made
+    assert trainer.loss == pytest.approx(whole.loss, rel=1e-10)
+    assert trainer.grad_norm == pytest.approx(whole.grad_norm, rel=1e-8)
     assert torch.allclose(found, expected, atol=1e-10)
 
 
@@ -185,14 +185,14 @@ def test_files_that_cannot_be_learnt_from_are_refused_by_name(tmp_path: Path) ->
 
 def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path) -> None:
     config = changed(TINY, warm_start_steps=12, warm_start_lr=1e-2, dtype="bfloat16", steps=2, lr=0.0)
-    parts = build_trainer(config, CPU, seed=0)
-    start = {name: weight.detach().clone() for name, weight in parts.learner.model.named_parameters()}
+    trainer = build_trainer(config, CPU, seed=0)
+    start = {name: weight.detach().clone() for name, weight in trainer.learner.model.named_parameters()}
     with Records(tmp_path) as records:
-        warm_start.run(parts, config, records, Progress())
-    learnt = dict(parts.learner.model.named_parameters())
+        warm_start.run(trainer, config, records, Progress())
+    learnt = dict(trainer.learner.model.named_parameters())
     assert difference(learnt, start) is not None
-    assert difference(dict(parts.engine.weights()), learnt) is None
-    state = parts.learner.state()
+    assert difference(dict(trainer.engine.weights()), learnt) is None
+    state = trainer.learner.state()
     assert difference(state["reference"], learnt) is None
     wide = {name: weight.to(torch.bfloat16) for name, weight in state["master"].items()}
     assert difference(wide, learnt) is None
@@ -203,8 +203,8 @@ def test_a_warm_start_is_where_policy_reference_and_sampler_begin(tmp_path: Path
 
 
 def test_a_task_whose_right_answer_it_does_not_take_is_refused() -> None:
-    parts = build_trainer(TINY, CPU, seed=0)
-    task = replace(parts.task, is_right=lambda prompt, rollout: False)
+    trainer = build_trainer(TINY, CPU, seed=0)
+    task = replace(trainer.task, is_right=lambda prompt, rollout: False)
     with pytest.raises(BadSetting, match="not take"):
         warm_start.demonstration(task.train[0], task)
 
