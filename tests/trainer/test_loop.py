@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.shared import once
-from tests.trainer.trainer_cases import CPU, END, TINY, changed, only, rollout, run, scripted
+from tests.trainer.trainer_cases import CPU, END, ROOT, TINY, changed, only, rollout, run, scripted
 from trainer.build import build_trainer
 from trainer.config import BadSetting, Config
 from trainer.loop import next_rollouts, train_step
@@ -245,3 +245,12 @@ def test_an_answer_near_its_limit_costs_reward() -> None:
     assert rewards[:, 2].tolist() == [0.0] * 3
     with pytest.raises(BadSetting, match=r"^overlong_buffer=4 .* 3 "):
         build_trainer(changed(config, overlong_buffer=4), CPU, seed=0)
+
+
+def test_the_page_about_the_trainer_names_what_there_is() -> None:
+    page, loop = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/TRAINER.md", "trainer/loop.py"))
+    calls = [each for each in re.findall(r"`((?:trainer|learner)\.[a-z_.]+)`", page) if not each.endswith(".py")]
+    assert len(calls) > 8
+    assert [each for each in calls if each not in loop] == []
+    names = {path.name for folder in ("trainer", "tests/trainer") for path in (ROOT / folder).rglob("*.py")}
+    assert [each for each in re.findall(r"`(?:[a-z_]+/)*([a-z_]+\.py)`", page) if each not in names] == []
