@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from trainer.types import Rollout
 
 
-# Parts of one rank and of several.
-
-
 def test_ranks_start_from_one_policy_ask_other_questions_and_draw_other_answers() -> None:
     config = changed(SMALL, prompts_per_step=10)
     one, two = (build_trainer(config, CPU, seed=0, world=World(rank, 2)) for rank in range(2))
