@@ -16,7 +16,7 @@ from trainer.algorithms.packing import pack
 from trainer.build import build_trainer
 from trainer.saving.checkpoint import CorruptCheckpoint, Saved, State, difference, load, save
 from trainer.sections import Run
-from trainer.tasks.successor import successor
+from trainer.tasks.digits import successor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,8 +21,8 @@ from trainer.saving import resume
 from trainer.saving.checkpoint import difference, load
 from trainer.stages.watch import evaluate
 from trainer.tasks import scoring
+from trainer.tasks.digits import successor
 from trainer.tasks.rewards import RewardBroken, RewardHung
-from trainer.tasks.successor import successor
 
 if TYPE_CHECKING:
     from collections.abc import Collection

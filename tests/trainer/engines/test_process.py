@@ -26,7 +26,7 @@ from trainer.engines.process import ProcessGenerator, pool
 from trainer.engines.reference import asked
 from trainer.engines.sampling import new_seeds
 from trainer.engines.shared import Arena, look
-from trainer.tasks.successor import successor
+from trainer.tasks.digits import successor
 from trainer.types import Group, Prompt
 from trainer.weights import Packer, fingerprint
 

@@ -18,7 +18,7 @@ from trainer.engines.generator_client import Order
 from trainer.engines.generator_server import Server
 from trainer.engines.remote import MOST_TRIES
 from trainer.engines.sampling import pick, uniform
-from trainer.tasks.successor import successor
+from trainer.tasks.digits import successor
 from trainer.weights import NotWhole, Packer
 
 if TYPE_CHECKING:

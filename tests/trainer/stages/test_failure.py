@@ -20,8 +20,8 @@ from trainer.saving import checkpoint
 from trainer.stages.failure import of_error
 from trainer.stages.stage import StageFailed
 from trainer.tasks import scoring
+from trainer.tasks.digits import successor
 from trainer.tasks.rewards import RewardBroken
-from trainer.tasks.successor import successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
