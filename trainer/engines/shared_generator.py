@@ -2,7 +2,7 @@
 
 With fewer generators than ranks a generator would else be sent every version by each rank, and each would hold a copy.
 Here the others read the buckets that one has sent where they lie, so any of them can send them to the generator that
-takes the place of a lost one. Start from `Joint.hand_over`.
+takes the place of a lost one. Start from `SharedRemote.barrier`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from trainer.engines.elsewhere import GeneratorLost
+from trainer.engines.generator_client import GeneratorLost
 from trainer.engines.remote import MOST_TRIES, Origin, Remote
-from trainer.weights.buckets import Packer, fingerprint
+from trainer.weights import Packer, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.distributed import World
-    from trainer.engines.elsewhere import Pending, SharedGenerator
+    from trainer.engines.generator_client import Pending, SharedGenerator
     from trainer.engines.remote import Slot
 
 _WEIGHTS, _REFERENCE = "weights", "reference"
 
 
 @dataclass(slots=True)
-class Joint(Remote):
-    """As `Remote`, over one generator. All ranks call `receive_each` or `refer_to`, and then `hand_over`."""
+class SharedRemote(Remote):
+    """As `Remote`, over one generator. All ranks call `load_weights_each` or `set_reference`, and then `barrier`."""
 
     _awaited: dict[str, int] = field(default_factory=dict)  # by its kind, the version that is still to be taken
 
-    def receive_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """As `Remote.receive_each` where this rank sends; else the weights are only gone through."""
+    def load_weights_each(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """As `Remote.load_weights_each` where this rank sends; else the weights are only gone through."""
         self._buckets = []
         if not self.pool.sends:
-            # Without the memory of what it has packed itself, in `receive`.
+            # Without the memory of what it has packed itself, in `load_weights`.
             self.packer = Packer(self.packer.bucket_bytes, self.packer.allocate)
             deque(weights, maxlen=0)  # to make them may be a collective
             self.version = self._awaited[_WEIGHTS] = self.pool.new_version()
@@ -45,25 +45,25 @@ class Joint(Remote):
         (slot,) = self.pool.slots
         if slot.generator is not None:  # else two versions would lie there at once
             self._settle(slot, [_shared(slot).leave(_WEIGHTS, ())], self.pool.deadline(slot))
-        Remote.receive_each(self, weights)
+        Remote.load_weights_each(self, weights)
         self._leave(_WEIGHTS)
 
-    def refer_to(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """As `Remote.refer_to`; the copy is one for all."""
+    def set_reference(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """As `Remote.set_reference`; the copy is one for all."""
         if not self.pool.sends:
             self._awaited[_REFERENCE] = self.pool.new_version()
             self.origin = Origin(fingerprint(weights))
             return
-        Remote.refer_to(self, weights)
+        Remote.set_reference(self, weights)
         self._leave(_REFERENCE)
 
-    def hand_over(self, world: World) -> None:
+    def barrier(self, world: World) -> None:
         """Waits for all ranks; then each holds what one of those that share its generator has sent. A collective.
 
         Raises GeneratorLost where that does not succeed.
         """
         for _ in range(MOST_TRIES):
-            world.wait()
+            world.barrier()
             if all(world.gather(self._take())):
                 return
             if self.pool.sends:  # a generator was lost with what had been left there

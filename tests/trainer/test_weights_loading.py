@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from trainer.weights.buckets import Bucket, Packer
-from trainer.weights.loading import AT_START, Loading, NotWhole, first_unlike
+from trainer.weights import AT_START, Bucket, Loading, NotWhole, Packer, first_unlike
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.trainer_cases import decoder
-from trainer.weights.buckets import Bucket, Packer, checksum, unpack
+from trainer.weights import Bucket, Packer, checksum, unpack
 
 MIXED = {
     "wide": torch.arange(300, dtype=torch.float64).reshape(20, 15) / 7,

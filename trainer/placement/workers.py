@@ -1,6 +1,6 @@
 """The processes of a placed run: the places reserved, an actor in each, the trainer and its variables brought there.
 
-Start from `hired`. What fails here fails before anything is learnt, and is told in a sentence (`Unfit`).
+Start from `started`. What fails here fails before anything is learnt, and is told in a sentence (`Unfit`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any
 import trainer
 from trainer import device as devices
 from trainer import launch
-from trainer.placement import occupant
+from trainer.placement import worker_actor
 from trainer.placement.busy import holders
 from trainer.placement.cards import CPU, Unfit, lost_nodes, told
-from trainer.placement.occupant import Occupant
 from trainer.placement.reach import how_lost, one_line
+from trainer.placement.worker_actor import WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from trainer.placement.cards import Seat, Seating
+    from trainer.placement.cards import Placement, WorkerSlot
     from trainer.placement.cluster import Cluster
 
 _ROOT = Path(trainer.__file__).parents[1]
 # Ray's threads for an actor: one computes, the others answer meanwhile.
 _GROUPS = {"work": 1, "watch": 2}
 _SAID_AFTER_S = 5.0
-_DISMISSED_S = 5.0
+_STOPPED_S = 5.0
 # For what waits for Ray's head, which may be gone.
 _QUIETLY_S = 5.0
 # Between two looks at whether the nodes are all there while a process is waited for.
@@ -47,7 +47,7 @@ _LOOK_S = 1.0
 class Worker:
     """An actor at its place."""
 
-    seat: Seat
+    slot: WorkerSlot
     address: str
     pid: int
     handle: Any
@@ -55,7 +55,7 @@ class Worker:
     @property
     def name(self) -> str:
         """Example: `generator 1 on 10.0.0.2`."""
-        return f"{self.seat.name} on {self.address}"
+        return f"{self.slot.name} on {self.address}"
 
     def ask(self, name: str, *args: Any, is_beside: bool = False) -> Any:
         """Ray's reference to what a method of the process will give; beside what it computes, if so wanted."""
@@ -65,18 +65,18 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Staff:
+class WorkerGroup:
     """The processes of one attempt."""
 
-    seating: Seating
+    placement: Placement
     ranks: tuple[Worker, ...]
     group: Any  # Ray's placement group, with the places of the generators too
 
 
 @contextlib.contextmanager
-def hired(
-    seating: Seating, cluster: Cluster, header: Mapping[str, Any], say: Callable[[str], object], *, limit_s: float
-) -> Iterator[Staff]:
+def started(
+    placement: Placement, cluster: Cluster, header: Mapping[str, Any], say: Callable[[str], object], *, limit_s: float
+) -> Iterator[WorkerGroup]:
     """A process for every rank, with its variables, and the places of the generators kept free.
 
     Raises Unfit, also when a node is lost meanwhile.
@@ -84,32 +84,32 @@ def hired(
     deadline = time.monotonic() + limit_s
 
     def look() -> None:
-        if (lost := lost_nodes(seating, cluster.nodes())) is not None:
+        if (lost := lost_nodes(placement, cluster.nodes())) is not None:
             raise Unfit(lost)
 
     with contextlib.ExitStack() as stack:
-        group = _reserve(seating, cluster, stack, say, deadline, look)
-        handles = [actor(seat, seating.resource, group) for seat in seating.learners]
+        group = _reserve(placement, cluster, stack, say, deadline, look)
+        handles = [actor(slot, placement.resource, group) for slot in placement.learners]
         for handle in handles:
             stack.callback(kill, handle)
-        names = [seat.name for seat in seating.learners]
-        asked = [settle(handle, seat, seating) for handle, seat in zip(handles, seating.learners, strict=True)]
+        names = [slot.name for slot in placement.learners]
+        asked = [settle(handle, slot, placement) for handle, slot in zip(handles, placement.learners, strict=True)]
         facts = collect(asked, names, deadline - time.monotonic(), look)
-        _check_ids(seating, facts, is_own=cluster.is_own)
+        _check_ids(placement, facts, is_own=cluster.is_own)
         answers = [
-            handle.equip.options(concurrency_group="work").remote(environ, interfaces(seating, each))
-            for handle, environ, each in zip(handles, _environs(seating, facts, header), facts, strict=True)
+            handle.set_env.options(concurrency_group="work").remote(environ, interfaces(placement, each))
+            for handle, environ, each in zip(handles, _environs(placement, facts, header), facts, strict=True)
         ]
         collect(answers, names, deadline - time.monotonic(), look)
         workers = [
-            Worker(seat, seating.nodes[seat.node].address, each["pid"], handle)
-            for seat, each, handle in zip(seating.learners, facts, handles, strict=True)
+            Worker(slot, placement.nodes[slot.node].address, each["pid"], handle)
+            for slot, each, handle in zip(placement.learners, facts, handles, strict=True)
         ]
-        yield Staff(seating, tuple(workers), group)
+        yield WorkerGroup(placement, tuple(workers), group)
 
 
 def _reserve(
-    seating: Seating,
+    placement: Placement,
     cluster: Cluster,
     stack: contextlib.ExitStack,
     say: Callable[[str], object],
@@ -119,13 +119,13 @@ def _reserve(
     """The placement group. That the nodes are large enough is known: what is waited for are other users of them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundles = seating.bundles()
+    bundles = placement.bundles()
     group = placement_group(bundles, strategy="STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK")
     stack.callback(_quietly, remove_placement_group, group)
     if group.wait(_SAID_AFTER_S):
         return group
-    reason = f"{_pending(seating, bundles)} not free in Ray: {_free(cluster)}"
-    if others := holders([node.key for node in seating.nodes]):
+    reason = f"{_pending(placement, bundles)} not free in Ray: {_free(cluster)}"
+    if others := holders([node.key for node in placement.nodes]):
         reason += f"; held by {others}"
     look()
     say(f"waits: {reason}")
@@ -136,9 +136,9 @@ def _reserve(
     raise Unfit(f"{reason}. Wait for that to end, or ask for fewer cards; `ray status` tells what is pending")
 
 
-def _pending(seating: Seating, bundles: Sequence[Mapping[str, float]]) -> str:
+def _pending(placement: Placement, bundles: Sequence[Mapping[str, float]]) -> str:
     parts = []
-    for node, bundle in zip(seating.nodes, bundles, strict=True):
+    for node, bundle in zip(placement.nodes, bundles, strict=True):
         wanted = ", ".join(f"{count:g} {name}" for name, count in bundle.items() if not name.startswith("node:"))
         parts.append(f"{wanted} on {node.address}")
     return f"{' and '.join(parts)} {'are' if len(parts) > 1 or ',' in parts[0] else 'is'}"
@@ -152,8 +152,8 @@ def _free(cluster: Cluster) -> str:
     return told([replace(node, total=by_node.get(node.key, {})) for node in cluster.nodes()]) + " free"
 
 
-def actor(seat: Seat, resource: str, group: Any, *, label: str | None = None) -> Any:
-    """An actor bound to the reserved place of a seat; with a label the one that has it, if there is one.
+def actor(slot: WorkerSlot, resource: str, group: Any, *, label: str | None = None) -> Any:
+    """An actor bound to the reserved place of a slot; with a label the one that has it, if there is one.
 
     Ray does not start it again: what it held would be gone.
     """
@@ -162,30 +162,33 @@ def actor(seat: Seat, resource: str, group: Any, *, label: str | None = None) ->
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     # Nodes need not have the trainer: what runs there first travels by value.
-    cloudpickle.register_pickle_by_value(occupant)
+    cloudpickle.register_pickle_by_value(worker_actor)
     options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0}
     if resource == devices.RAY_GPU:
-        options["num_gpus"] = len(seat.local)
+        options["num_gpus"] = len(slot.local)
     elif resource != CPU:
-        options["resources"] = {resource: len(seat.local)}
+        options["resources"] = {resource: len(slot.local)}
     if resource in devices.RAY_KEEPS_OUT:
         options["runtime_env"] = {"env_vars": {devices.RAY_KEEPS_OUT[resource]: "1"}}
     if label is not None:
         options |= {"name": label, "get_if_exists": True}
-    strategy = PlacementGroupSchedulingStrategy(group, seat.node)
-    made = ray.remote(concurrency_groups=_GROUPS, **options)(Occupant)
+    strategy = PlacementGroupSchedulingStrategy(group, slot.node)
+    made = ray.remote(concurrency_groups=_GROUPS, **options)(WorkerActor)
     return made.options(scheduling_strategy=strategy).remote()
 
 
-def settle(handle: Any, seat: Seat, seating: Seating) -> Any:
-    """Has an actor take the trainer and its cards; Ray's reference to what `Occupant.settle` gives."""
-    node = seating.nodes[seat.node]
+def settle(handle: Any, slot: WorkerSlot, placement: Placement) -> Any:
+    """Has an actor take the trainer and its cards; Ray's reference to what `WorkerActor.settle` gives."""
+    node = placement.nodes[slot.node]
     cards: dict[str, Any] = {}
-    if seating.resource in devices.VISIBLE:
+    if placement.resource in devices.VISIBLE:
         held = [
-            card for each in (*seating.learners, *seating.generators) if each.node == seat.node for card in each.local
+            card
+            for each in (*placement.learners, *placement.generators)
+            if each.node == slot.node
+            for card in each.local
         ]
-        cards = {"variable": devices.VISIBLE[seating.resource], "resource": seating.resource, "local": seat.local}
+        cards = {"variable": devices.VISIBLE[placement.resource], "resource": placement.resource, "local": slot.local}
         cards["held"] = sorted(held)
     copy = None if node.is_home else _package()
     return handle.settle.options(concurrency_group="work").remote(str(_ROOT), copy, node.address, cards)
@@ -193,7 +196,7 @@ def settle(handle: Any, seat: Seat, seating: Seating) -> Any:
 
 @functools.cache
 def _package() -> bytes:
-    return occupant.zipped(str(_ROOT / "trainer"))
+    return worker_actor.zipped(str(_ROOT / "trainer"))
 
 
 def collect(
@@ -229,21 +232,21 @@ def _answer(asked: Any, name: str) -> Any:
         raise Unfit(f"{name} could not be started: {one_line(getattr(error, 'cause', None) or error)}") from error
 
 
-def _check_ids(seating: Seating, facts: Sequence[Mapping[str, Any]], *, is_own: bool) -> None:
+def _check_ids(placement: Placement, facts: Sequence[Mapping[str, Any]], *, is_own: bool) -> None:
     """Raises Unfit where the cards that were asked for are not those that Ray has set aside, or are not there.
 
     Which of the run's cards Ray counts for which of its processes means nothing: each is told its own.
     """
-    if seating.resource == CPU:
+    if placement.resource == CPU:
         return
-    for index, node in enumerate(seating.nodes):
-        own = [each for seat, each in zip(seating.learners, facts, strict=True) if seat.node == index]
+    for index, node in enumerate(placement.nodes):
+        own = [each for slot, each in zip(placement.learners, facts, strict=True) if slot.node == index]
         wanted = {name for each in own for name in each["held"]}
         given = {name for each in own for name in each["given"]}
-        variable = devices.VISIBLE[seating.resource]
+        variable = devices.VISIBLE[placement.resource]
         if "missing" in wanted:
             raise Unfit(f"{variable} on {node.address} leaves fewer cards than Ray counts there: start Ray anew")
-        holds_all = len(wanted) >= int(node.total[seating.resource])
+        holds_all = len(wanted) >= int(node.total[placement.resource])
         if not (given <= wanted or holds_all or is_own):
             raise Unfit(
                 f"Ray has set aside cards {','.join(sorted(given))} of {node.address} for this run, where "
@@ -252,38 +255,38 @@ def _check_ids(seating: Seating, facts: Sequence[Mapping[str, Any]], *, is_own: 
 
 
 def _environs(
-    seating: Seating, facts: Sequence[Mapping[str, Any]], header: Mapping[str, Any]
+    placement: Placement, facts: Sequence[Mapping[str, Any]], header: Mapping[str, Any]
 ) -> Iterator[dict[str, str]]:
     """The variables of each process: who it is among the ranks, and where these meet."""
-    are_together = _are_together(seating)
-    address = "127.0.0.1" if are_together else seating.nodes[seating.learners[0].node].address
+    are_together = _are_together(placement)
+    address = "127.0.0.1" if are_together else placement.nodes[placement.learners[0].node].address
     for number, each in enumerate(facts):
         told = {**header, "pids": [each["pid"] for each in facts]}
         environ = {launch.PLACED: json.dumps(told), "LOCAL_RANK": "0"}  # a process sees its own cards only
-        environ |= {"RANK": str(number), "WORLD_SIZE": str(len(seating.learners))}
+        environ |= {"RANK": str(number), "WORLD_SIZE": str(len(placement.learners))}
         environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(facts[0]["port"])}
         yield environ
 
 
-def _are_together(seating: Seating) -> bool:
-    return len({seat.node for seat in seating.learners}) == 1
+def _are_together(placement: Placement) -> bool:
+    return len({slot.node for slot in placement.learners}) == 1
 
 
-def interfaces(seating: Seating, facts: Mapping[str, Any]) -> dict[str, str]:
+def interfaces(placement: Placement, facts: Mapping[str, Any]) -> dict[str, str]:
     """The variables that say by which interface a rank meets the others, where a node does not say it itself."""
-    if _are_together(seating):
+    if _are_together(placement):
         return {"GLOO_SOCKET_IFNAME": "lo"}
     if not (interface := facts["interface"]):
         return {}
     found = {"GLOO_SOCKET_IFNAME": interface}
-    if seating.resource in devices.INTERFACE:
-        found[devices.INTERFACE[seating.resource]] = devices.INTERFACE_EXACT.format(interface)
+    if placement.resource in devices.INTERFACE:
+        found[devices.INTERFACE[placement.resource]] = devices.INTERFACE_EXACT.format(interface)
     return found
 
 
-def check_folder(staff: Staff, out: Path, limit_s: float) -> None:
+def check_folder(group: WorkerGroup, out: Path, limit_s: float) -> None:
     """Raises Unfit where ranks on other nodes do not see the output folder, from which all of them go on."""
-    others = [each for each in staff.ranks if not staff.seating.nodes[each.seat.node].is_home]
+    others = [each for each in group.ranks if not group.placement.nodes[each.slot.node].is_home]
     if not others:
         return
     mark = out / f".{secrets.token_hex(8)}"
@@ -302,7 +305,7 @@ def check_folder(staff: Staff, out: Path, limit_s: float) -> None:
         )
 
 
-def dismiss(handles: Sequence[Any]) -> None:
+def stop(handles: Sequence[Any]) -> None:
     """Has processes end themselves; waits for that for some seconds. Works without Ray's head, unlike `kill`."""
     import ray
 
@@ -311,17 +314,17 @@ def dismiss(handles: Sequence[Any]) -> None:
         with contextlib.suppress(Exception):  # it is gone already
             asked.append(handle.quit.options(concurrency_group="watch").remote())
     if asked:
-        _quietly(functools.partial(ray.wait, asked, num_returns=len(asked), timeout=_DISMISSED_S))
+        _quietly(functools.partial(ray.wait, asked, num_returns=len(asked), timeout=_STOPPED_S))
 
 
-def end(staff: Staff) -> None:
+def end(group: WorkerGroup) -> None:
     """Ends the ranks where Ray cannot: each is told to end itself; those on this node that do not hear are killed."""
-    dismiss([each.handle for each in staff.ranks])
-    here = [each.pid for each in staff.ranks if staff.seating.nodes[each.seat.node].is_home and _is_there(each.pid)]
+    stop([each.handle for each in group.ranks])
+    here = [each.pid for each in group.ranks if group.placement.nodes[each.slot.node].is_home and _is_there(each.pid)]
     for pid in here:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _DISMISSED_S
+    deadline = time.monotonic() + _STOPPED_S
     while any(_is_there(pid) for pid in here) and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -329,7 +332,7 @@ def end(staff: Staff) -> None:
 def _is_there(pid: int) -> bool:
     """Whether a process of this node is one of a run's."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Occupant")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActo")
     except OSError:
         return False
 

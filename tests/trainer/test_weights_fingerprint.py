@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.weights.buckets import fingerprint
+from trainer.weights import fingerprint
 
 WEIGHTS = {
     "wide": torch.arange(12, dtype=torch.float64).reshape(3, 4),

@@ -1,9 +1,9 @@
 """The seam between the learner's process and engines in other processes, on this machine or another.
 
 `trainer.engines.remote.Remote` is the engine that spreads prompts over generators; `process.ProcessGenerator` is a
-generator in a child process. Whatever process an engine is put in, `serving.Server` answers there: `generate`, `load`
-and the others of a generator are calls of the methods of the same names of a server. A generator has no random numbers
-of its own: `Sampling.seeds` decides the draws of each prompt, whoever makes them.
+generator in a child process. In whatever process an engine is, `generator_server.Server` answers there: a generator's
+methods call those of the same names of a server. `Order` carries what the engine is made from. A generator has no
+random numbers of its own: `Sampling.seeds` decides the draws of each prompt.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from trainer.tasks.base import Task
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
+    from trainer.config import Config
     from trainer.engines.base import Sampling, Tokens
-    from trainer.types import Batch, Rollout
-    from trainer.weights.buckets import Bucket
+    from trainer.tasks.base import Observation
+    from trainer.types import Batch, Prompt, Rollout
+    from trainer.weights import Bucket
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -47,16 +51,16 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Referred:
+class ReferenceLogProbs:
     """What the reference policy of a generator says of some micro batches."""
 
     logprobs: tuple[Tensor, ...]  # [B, T] of each, on the CPU; 0 where its mask is off
-    mark: int  # of the weights that say so: their `trainer.weights.buckets.fingerprint`
+    mark: int  # of the weights that say so: their `trainer.weights.fingerprint`
     seconds: float  # that it computed
 
 
 @dataclass(slots=True)
-class Spent:
+class GeneratorStats:
     """What generators did in a step."""
 
     # Computing answers that were drawn, greedy ones aside, and what a reference says of them; mean over the generators.
@@ -64,6 +68,60 @@ class Spent:
     weights_s: float = 0.0  # until all of them had new weights
     weights_bytes: int = 0  # sent to them, added up
     num_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """What an engine needs to know of a tokenizer: no text is read or written where it generates."""
+
+    vocabulary_size: int
+    pad: int
+    end: int | None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        raise ValueError("a generator reads no text")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        raise ValueError("a generator writes no text")
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        raise ValueError("a generator reads no text")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a generator's engine is made from; it can be sent."""
+
+    config: Config
+    tokenizer: TokenizerInfo
+    max_new_tokens: int
+    has_environment: bool
+    seed: int  # of the weights before any were sent
+
+    @classmethod
+    def of(cls, config: Config, task: Task, *, seed: int) -> Order:
+        words = task.tokenizer
+        tokenizer = TokenizerInfo(words.vocabulary_size, words.pad, words.end)
+        return cls(config, tokenizer, task.max_new_tokens, task.environment is not None, seed)
+
+    def task(self) -> Task:
+        """A task without questions, for the makers of engines."""
+        environment = _Unasked if self.has_environment else None
+        return Task("", self.tokenizer, (), (), self.max_new_tokens, _unjudged, _unjudged, environment)
+
+
+def _unjudged(prompt: Prompt, rollout: Rollout) -> bool:
+    raise ValueError("a generator judges nothing")
+
+
+class _Unasked:
+    """Says that the task has an environment; it lives where rollouts are put together."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        raise ValueError("a generator has no environment")
+
+    def step(self, answer: str) -> Observation:
+        raise ValueError("a generator has no environment")
 
 
 class Pending(Protocol[T_co]):
@@ -95,7 +153,7 @@ class Generator(Protocol):
         `bucket.flat` must not change before its result is there.
         """
 
-    def refer(self, parts: Sequence[Batch]) -> Pending[Referred]:
+    def reference_logprobs(self, parts: Sequence[Batch]) -> Pending[ReferenceLogProbs]:
         """What its reference policy says of micro batches, which lie on the CPU."""
 
     def load_reference(self, bucket: Bucket) -> Pending[None]:
@@ -108,14 +166,14 @@ class Generator(Protocol):
         """As `Engine.wake`."""
 
     def end(self) -> None:
-        """Ends it, however it is, within seconds; it may have ended before. Never raises."""
+        """Stops the generator within seconds; safe to call twice. Never raises."""
 
 
 class SharedGenerator(Generator, Protocol):
     """One that several ranks use: one of them sends weights, the others take what it has left there."""
 
     def leave(self, kind: str, buckets: Sequence[Bucket]) -> Pending[None]:
-        """Has it know where buckets that it was sent lie, in the place of those that it knew of that kind."""
+        """Stores references to the buckets, replacing the previous ones of this kind."""
 
     def left(self, kind: str) -> Pending[Sequence[Bucket]]:
         """Those buckets, to be read where they lie; none: nobody left any. Comes beside what it computes."""

@@ -32,9 +32,9 @@ def uniform(sampling: Sampling, num_prompts: int, *, dtype: torch.dtype, device:
 
 
 def pick(chances_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """The token of each row on whose part of the line from 0 to 1 the row's number falls.
+    """The token of each row in whose interval of the cumulated probabilities the row's number falls.
 
-    Half of each part is open, so that a token of no chance is no one's.
+    Intervals are half-open, so a token with probability 0 is never drawn.
     """
     bounds_RV = chances_RV.cumsum(dim=1)
     return (bounds_RV[:, :-1] <= uniform_R[:, None] * bounds_RV[:, -1:]).sum(dim=1)

@@ -17,12 +17,11 @@ from tests.trainer.generator_cases import FLAT, PROMPTS, Crew, InProcess, Local,
 from tests.trainer.trainer_cases import changed
 from trainer.engines import remote
 from trainer.engines.base import Sampling
-from trainer.engines.elsewhere import GeneratorLost
-from trainer.engines.joint import Joint
-from trainer.engines.serving import Order
+from trainer.engines.generator_client import GeneratorLost, Order
+from trainer.engines.shared_generator import SharedRemote
 from trainer.placement.generator import share, sharing
 from trainer.tasks import choose
-from trainer.weights.buckets import fingerprint, unpack
+from trainer.weights import fingerprint, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +53,7 @@ class House(Crew):
     def ranks(self, **values: Any) -> list[Remote]:
         order = Order.of(self.config, choose(self.config), seed=0)
         pools = [remote.Pool(self.start, 1, timeout_s=5.0, **sharing(1, number, RANKS)) for number in range(RANKS)]
-        return [remote.over(pool, order, seed=3 + number, kind=Joint) for number, pool in enumerate(pools)]
+        return [remote.over(pool, order, seed=3 + number, kind=SharedRemote) for number, pool in enumerate(pools)]
 
 
 class Meeting:
@@ -64,7 +63,7 @@ class Meeting:
         self._barrier = threading.Barrier(RANKS, timeout=240.0)
         self._said: dict[int, Any] = {}
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         self._barrier.wait()
 
     def gather(self, value: Any) -> list[Any]:
@@ -84,9 +83,9 @@ def together(engines: list[Remote], work: Callable[[Remote, World], T]) -> list[
 
 def publish(seed: int) -> Callable[[Remote, World], None]:
     def work(engine: Remote, world: World) -> None:
-        world.wait()
-        engine.receive_each(weights(seed).items())
-        engine.hand_over(world)
+        world.barrier()
+        engine.load_weights_each(weights(seed).items())
+        engine.barrier(world)
 
     return work
 
@@ -94,14 +93,14 @@ def publish(seed: int) -> Callable[[Remote, World], None]:
 def alone(rank: int, seed: int) -> Any:
     """The answers of a rank that has a generator for itself."""
     engine = Crew().engine(1, seed=3 + rank)
-    engine.receive(weights(seed))
+    engine.load_weights(weights(seed))
     return engine.generate(PROMPTS, FOUR)
 
 
 def num_buckets(seed: int) -> int:
     """How many there are of one version."""
     crew = Crew()
-    crew.engine(1).receive(weights(seed))
+    crew.engine(1).load_weights(weights(seed))
     return len(crew.started[0].loaded)
 
 
@@ -126,14 +125,14 @@ def test_those_who_do_not_send_pack_nothing_and_look_at_what_was_sent_where_it_l
     for each in others:
         assert each.packer._memory == []
         assert all(mine.data_ptr() == its.data_ptr() for mine, its in zip(held(each), held(sender), strict=True))
-        assert each.take_spent().weights_bytes == 0
+        assert each.take_stats().weights_bytes == 0
 
 
 def test_what_each_rank_sends_by_itself_is_kept_until_the_next_version_of_all() -> None:
     house = House()
     engines = house.ranks()
     for engine in engines:  # as before an evaluation whose weights are not those that the run samples with
-        engine.receive(weights(4))
+        engine.load_weights(weights(4))
         assert engine.packer._memory
     together(engines, publish(5))
     assert [each.packer._memory == [] for each in engines] == [False, True, True]
@@ -164,12 +163,12 @@ def test_a_generator_lost_while_weights_are_handed_over_has_a_successor_with_the
     together(engines, publish(4))
 
     def work(engine: Remote, world: World) -> None:
-        world.wait()
-        engine.receive_each(weights(5).items())
-        world.wait()
+        world.barrier()
+        engine.load_weights_each(weights(5).items())
+        world.barrier()
         if engine.pool.sends and when == "after":  # the others have not looked yet
             house.started[-1].end()
-        engine.hand_over(world)
+        engine.barrier(world)
 
     if when == "before":
         house.started[0].end()
@@ -186,9 +185,9 @@ def test_a_generator_that_is_lost_each_time_ends_the_run_instead_of_holding_it_u
 
 
 def refused(engine: Remote, world: World) -> str:
-    engine.receive_each(weights(5).items())
+    engine.load_weights_each(weights(5).items())
     with pytest.raises(GeneratorLost) as lost:
-        engine.hand_over(world)
+        engine.barrier(world)
     return str(lost.value)
 
 
@@ -201,9 +200,9 @@ def test_a_reference_is_sent_once_and_held_by_every_rank_for_the_next_generator(
     engines = house.ranks()
 
     def work(engine: Remote, world: World) -> None:
-        engine.refer_to(weights(8).items())
-        engine.receive_each(weights(5).items())
-        engine.hand_over(world)
+        engine.set_reference(weights(8).items())
+        engine.load_weights_each(weights(5).items())
+        engine.barrier(world)
 
     together(engines, work)
     (first,) = house.started
@@ -230,7 +229,7 @@ def test_twins_over_a_shared_generator_share_it_too() -> None:
     together(engines, publish(5))
     twins = [engine.twin() for engine in engines]
     together(twins, publish(6))
-    assert all(isinstance(each, Joint) for each in twins)
+    assert all(isinstance(each, SharedRemote) for each in twins)
     assert [each.packer._memory == [] for each in twins] == [False, True, True]
     for rank, engine in enumerate(engines):
         assert engine.generate(PROMPTS, FOUR) == alone(rank, 5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.adamw import adamw
 
-from trainer.algorithms.adamw import AdamW, clip
+from trainer.algorithms.optimizer import AdamW, clip_grad_norm
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -49,7 +49,7 @@ def test_gradients_are_clipped_as_torch_clips_them(largest: float) -> None:
     theirs = [torch.zeros_like(each).requires_grad_() for each in ours]
     for own, other in zip(ours, theirs, strict=True):
         other.grad = own.clone()
-    norm = clip([*ours, None], largest)
+    norm = clip_grad_norm([*ours, None], largest)
     assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs, largest)), rel=1e-12)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other.grad, rtol=1e-12, atol=0)
@@ -57,6 +57,6 @@ def test_gradients_are_clipped_as_torch_clips_them(largest: float) -> None:
 
 def test_gradients_that_are_not_finite_stay_as_they_are() -> None:
     gradient = torch.tensor([3.0, float("nan")])
-    assert clip([gradient], 1.0) != clip([gradient], 1.0)
+    assert clip_grad_norm([gradient], 1.0) != clip_grad_norm([gradient], 1.0)
     assert gradient[0].item() == 3.0
-    assert clip([None], 1.0) == 0.0
+    assert clip_grad_norm([None], 1.0) == 0.0

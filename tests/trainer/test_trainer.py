@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
 from tests.trainer.core_cases import SMALL, on_ranks
-from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted
+from tests.trainer.trainer_cases import CPU, END, changed, group, only, read, rollout, run, scripted, watched
 from trainer import device as devices
 from trainer.algorithms.advantages import Advantages
-from trainer.assembly import assemble, reward_limit_s
+from trainer.build import build_trainer
 from trainer.distributed import World
 from trainer.learner import Learner
-from trainer.loop import advance, train
-from trainer.metrics.progress import Progress
+from trainer.loop import make_rollouts, next_rollouts, train_step, update_policy
 from trainer.metrics.records import Records
+from trainer.rollouts import reward_limit_s
 from trainer.saving.checkpoint import Saved, State, difference, save
 from trainer.stages.watch import evaluate, logprob_limits
 from trainer.types import Group
@@ -30,32 +30,31 @@ if TYPE_CHECKING:
     from trainer.types import Rollout
 
 
-# Parts of one rank and of several.
-
-
 def test_ranks_start_from_one_policy_ask_other_questions_and_draw_other_answers() -> None:
     config = changed(SMALL, prompts_per_step=10)
-    one, two = (assemble(config, CPU, seed=0, world=World(rank, 2)) for rank in range(2))
+    one, two = (build_trainer(config, CPU, seed=0, world=World(rank, 2)) for rank in range(2))
     assert difference(one.learner.state(), two.learner.state()) is None
     assert not torch.equal(one.engine.random_state(), two.engine.random_state())
     for _ in range(2):
-        asked = [each.text for parts in (one, two) for each in parts.draw()]
+        asked = [each.text for trainer in (one, two) for each in trainer.draw()]
         assert len(asked) == len(set(asked)) == 10
 
 
 def test_a_state_holds_the_random_numbers_of_every_rank_and_gives_each_its_own_back() -> None:
     def job(world: World) -> list[bool]:
-        parts, other = (assemble(SMALL, CPU, seed=seed, world=world) for seed in (0, 5))
-        parts.rollouts(Progress())
-        state = parts.state(0)
-        kept = parts.engine.random_state().clone()
+        trainer, other = (build_trainer(SMALL, CPU, seed=seed, world=world) for seed in (0, 5))
+        next_rollouts(trainer)
+        state = trainer.state(0)
+        kept = trainer.engine.random_state().clone()
         other.restore(state)
         return [
             list(state["sampler_random"]) == ["0", "1"],
             torch.equal(other.engine.random_state(), kept),
             difference(state["learner"], other.learner.state()) is None,
-            [each.text for each in parts.draw()] == [each.text for each in other.draw()],
-            all(torch.equal(weight, other.engine.weights()[name]) for name, weight in parts.learner.weights().items()),
+            [each.text for each in trainer.draw()] == [each.text for each in other.draw()],
+            all(
+                torch.equal(weight, other.engine.weights()[name]) for name, weight in trainer.learner.weights().items()
+            ),
         ]
 
     assert on_ranks(job) == [[True] * 5] * 2
@@ -69,21 +68,23 @@ def test_only_the_first_rank_writes_a_checkpoint_and_all_know_what_was_written(t
             wrote.append(world.rank)
             return Saved(f"state-{world.rank}.pt", "", 0, 0)
 
-        return replace(assemble(SMALL, CPU, seed=0, world=world), save=save).keep({}, tmp_path)
+        made = build_trainer(SMALL, CPU, seed=0, world=world)
+        made.save = save  # type: ignore[method-assign]
+        return made.save_checkpoint({}, tmp_path)
 
     assert [saved.file for saved in on_ranks(job)] == ["state-0.pt", "state-0.pt"]
     assert wrote == [0]
 
 
 def test_answers_are_sampled_as_the_settings_say_and_validation_takes_the_likeliest() -> None:
-    parts = assemble(changed(SMALL, temperature=0.7), CPU, seed=0)
-    training, validation = parts.sampling(), parts.sampling(is_greedy=True)
+    trainer = build_trainer(changed(SMALL, temperature=0.7), CPU, seed=0)
+    training, validation = trainer.sampling(), trainer.sampling(is_greedy=True)
     assert (training.rollouts_per_prompt, training.temperature, training.is_greedy) == (4, 0.7, False)
     assert (validation.rollouts_per_prompt, validation.is_greedy) == (1, True)
-    before = parts.engine.random_state().clone()
-    one, other = (evaluate(parts, Progress()) for _ in range(2))
+    before = trainer.engine.random_state().clone()
+    one, other = (evaluate(trainer) for _ in range(2))
     assert one["correct"] == other["correct"]
-    assert torch.equal(parts.engine.random_state(), before)
+    assert torch.equal(trainer.engine.random_state(), before)
 
 
 @pytest.mark.parametrize(("engine", "most"), [("builtin", 8), ("vllm", 10)])
@@ -94,21 +95,21 @@ def test_an_evaluation_asks_for_no_more_rows_at_once_than_a_step_unless_the_engi
     asked: list[list[int]] = [[] for _ in range(ranks)]
 
     def job(world: World) -> dict[str, Any]:
-        parts = assemble(changed(SMALL, prompts_per_step=4, rollouts_per_prompt=2), CPU, seed=0, world=world)
-        generate = parts.engine.generate
+        trainer = build_trainer(changed(SMALL, prompts_per_step=4, rollouts_per_prompt=2), CPU, seed=0, world=world)
+        generate = trainer.engine.generate
 
         def noted(prompts: Sequence[Tokens], sampling: Sampling) -> list[tuple[Rollout, ...]]:
             asked[world.rank].append(len(prompts))
             return generate(prompts, sampling)
 
-        monkeypatch.setattr(parts.engine, "generate", noted)
-        return evaluate(replace(parts, config=changed(parts.config, engine=engine)), Progress())
+        monkeypatch.setattr(trainer.engine, "generate", noted)
+        return evaluate(replace(trainer, config=changed(trainer.config, engine=engine)))
 
     found = on_ranks(job, ranks)
-    parts = assemble(SMALL, CPU, seed=0)
-    answers = parts.engine.generate([each.tokens for each in parts.task.heldout], parts.sampling(is_greedy=True))
-    pairs = zip(parts.task.heldout, answers, strict=True)
-    right = [int(parts.task.is_right(each, one)) for each, (one,) in pairs]
+    trainer = build_trainer(SMALL, CPU, seed=0)
+    answers = trainer.engine.generate([each.tokens for each in trainer.task.heldout], trainer.sampling(is_greedy=True))
+    pairs = zip(trainer.task.heldout, answers, strict=True)
+    right = [int(trainer.task.is_right(each, one)) for each, (one,) in pairs]
     assert [each["correct"] for each in found] == [right] * ranks
     assert [sum(each) for each in asked] == [len(right) // ranks] * ranks
     assert [max(each) for each in asked] == [most // ranks] * ranks
@@ -120,27 +121,29 @@ def test_an_evaluation_asks_for_no_more_rows_at_once_than_a_step_unless_the_engi
 def test_what_divides_a_row_of_dr_grpo_is_what_an_answer_may_have_not_what_the_longest_one_has(
     settings: dict[str, Any], longest: int
 ) -> None:
-    parts = assemble(changed(SMALL, aggregation="seq-mean-token-sum-norm", kl_coef=0.0, **settings), CPU, seed=0)
-    assert longest == parts.task.max_new_tokens * parts.task.max_turns
+    trainer = build_trainer(changed(SMALL, aggregation="seq-mean-token-sum-norm", kl_coef=0.0, **settings), CPU, seed=0)
+    assert longest == trainer.task.max_new_tokens * trainer.task.max_turns
     answers = rollout((1, 2)), rollout((1,))
-    of = parts.pack([Group(each, answers) for each in parts.task.train[:2]], torch.tensor([[1.0, -0.5], [0.5, 0.25]]))
+    of = trainer.pack(
+        [Group(each, answers) for each in trainer.task.train[:2]], torch.tensor([[1.0, -0.5], [0.5, 0.25]])
+    )
     advantages_BT = torch.where(of.mask_BT, of.rewards_B[:, None], 0.0)
-    found = parts.learner.update(of, parts.learner.look(of), Advantages(advantages_BT, None))
+    found = update_policy(trainer.learner, of, trainer.learner.forward_only(of), Advantages(advantages_BT, None))
     assert found.policy_loss == pytest.approx(-(2 * 1.0 - 0.5 + 2 * 0.5 + 0.25) / 4 / longest)
 
 
 def test_dynamic_sampling_stops_at_enough_groups_and_keeps_the_first() -> None:
     config = changed(SMALL, prompts_per_step=4, rollouts_per_prompt=2, reward="exact", dynamic_sampling=True)
-    prompts = assemble(config, CPU, seed=0).task.train
+    prompts = build_trainer(config, CPU, seed=0).task.train
     useful = {each.text: (rollout((int(each.expected), END)), rollout((END,))) for each in prompts}
-    parts, _ = scripted(config, useful)
-    assert parts.rollouts(Progress()).num_drawn == 4
+    trainer, _ = scripted(config, useful)
+    assert next_rollouts(trainer).num_drawn == 4
     # One group of the first batch has no signal: three are kept, and one of the second.
-    parts, _ = scripted(config, useful)
+    trainer, _ = scripted(config, useful)
     expected = [each.text for each in scripted(config, useful)[0].draw()]
     dull = {**useful, expected[1]: (rollout((END,)), rollout((END,)))}
-    parts, _ = scripted(config, dull)
-    made = parts.rollouts(Progress())
+    trainer, _ = scripted(config, dull)
+    made = next_rollouts(trainer)
     groups, rewards_PG, num_drawn = made.groups, made.rewards_PG, made.num_drawn
     assert num_drawn == 8
     assert [each.prompt.text for each in groups[:3]] == [expected[0], *expected[2:]]
@@ -149,8 +152,8 @@ def test_dynamic_sampling_stops_at_enough_groups_and_keeps_the_first() -> None:
 
 def test_rewards_have_32_bits_at_least() -> None:
     for dtype, wanted in (("bfloat16", torch.float32), ("float32", torch.float32), ("float64", torch.float64)):
-        parts = assemble(changed(SMALL, dtype=dtype), CPU, seed=0)
-        assert parts.score([group("1=", (1, END), (END,))]).dtype == wanted
+        trainer = build_trainer(changed(SMALL, dtype=dtype), CPU, seed=0)
+        assert trainer.score([group("1=", (1, END), (END,))]).dtype == wanted
 
 
 def test_a_step_has_one_time_limit_but_where_each_answer_has_its_own() -> None:
@@ -163,14 +166,15 @@ def test_a_step_has_one_time_limit_but_where_each_answer_has_its_own() -> None:
 
 
 def test_what_is_due_after_a_step_is_done_after_that_step_and_not_at_the_end_again(tmp_path: Path) -> None:
-    parts, saved = assemble(changed(SMALL, steps=4), CPU, seed=0), []
+    trainer, saved = build_trainer(changed(SMALL, steps=4), CPU, seed=0), []
     config = changed(SMALL, steps=4, validate_every=2, save_every=2)
 
     def noted(state: State, folder: Path) -> Saved:
         saved.append(state["step"])
         return save(state, folder)
 
-    records = run(tmp_path, config, replace(parts, config=config, save=noted))
+    trainer.config, trainer.save = config, noted  # type: ignore[method-assign]
+    records = run(tmp_path, config, trainer)
     told = [(each["when"], each["step"]) for each in records if each["kind"] == "eval"]
     assert told == [("before", 0), ("during", 2), ("after", 4)]
     # in the middle, where it is tried, then what is due, then the last
@@ -197,7 +201,7 @@ def test_a_run_that_skips_its_evaluations_or_ends_with_others_has_no_validation(
     assert only(records, kind="stage", name="validation")["passed"] is False
     out = tmp_path / "other"
     with Records(out) as written:
-        train(assemble(SMALL, CPU, seed=0), SMALL, out=out, records=written, progress=Progress(), num_validated=7)
+        watched(build_trainer(SMALL, CPU, seed=0), SMALL, out, written, num_validated=7)
     found = only(read(out), kind="stage", name="validation")
     assert (found["passed"], found["evaluations"]) == (False, {"before": 7, "after": 10})
 
@@ -258,26 +262,28 @@ class Sleeper:
         self._engine, self._told = engine, told
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("generate", "sleep", "wake", "receive"):
+        if name in ("generate", "sleep", "wake", "load_weights"):
             self._told.append(name)
         return getattr(self._engine, name)
 
 
 def test_the_engine_sleeps_while_the_learner_learns_and_wakes_before_it_gets_the_weights() -> None:
     told: list[str] = []
-    parts = assemble(changed(SMALL, steps=2), CPU, seed=0)
-    engine = Sleeper(parts.engine, told)
-    weights = parts.learner.weights
-    advance(replace(parts, engine=engine, publish=lambda _: engine.receive(weights())), 1, Progress())
-    assert told == ["generate", "sleep", "wake", "receive"]
+    trainer = build_trainer(changed(SMALL, steps=2), CPU, seed=0)
+    engine = Sleeper(trainer.engine, told)
+    weights = trainer.learner.weights
+    trainer.engine = cast("Engine", engine)
+    trainer.sync_weights = lambda step: engine.load_weights(weights())  # type: ignore[method-assign]
+    train_step(trainer, 1)
+    assert told == ["generate", "sleep", "wake", "load_weights"]
 
 
 def test_beside_an_engine_that_has_its_card_for_itself_the_checkpoint_is_compared_on_the_disk(tmp_path: Path) -> None:
     """One that is called vllm stands for it: its own sampler is the built-in one here, and no second one is made."""
     config = changed(SMALL, steps=2)
-    parts = assemble(config, CPU, seed=0)
+    trainer = build_trainer(config, CPU, seed=0)
     named = changed(config, engine="vllm")
-    records = run(tmp_path, named, replace(parts, config=named))
+    records = run(tmp_path, named, replace(trainer, config=named))
     found = only(records, kind="stage", name="checkpoint")
     assert (found["passed"], found["restored_equal"], found["next_step_equal"]) == (True, True, None)
 
@@ -285,10 +291,10 @@ def test_beside_an_engine_that_has_its_card_for_itself_the_checkpoint_is_compare
 def test_where_a_device_has_no_room_for_the_state_twice_nothing_is_restored_beside_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = assemble
-    monkeypatch.setattr("trainer.stages.watch.assemble", None)
+    trainer = build_trainer(SMALL, CPU, seed=0)
+    monkeypatch.setattr("trainer.stages.watch.build_trainer", None)
     monkeypatch.setattr("trainer.device.memory", lambda device: devices.Memory(free=40_000, total=1 << 40))
-    records = run(tmp_path, SMALL, made(SMALL, CPU, seed=0))
+    records = run(tmp_path, SMALL, trainer)
     found = only(records, kind="stage", name="checkpoint")
     assert found["bytes"] > 40_000
     assert (found["passed"], found["restored_equal"], found["next_step_equal"]) == (True, True, None)
@@ -318,8 +324,9 @@ def test_ranks_that_draw_again_different_numbers_of_times_stay_with_one_stream_o
             dull -= 1
             return torch.tensor([[0.0, float(dull < 0)]] * len(groups))
 
-        parts = replace(assemble(config, CPU, seed=0, world=world), score=score)
-        return parts.make(Progress()).num_drawn, parts.prompts_random.get_state()
+        trainer = build_trainer(config, CPU, seed=0, world=world)
+        trainer.score = score  # type: ignore[method-assign]
+        return make_rollouts(trainer).num_drawn, trainer.prompts.generator.get_state()
 
     (first, one), (second, two) = on_ranks(job)
     assert (first, second) == (2, 8)
@@ -332,39 +339,39 @@ def test_weights_are_published_when_all_ranks_have_their_answers_and_have_sent_t
     done: list[str] = []
 
     class Engine:
-        def receive(self, weights: object) -> None:
-            done.append("receive")
+        def load_weights(self, weights: object) -> None:
+            done.append("load_weights")
 
     def job(world: World) -> None:
         engine: Any = Engine()
-        parts = assemble(config, CPU, seed=0, world=world, engine=engine)
+        trainer = build_trainer(config, CPU, seed=0, world=world, engine=engine)
         done.append("answers")
-        parts.publish(1)
+        trainer.sync_weights(1)
         done.append("asks")
 
     on_ranks(job)
-    assert done == ["answers"] * 2 + ["receive"] * 2 + ["asks"] * 2
+    assert done == ["answers"] * 2 + ["load_weights"] * 2 + ["asks"] * 2
 
 
 def test_an_epoch_asks_each_prompt_once_and_leaves_out_what_is_less_than_a_step() -> None:
     config = changed(SMALL, epochs=3, prompts_per_step=4)
-    parts = assemble(config, CPU, seed=0)
-    assert len(parts.task.train) == 10
-    epochs = [[each.text for _ in range(2) for each in parts.draw()] for _ in range(5)]
+    trainer = build_trainer(config, CPU, seed=0)
+    assert len(trainer.task.train) == 10
+    epochs = [[each.text for _ in range(2) for each in trainer.draw()] for _ in range(5)]
     assert [len(set(asked)) for asked in epochs] == [8] * 5
     assert len({tuple(asked) for asked in epochs}) == 5
-    assert {text for asked in epochs for text in asked} == {each.text for each in parts.task.train}
-    few = assemble(changed(config, prompts_per_step=16), CPU, seed=0)
+    assert {text for asked in epochs for text in asked} == {each.text for each in trainer.task.train}
+    few = build_trainer(changed(config, prompts_per_step=16), CPU, seed=0)
     assert len({each.text for each in few.draw()}) == 10
 
 
 @pytest.mark.parametrize("num_taken", range(6))
 def test_an_epoch_goes_on_at_the_prompt_where_it_was_left(num_taken: int) -> None:
     config = changed(SMALL, epochs=3, prompts_per_step=4)
-    parts, other = (assemble(config, CPU, seed=seed) for seed in (0, 5))
+    trainer, other = (build_trainer(config, CPU, seed=seed) for seed in (0, 5))
     for _ in range(num_taken):
-        parts.draw()
-    other.restore(parts.state(0))
-    assert difference(parts.state(0), other.state(0)) is None
+        trainer.draw()
+    other.restore(trainer.state(0))
+    assert difference(trainer.state(0), other.state(0)) is None
     for _ in range(5):
-        assert [each.text for each in parts.draw()] == [each.text for each in other.draw()]
+        assert [each.text for each in trainer.draw()] == [each.text for each in other.draw()]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Occupant:
+class WorkerActor:
     """One process of a run. Its calls come from Ray, in several threads: `watch` answers while `call` computes."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Occupant:
             os.environ[cards["variable"]] = ",".join(found["ids"])
         return found
 
-    def equip(self, environ: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
+    def set_env(self, environ: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
         """Sets variables, some only where the node does not; before anything is imported that reads them."""
         for name, value in unless_set.items():
             os.environ.setdefault(name, value)
