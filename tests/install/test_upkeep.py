@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.app import InstallOptions, Progress, install
 from npuenv.app.installation import manifest_request
 from npuenv.bundle.offline import compatibility as meant
 from npuenv.bundle.offline import reader as opened
@@ -23,6 +24,7 @@ from npuenv.bundle.offline.write import settle, write_tar
 from npuenv.checks import Finding, Status
 from npuenv.cli.common import Ui
 from npuenv.cli.progress import StepProgress
+from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan, Run, Step
 from npuenv.facts.environment import INSPECTOR
@@ -40,6 +42,8 @@ from tests.support.sentences import says, sentence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npuenv.app.job import InstallJob
+    from npuenv.install.difference import Change
     from tests.install.conftest import Product, World
 
 
@@ -665,3 +669,21 @@ def test_an_interrupt_says_what_goes_on_because_another_user_runs_it(
     assert '"interrupted"' in (world.root / ".npuenv/journal.jsonl").read_text()
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait(20) == -signal.SIGKILL
+
+
+class Refusing(Progress):
+    """Refuses every plan."""
+
+    def __init__(self) -> None:
+        self.jobs: list[InstallJob] = []
+
+    def approve(self, job: InstallJob, changes: tuple[Change, ...]) -> None:
+        self.jobs.append(job)
+        raise BadInput(Message("cli.cannot-ask"))
+
+
+def test_a_plan_that_a_program_refuses_is_not_begun(product: Product, tmp_path: Path) -> None:
+    refusing, root = Refusing(), tmp_path / "refused"
+    with pytest.raises(BadInput, match=r"cli\.cannot-ask"):
+        install(Request(stack="tiny"), InstallOptions(target=str(root)), refusing)
+    assert [job.target.root for job in refusing.jobs] == [str(root)] and not root.exists()
