@@ -7,20 +7,17 @@ needs more than the file holds is answered with what to do instead: see `LEFT_OU
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from npuenv import __version__
-from npuenv.app.entry import report_interrupt, run_to_code
-from npuenv.app.options import FORMATS, FRAMEWORKS, HELP, Wish, form_of
-from npuenv.app.ui import Ui
 from npuenv.core.errors import BadInput
-from npuenv.core.messages import LANGUAGES, Message, language_from_environment
+from npuenv.core.messages import Message
+from npuenv.terminal.entry import report_interrupt, run_command
+from npuenv.terminal.options import COMMON, DOCTOR, DOCTOR_OUTPUT, Option, doctor_command, take_ui
 
-# Each with the key of what to do instead: a capture can be held against a stack, but it is nothing that can be mended.
+# Each with the key of what to do instead: a capture can be judged against a stack, but it cannot be fixed.
 _INSTEAD = {"--stack": "stack", "--fix": "fix", "--hosts": "hosts"}
 LEFT_OUT = tuple(_INSTEAD)
 _FOLLOWERS = ("--dry-run", "-y", "--yes")  # have a meaning beside --fix alone
@@ -41,40 +38,23 @@ Exit codes: 0 fine, 1 problems found, 2 wrong usage or input, 3 could not tell, 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line and gives its exit code; `argv` None: the process's own."""
     try:
-        return run_to_code(argv, _run)
+        return run_command(argv, _run)
     except KeyboardInterrupt:  # before the words were looked at, or a second one
         return report_interrupt(argv)
 
 
 def _run(words: list[str]) -> int:
+    from npuenv.app.examine import examine
+    from npuenv.terminal.output import run_doctor
+
     _require_inside(words)
     try:
-        asked = vars(_parser().parse_args(words))
+        values = vars(_parser().parse_args(words))
     except SystemExit as end:  # --help and --version
         return int(end.code or 0)
-    is_json = asked.pop("is_json")
-    ui = Ui(
-        asked.pop("lang") or language_from_environment(),
-        is_quiet=asked.pop("is_quiet"),
-        is_verbose=asked.pop("is_verbose"),
-        has_color=not (asked.pop("no_color") or os.environ.get("NO_COLOR")),
-    )
-    form = asked.pop("form") or ("json" if is_json else form_of(asked["out"]))
-    if is_json and form != "json":
-        raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
-    wish = Wish(**asked, format=form, program=("python3", _program()), can_fix=False)
-    return _look(ui, wish)
-
-
-def _look(ui: Ui, wish: Wish) -> int:
-    from dataclasses import replace
-
-    from npuenv.app.doctor import run_doctor
-    from npuenv.app.examine import look
-
-    ui = replace(ui, is_json=wish.format == "json" and wish.out is None)
-    code = run_doctor(ui, wish, lambda host: look(wish, host))
-    if wish.report is None:
+    ui, command = doctor_command(take_ui(values), values, program=("python3", _program()), can_fix=False)
+    code = run_doctor(ui, command, examine)
+    if command.report is None:
         ui.say(Message("doctor.single-file", {"options": LEFT_OUT, "program": shlex.quote(_program())}), err=True)
     return int(code)
 
@@ -103,22 +83,28 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--for", dest="framework", choices=FRAMEWORKS, help=HELP["for"])
-    parser.add_argument("--level", type=int, choices=range(4), default=1, help=f"{HELP['level']} (default: 1)")
-    parser.add_argument("--python", metavar="EXE", help=HELP["python"])
-    parser.add_argument("--hash", dest="hashes", help=HELP["hash"], action="store_true")
-    parser.add_argument("--save", type=Path, metavar="FILE", help=HELP["save"])
-    parser.add_argument("--from", dest="capture", type=Path, metavar="FILE", help=HELP["from"])
-    parser.add_argument("--from-report", dest="report", metavar="FILE|-", help=HELP["from-report"])
-    parser.add_argument("--format", dest="form", choices=FORMATS, help=HELP["format"])
-    parser.add_argument("-o", "--output", dest="out", metavar="FILE", help=HELP["output"])
-    parser.add_argument("--lang", choices=LANGUAGES, help=HELP["lang"])
-    parser.add_argument("--json", dest="is_json", help=HELP["json"], action="store_true")
-    parser.add_argument("-q", "--quiet", dest="is_quiet", help=HELP["quiet"], action="store_true")
-    parser.add_argument("-v", "--verbose", dest="is_verbose", help=HELP["verbose"], action="store_true")
-    parser.add_argument("--no-color", help=HELP["no-color"], action="store_true")
+    for option in (*DOCTOR, *DOCTOR_OUTPUT, *COMMON):
+        if option.is_portable:
+            _add(parser, option)
     parser.add_argument("--version", action="version", version=f"npuenv, version {__version__}")
     return parser
+
+
+def _add(parser: argparse.ArgumentParser, option: Option) -> None:
+    flags = option.flags.split()
+    if option.type is bool:
+        parser.add_argument(*flags, dest=option.name, help=option.help, action="store_true")
+        return
+    text = option.help if option.default is None else f"{option.help} (default: {option.default})"
+    parser.add_argument(
+        *flags,
+        dest=option.name,
+        help=text,
+        type=option.type,
+        metavar=option.metavar,
+        choices=option.choices,
+        default=option.default,
+    )
 
 
 def _program() -> str:

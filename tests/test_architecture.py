@@ -27,6 +27,7 @@ FLOORS = {
         {"cluster"},
         {"report", "smoke"},
         {"app"},
+        {"terminal"},
         {"cli", "portable"},
         {"__main__"},
     ),

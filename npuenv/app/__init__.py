@@ -1,4 +1,73 @@
-"""What the command line and the doctor's single file share: the standard library alone, and rich where text is drawn.
+"""The use cases as functions: options in, a result out. Nothing here prints or reads a command line.
 
-Start from `ending.run_to_code`, a command line to its exit code, and `doctor.run_doctor`, one look at a machine.
+    from npuenv.app import DoctorOptions, doctor
+
+Names and modules are imported when they are first used: judging a capture does not load what installs.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npuenv.app import checkup, images, installation, locks, resolution, training, updates
+    from npuenv.app.checkup import doctor
+    from npuenv.app.examine import DoctorOptions, DoctorResult
+    from npuenv.app.images import ImageOptions, render_docker
+    from npuenv.app.installation import install, preview
+    from npuenv.app.job import InstallOptions, InstallResult, Progress
+    from npuenv.app.locks import lock
+    from npuenv.app.resolution import ConflictError, resolve
+    from npuenv.app.training import SmokeOptions, SmokeResult, smoke_train
+    from npuenv.app.updates import repair, roll_back, update
+
+__all__ = [
+    "ConflictError",
+    "DoctorOptions",
+    "DoctorResult",
+    "ImageOptions",
+    "InstallOptions",
+    "InstallResult",
+    "Progress",
+    "SmokeOptions",
+    "SmokeResult",
+    "checkup",
+    "doctor",
+    "images",
+    "install",
+    "installation",
+    "lock",
+    "locks",
+    "preview",
+    "render_docker",
+    "repair",
+    "resolution",
+    "resolve",
+    "roll_back",
+    "smoke_train",
+    "training",
+    "update",
+    "updates",
+]
+# The public names of each module. None has the name of a module: importing that would take its place.
+_MODULES = {
+    "checkup": ("doctor",),
+    "examine": ("DoctorOptions", "DoctorResult"),
+    "images": ("ImageOptions", "render_docker"),
+    "installation": ("install", "preview"),
+    "job": ("InstallOptions", "InstallResult", "Progress"),
+    "locks": ("lock",),
+    "resolution": ("ConflictError", "resolve"),
+    "training": ("SmokeOptions", "SmokeResult", "smoke_train"),
+    "updates": ("repair", "roll_back", "update"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name == module:
+            return importlib.import_module(f"{__name__}.{module}")
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,8 @@ OLDEST = (3, 9)  # the Python of openEuler 22.03
 # Files and folders of the package, without what installs, locks and renders. `resolve` knows the published stacks.
 PARTS = (
     "__init__.py",
-    "app",
+    "app/__init__.py",
+    "app/examine.py",
     "checks",
     "core",
     "diagnose",
@@ -41,6 +42,7 @@ PARTS = (
     "portable.py",
     "report",
     "resolve",
+    "terminal",
 )
 _REPORTS = {
     f"report/{name}.py"

@@ -10,9 +10,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command line and exits the process with its code; with `argv` given, returns the code instead."""
     try:
         if argv is None:
-            from npuenv.app.signals import heed_interrupts
+            from npuenv.terminal.signals import install_handlers
 
-            heed_interrupts()
+            install_handlers()
         from npuenv.cli.app import run
     except KeyboardInterrupt:
         code = _interrupted_at_start()
@@ -29,6 +29,6 @@ def _interrupted_at_start() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    from npuenv.app.entry import report_interrupt
+    from npuenv.terminal.entry import report_interrupt
 
     return report_interrupt(None)

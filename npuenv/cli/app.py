@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
 
 from npuenv import __version__
-from npuenv.app.entry import run_to_code
 from npuenv.cli.common import Stop
 from npuenv.cli.help import Group
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
+from npuenv.terminal.entry import run_command
 
-# In the order of `npuenv --help`: the road first, then what hangs on it. Each names the module of its command.
+# In the order of `npuenv --help`: the main path first, then what belongs to it.
 _COMMANDS = {
-    "up": "up",
-    "doctor": "doctor",
-    "install": "install",
-    "env": "env",
-    "bundle": "bundle",
-    "render-docker": "render_docker",
-    "render-launch": "render_launch",
-    "preflight": "preflight",
-    "smoke-train": "smoke_train",
-    "resolve": "resolve",
-    "lock": "lock",
-    "matrix": "matrix",
-    "cluster": "cluster",
-    "pack-doctor": "pack_doctor",
-    "completion": "completion",
-    "man": "man",
+    "up": ("up", "Walk the whole road: doctor, install, smoke-train"),
+    "doctor": (
+        "doctor",
+        "Say what is wrong on this machine for training on Ascend NPUs, why, and which command mends it",
+    ),
+    "install": ("install", "Install a stack into an environment of its own, from its lock, and verify it"),
+    "env": ("env", "See and tidy the environments that npuenv made"),
+    "bundle": (
+        "bundle",
+        "Put everything that a machine without a network needs for a stack into one folder or archive",
+    ),
+    "render-docker": (
+        "render_docker",
+        "Render the same environment as a Dockerfile with its hashed requirements, and files that run its container",
+    ),
+    "render-launch": (
+        "render_launch",
+        "Render the files that start a training run: verl's overrides and YAML, or ROLL's YAML, and start scripts",
+    ),
+    "preflight": (
+        "preflight",
+        "Say what will not work in a launch of verl or ROLL before it is started, with the corrected lines",
+    ),
+    "smoke-train": (
+        "smoke_train",
+        "Train a tiny model with GRPO in an environment and say whether training works there",
+    ),
+    "resolve": ("resolve", "Say which versions fit together, on one screen; --why gives the reasons, -v everything"),
+    "lock": ("lock", "Give the full hashed lock of a stack: every package with version, hashes and who needs it"),
+    "matrix": (
+        "matrix",
+        "Check the tables of what fits together, hold a checkout against them, or them against the indexes",
+    ),
+    "cluster": ("cluster", "Work with all nodes of an inventory at once, over the system's ssh"),
+    "pack-doctor": ("pack_doctor", "Write the doctor as one file, to carry to a host where nothing can be installed"),
+    "completion": ("completion", "Print the script that completes commands and options in a shell"),
+    "man": ("man", "Print the manual page: the help of all commands"),
 }
 
 
@@ -39,38 +59,19 @@ class _ReaderGone(Exception):
     """A broken pipe. click would end the process with 1 for an OSError of that kind; here `run` decides."""
 
 
-class _Commands(Group):
-    """Imports a command's module only when it is asked for, and suggests the nearest name for a misspelt one."""
-
+class _Root(Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise _ReaderGone from error
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"npuenv.cli.{_COMMANDS[cmd_name]}")
-        command: click.Command = module.command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1, cutoff=0.4)
-            hint = Message("cli.did-you-mean", {"name": near[0]}) if near else None
-            raise BadInput(Message("cli.no-command", {"name": args[0], "accepted": tuple(_COMMANDS)}), hint)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Root,
+    lazy=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="npuenv")
 def npuenv() -> None:
     """Set up and verify reinforcement-learning training environments on Ascend NPU hosts.
@@ -85,7 +86,7 @@ def npuenv() -> None:
 
 def run(argv: list[str] | None) -> int:
     """One command line to its exit code; `argv` None: the process's own. Said is everything when it comes back."""
-    return run_to_code(argv, _run)
+    return run_command(argv, _run)
 
 
 def _run(words: list[str]) -> int:

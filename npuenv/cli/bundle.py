@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING
 
 import click
 
+from npuenv import app
+from npuenv.bundle.offline.fetch import bytes_per_second, still_to_fetch
+from npuenv.bundle.offline.make import Contents, Wish, check_place, check_room, gather, make_bundle, staging
+from npuenv.bundle.offline.manifest import Manifest, Needed, request_values
+from npuenv.bundle.offline.reader import open_bundle
+from npuenv.bundle.offline.sources import check_sources
+from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive
 from npuenv.cli.common import Ui, absolute, common_options, request_options
 from npuenv.cli.help import Command
+from npuenv.cli.progress import DownloadBar, StepProgress
+from npuenv.cli.prompt import confirm
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
+from npuenv.lock.preconditions import require_complete
+from npuenv.matrix import load_matrix
 
 if TYPE_CHECKING:
-    from npuenv.bundle.offline.make import Contents, Wish
-    from npuenv.bundle.offline.manifest import Manifest, Needed
-    from npuenv.cli.machine import Machine
+    from npuenv.lock.make import Resolver
     from npuenv.resolve.types import Request
 
 _FILE = click.Path(path_type=Path)
@@ -67,50 +76,38 @@ def command(
     `sh install.sh` in the bundle. What a bundle cannot hold (CANN, drivers, system packages) is listed with names and
     sizes.
     """
-    from npuenv.bundle.offline.make import check_place, check_room, gather
-    from npuenv.cli.machine import this_machine
-    from npuenv.matrix import load_matrix
-
     if out:
         check_place(absolute(out))
-    machine = this_machine(ui)
-    wish = _wish(ui, _for_platform(request, platform), machine, fill=fill)
+    resolver = app.locks.this_resolver(StepProgress(ui))
+    wish = _wish(ui, _for_platform(request, platform), resolver, fill=fill)
     wish = _with_files(wish, given, left_out, python_archive, cann_files)
     out = absolute(out) if out else absolute(Path(f"npuenv-{wish.stack.name}.{wish.stack.platform.tag}"))
     if out.exists() and not dry_run:
         return _was_made(ui, wish, out)
     args = {"stack": wish.stack.name, "platform": wish.stack.platform.tag}
     ui.say(Message("bundle.gathering", args), err=ui.is_json)
-    contents = gather(wish, machine.resolver, load_matrix())
-    _list(ui, contents, out, machine)
+    contents = gather(wish, resolver, load_matrix())
+    _list(ui, contents, out, resolver)
     check_room(contents, out)
     if dry_run:
         _print_plan(ui, contents, out)
         return int(ExitCode.FINE)
     if not yes:
-        from npuenv.cli.prompt import confirm
-
         confirm(ui)
-    _report(ui, _make(ui, contents, out, machine), out)
+    _report(ui, _make(ui, contents, out, resolver), out)
     return int(ExitCode.FINE)
 
 
 def _for_platform(request: Request, platform: str | None) -> Request:
-    from npuenv.cli.machine import for_this_machine
-
     if platform and request.arch and platform != request.arch:
         raise BadInput(Message("bundle.two-platforms", {"platform": platform, "arch": request.arch}))
-    return for_this_machine(replace(request, arch=platform or request.arch), frozenset({"hardware"}))
+    return app.resolution.for_this_machine(replace(request, arch=platform or request.arch), frozenset({"hardware"}))
 
 
-def _wish(ui: Ui, request: Request, machine: Machine, *, fill: bool) -> Wish:
-    from npuenv.bundle.offline.make import Wish
-    from npuenv.cli.machine import lock_of, resolve_or_stop
-    from npuenv.lock.preconditions import require_complete
-
-    stack = resolve_or_stop(ui, request)
-    lock = lock_of(ui, stack, machine, fill=fill)
-    require_complete(lock, machine.resolver, request)
+def _wish(ui: Ui, request: Request, resolver: Resolver, *, fill: bool) -> Wish:
+    stack = app.resolve(request)
+    lock = app.lock(stack, resolver, fill=fill, progress=StepProgress(ui))
+    require_complete(lock, resolver, request)
     return Wish(stack, lock, request)
 
 
@@ -118,10 +115,6 @@ def _with_files(
     wish: Wish, given: tuple[str, ...], left_out: tuple[str, ...], archive: Path | None, cann_files: tuple[Path, ...]
 ) -> Wish:
     """The wish with what the user adds. Raises BadInput for what does not fit the stack."""
-    from npuenv.bundle.offline.sources import check_sources
-    from npuenv.bundle.offline.user_files import check_cann_files, check_python_archive
-    from npuenv.matrix import load_matrix
-
     pairs = dict(_pair(word) for word in given)
     archive, cann_files = absolute(archive) if archive else None, tuple(absolute(path) for path in cann_files)
     sources, absent = check_sources(wish.stack, pairs, left_out)
@@ -140,10 +133,6 @@ def _pair(word: str) -> tuple[str, str]:
 
 def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
     """A bundle of the same stack and lock that stands already is only verified. Raises BadInput for anything else."""
-    from npuenv.bundle.offline.make import check_place
-    from npuenv.bundle.offline.manifest import request_values
-    from npuenv.bundle.offline.reader import open_bundle
-
     check_place(out)
     try:
         with open_bundle(out) as bundle:
@@ -158,16 +147,12 @@ def _was_made(ui: Ui, wish: Wish, out: Path) -> int:
     return int(ExitCode.FINE)
 
 
-def _list(ui: Ui, contents: Contents, out: Path, machine: Machine) -> None:
+def _list(ui: Ui, contents: Contents, out: Path, resolver: Resolver) -> None:
     """What goes in, what does not, and how long it takes. On stderr with --json."""
-    from npuenv.bundle.offline.fetch import bytes_per_second, still_to_fetch
-    from npuenv.bundle.offline.make import staging
-    from npuenv.cli.machine import assumed
-
     wish = contents.wish
     ui.say(Message("bundle.head", {"stack": wish.stack.name, "platform": wish.stack.platform.tag, "path": str(out)}),
            err=ui.is_json)  # fmt: skip
-    for note in assumed(wish.stack):
+    for note in app.resolution.assumption_notes(wish.stack):
         ui.say(note, err=True)
     for kind in ("wheel", "sdist", "build", "tool", "source"):
         sizes = [item.wanted.size for item in contents.items if item.kind == kind]
@@ -180,7 +165,7 @@ def _list(ui: Ui, contents: Contents, out: Path, machine: Machine) -> None:
         ui.say(Message(f"bundle.source-{row.origin}", {**args, "why": found.why}), err=ui.is_json)
     _list_needed(ui, contents.needed)
     left = still_to_fetch(contents.wanted, staging(out))
-    rate = bytes_per_second(contents.wanted, machine.resolver.settings) if left else 0.0
+    rate = bytes_per_second(contents.wanted, resolver.settings) if left else 0.0
     args = {"size": _mib(left), "whole": _mib(contents.fetched + contents.copied)}
     if rate:
         minutes = max(1, round(left / rate / 60))
@@ -223,12 +208,9 @@ def _print_plan(ui: Ui, contents: Contents, out: Path) -> None:
         )
 
 
-def _make(ui: Ui, contents: Contents, out: Path, machine: Machine) -> Manifest:
-    from npuenv.bundle.offline.make import make_bundle
-    from npuenv.cli.progress_bars import Transfer
-
-    with Transfer(ui, contents.fetched, len(contents.items)) as transfer:
-        return make_bundle(contents, out, machine.resolver, tell=transfer.tell)
+def _make(ui: Ui, contents: Contents, out: Path, resolver: Resolver) -> Manifest:
+    with DownloadBar(ui, contents.fetched, len(contents.items)) as transfer:
+        return make_bundle(contents, out, resolver, tell=transfer.tell)
 
 
 def _report(ui: Ui, manifest: Manifest, out: Path) -> None:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
 from npuenv.cli.help import Group
 
-# Each names the module of its command, and the command in it.
 _COMMANDS = {
-    "up": ("cluster_ray", "up"),
-    "status": ("cluster_ray", "status"),
-    "down": ("cluster_ray", "down"),
-    "mesh": ("cluster_mesh", "command"),
+    "up": ("cluster_ray:up", "Start Ray on all nodes: the head first, then the others one after another"),
+    "status": (
+        "cluster_ray:status",
+        "Say how the cluster is that `npuenv cluster up` has started: each node, and what Ray says of itself",
+    ),
+    "down": ("cluster_ray:down", "End what `npuenv cluster up` has started, and nothing else"),
+    "mesh": (
+        "cluster_mesh",
+        "Ping between the device addresses of all cards of a cluster, and name the fewest culprits",
+    ),
 }
 
 
-class _Commands(Group):
-    """Imports a command's module only when it is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, name = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(f"npuenv.cli.{module}"), name)
-        return command
-
-
-@click.group("cluster", cls=_Commands)
+@click.group("cluster", cls=Group, lazy=_COMMANDS)
 def command() -> None:
     """Manage all nodes of an inventory over ssh."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +13,30 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
-from npuenv.cli.progress_bars import Gauge
+from npuenv.cli.progress import ProgressBar, report_pending
+from npuenv.cli.prompt import confirm
+from npuenv.cluster.inventory import read
+from npuenv.cluster.mesh import (
+    FULL,
+    SAMPLED,
+    Outcome,
+    Results,
+    load_results,
+    planning,
+    require_same_devices,
+    running,
+    save_results,
+)
+from npuenv.cluster.mesh.document import MeshResult, document, estimate
+from npuenv.cluster.mesh.planning import Survey, find_devices, vanished_devices
+from npuenv.cluster.mesh.running import Run, survey
+from npuenv.cluster.ssh import Options
+from npuenv.cluster.transport import Transport
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
+from npuenv.install.locations import data_folder
+from npuenv.report.mesh import brief, lines, render_html
+from npuenv.terminal.output import as_json, require_writable, write
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,10 +44,6 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from npuenv.cluster.inventory import Inventory
-    from npuenv.cluster.mesh import Results
-    from npuenv.cluster.mesh.document import MeshResult
-    from npuenv.cluster.mesh.planning import Survey
-    from npuenv.cluster.mesh.running import Run, SshRunner
 
 _LIMIT_S = 15.0  # of one ping
 _PARALLEL = 512  # the most nodes at once
@@ -36,7 +51,7 @@ _FORMS = ("text", "json", "html")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MeshOptions:
     """What was asked for."""
 
     hosts: str
@@ -101,8 +116,6 @@ def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **opti
     Exit codes: 0 all pings succeeded, 1 pings failed, 2 invalid usage, 3 not everything could be tried, 130
     interrupted.
     """
-    from npuenv.cluster.mesh import FULL, SAMPLED
-
     if is_full and is_sampled:
         raise BadInput(Message("mesh.two-modes"), Message("mesh.two-modes-hint"))
     mode = FULL if is_full else SAMPLED if is_sampled else None
@@ -111,76 +124,58 @@ def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **opti
         raise BadInput(Message("doctor.two-formats", {"format": form}), Message("doctor.two-formats-hint"))
     form = form or ("json" if ui.is_json else _form_of(out))
     options["parallel"] = options["parallel"] or _PARALLEL
-    return _run(replace(ui, is_json=form == "json" and out is None), Wish(mode=mode, form=form, **options))
+    return _run(replace(ui, is_json=form == "json" and out is None), MeshOptions(mode=mode, form=form, **options))
 
 
-def _run(ui: Ui, wish: Wish) -> int:
-    from npuenv.cli.pending import naming
-    from npuenv.cluster.inventory import read
-    from npuenv.cluster.mesh.document import MeshResult
-    from npuenv.cluster.mesh.planning import find_devices, vanished_devices
-    from npuenv.cluster.mesh.running import SshRunner, survey
-    from npuenv.cluster.ssh import Options
-    from npuenv.cluster.transport import Transport
-
+def _run(ui: Ui, options: MeshOptions) -> int:
     began = time.monotonic()
-    if wish.out is not None:
-        from npuenv.app.options import require_place
-
-        require_place(wish.out)
-    inventory = read(wish.hosts)
+    if options.out is not None:
+        require_writable(options.out)
+    inventory = read(options.hosts)
     # Those that are to have no cards have nothing to ping with, and nothing that could be pinged.
     inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.cards != 0))
     nodes = {node.name: node for node in inventory.nodes}
-    transport = Transport(options=Options(config=wish.ssh_config), parallel=wish.parallel)
-    runner = SshRunner(nodes, transport)
+    transport = Transport(options=Options(config=options.ssh_config), parallel=options.parallel)
+    runner = running.SshRunner(nodes, transport)
     ui.say(Message("mesh.asking", {"count": len(nodes)}), err=True)
-    heard = survey(inventory.nodes, SshRunner(nodes, replace(transport, ask=naming(ui))))
+    heard = survey(inventory.nodes, running.SshRunner(nodes, replace(transport, ask=report_pending(ui))))
     surveyed = find_devices(inventory.nodes, heard)
-    run, state = _prepared(wish, inventory, surveyed, runner)
-    with _Kept(ui, wish, run, state) as kept:
-        _tell_time(ui, wish, run)
+    run, state = _prepared(options, inventory, surveyed, runner)
+    with _Kept(ui, options, run, state) as kept:
+        _tell_time(ui, options, run)
         _go_on(ui, run, kept)
     missing = (*surveyed.missing, *vanished_devices(run.plan.devices, surveyed))
     finished = MeshResult(run.plan, run.results, missing, run.lost, time.monotonic() - began)
-    _report(ui, wish, finished)
+    _report(ui, options, finished)
     return int(finished.code)
 
 
-def _prepared(wish: Wish, inventory: Inventory, surveyed: Survey, runner: SshRunner) -> tuple[Run, Path]:
+def _prepared(
+    options: MeshOptions, inventory: Inventory, surveyed: Survey, runner: running.SshRunner
+) -> tuple[Run, Path]:
     """The run, from the start or from where it was broken off, and where its state is kept. Raises BadInput."""
-    from npuenv.cluster.mesh import FULL, SAMPLED, Results, load_results, planning, require_same_devices
-    from npuenv.cluster.mesh.running import Run
-
-    if wish.state is not None:
-        results, mode = load_results(wish.state)
-        if wish.mode not in (None, mode):
-            args = {"path": str(wish.state), "mode": Message(f"mesh.mode-{mode}")}
+    if options.state is not None:
+        results, mode = load_results(options.state)
+        if options.mode not in (None, mode):
+            args = {"path": str(options.state), "mode": Message(f"mesh.mode-{mode}")}
             raise BadInput(Message("mesh.other-mode", args), Message("mesh.other-mode-hint"))
-        require_same_devices(results.devices, surveyed.devices, {node.name for node in inventory.nodes}, wish.state)
+        require_same_devices(results.devices, surveyed.devices, {node.name for node in inventory.nodes}, options.state)
     else:
         results = Results.empty(surveyed.devices)
-        mode = wish.mode or (FULL if len(surveyed.devices) <= planning.MOST_FOR_FULL else SAMPLED)
+        mode = options.mode or (FULL if len(surveyed.devices) <= planning.MOST_FOR_FULL else SAMPLED)
     plan = (planning.full if mode == FULL else planning.sampled)(results.devices)
-    return Run(plan, results, runner, limit_s=wish.limit_s), wish.state or _new_state(results)
+    return Run(plan, results, runner, limit_s=options.limit_s), options.state or _new_state(results)
 
 
 def _new_state(results: Results) -> Path:
     import hashlib
 
-    from npuenv.install.locations import data_folder
-
     named = hashlib.sha256(repr(results.devices).encode()).hexdigest()[:8]
     return Path(data_folder(os.environ), "mesh", f"{time.strftime('%Y%m%d-%H%M%S')}-{named}.json")
 
 
-def _tell_time(ui: Ui, wish: Wish, run: Run) -> None:
+def _tell_time(ui: Ui, options: MeshOptions, run: Run) -> None:
     """Says how long it takes, measured on the first pings, and asks where that is much. Raises BadInput."""
-    from npuenv.cli.prompt import confirm
-    from npuenv.cluster.mesh import FULL
-    from npuenv.cluster.mesh.document import estimate
-    from npuenv.cluster.mesh.planning import MOST_FOR_FULL
-
     is_resumed = run.results.num_timed > 0
     each_s = run.measure()
     if each_s is None:
@@ -190,8 +185,8 @@ def _tell_time(ui: Ui, wish: Wish, run: Run) -> None:
         left = estimate(run.left, each_s, run.expected_s(run.left))
         args = {"left": left["pings"], "pings": run.plan.num_pings, "time": left["time"]}
         ui.say(Message("mesh.estimate-left", args), err=True)
-    elif run.plan.mode == FULL and len(run.plan.devices) > MOST_FOR_FULL and not wish.yes:
-        ui.say(Message("mesh.large", {"most": MOST_FOR_FULL}), err=True)
+    elif run.plan.mode == FULL and len(run.plan.devices) > planning.MOST_FOR_FULL and not options.yes:
+        ui.say(Message("mesh.large", {"most": planning.MOST_FOR_FULL}), err=True)
         ui.say(Message("mesh.large-hint"), err=True)
         confirm(ui)
 
@@ -199,13 +194,11 @@ def _tell_time(ui: Ui, wish: Wish, run: Run) -> None:
 class _Kept:
     """Keeps what is done in a file while the block runs, so that the run can be gone on with whatever ends it."""
 
-    def __init__(self, ui: Ui, wish: Wish, run: Run, path: Path) -> None:
-        self._ui, self._wish, self._run, self._path = ui, wish, run, path
+    def __init__(self, ui: Ui, options: MeshOptions, run: Run, path: Path) -> None:
+        self._ui, self._options, self._run, self._path = ui, options, run, path
 
     def save(self) -> None:
         """Writes what is done by now. Raises BadInput."""
-        from npuenv.cluster.mesh import save_results
-
         try:
             save_results(self._path, self._run.results, self._run.plan.mode)
         except OSError as error:
@@ -218,8 +211,6 @@ class _Kept:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from npuenv.cluster.mesh import Outcome
-
         if isinstance(error, KeyboardInterrupt) and self._run.results.num_timed:
             self.save()
             self._say_how("go-on")
@@ -227,16 +218,16 @@ class _Kept:
             if any(True for _ in self._run.results.pairs(Outcome.UNTRIED, Outcome.SILENT)):
                 self.save()
                 self._say_how("retry")
-            elif self._wish.state is None:
+            elif self._options.state is None:
                 self._path.unlink(missing_ok=True)
 
     def _say_how(self, key: str) -> None:
-        again = self._wish.again(self._run.plan.mode, self._path)
-        key += "-input" if self._wish.hosts == "-" else ""
+        again = self._options.again(self._run.plan.mode, self._path)
+        key += "-input" if self._options.hosts == "-" else ""
         self._ui.say(Message(f"mesh.{key}", {"command": again}), err=True)
 
 
-class _Progress(Gauge):
+class _Progress(ProgressBar):
     """Counts pings: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, ui: Ui, total: int) -> None:
@@ -273,24 +264,19 @@ def _go_on(ui: Ui, run: Run, kept: _Kept) -> None:
             kept.save()
 
 
-def _report(ui: Ui, wish: Wish, finished: MeshResult) -> None:
+def _report(ui: Ui, options: MeshOptions, finished: MeshResult) -> None:
     """Prints the report, or writes it where it was asked to go and says so. Raises BadInput."""
-    from npuenv.cluster.mesh.document import document
-    from npuenv.report.mesh import brief, lines, render_html
-
     found = document(finished, ui.lang)
-    if wish.form == "json":
-        is_ascii = wish.out is None and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-        text = json.dumps(found, ensure_ascii=is_ascii, indent=2) + "\n"
-    elif wish.form == "html":
-        text = render_html(found, ui.lang, asked=shlex.join(["npuenv", "cluster", "mesh", "--hosts", wish.hosts]))
+    if options.form == "json":
+        text = as_json(found, is_to_stdout=options.out in (None, "-"))
+    elif options.form == "html":
+        text = render_html(found, ui.lang, asked=shlex.join(["npuenv", "cluster", "mesh", "--hosts", options.hosts]))
     else:
         text = "".join(f"{line}\n" for line in lines(found, ui.lang, is_quiet=ui.is_quiet))
-    if wish.out is None or wish.out == "-":
+    if options.out is None or options.out == "-":
         print(text, end="", flush=True)
         return
-    from npuenv.app.output import write
 
-    write(Path(wish.out), text)
-    for message in (*brief(found), Message("doctor.written", {"path": wish.out})):
+    write(Path(options.out), text)
+    for message in (*brief(found), Message("doctor.written", {"path": options.out})):
         ui.say(message, err=True)

@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npuenv import app
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
-from npuenv.cli.ray_output import STATUS_S, Case, runs, tell, tell_others, tell_status
+from npuenv.cli.progress import report_pending
+from npuenv.cli.ray_output import STATUS_S, RayContext, print_foreign, print_status, runs, tell
+from npuenv.cluster import ray, ray_state, ray_status
+from npuenv.cluster.inventory import read
+from npuenv.cluster.nodeset import fold
+from npuenv.cluster.ray import NodeState, Plan, StartConflict, stop
+from npuenv.cluster.ray_state import Cluster, StartedNode, clusters_sharing, save, state_path
+from npuenv.cluster.ssh import Options
+from npuenv.cluster.transport import ProbeResult, Transport
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message
+from npuenv.core.messages.visible import clean
+from npuenv.host.writing import claimed
+from npuenv.report.ray_cluster import Picture, Row, refused_document, refused_line, refused_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npuenv.cluster.inventory import Inventory, Node
-    from npuenv.cluster.ray import NodeState, Plan, StartConflict
-    from npuenv.cluster.ray_state import Cluster, StartedNode
     from npuenv.cluster.ray_status import RayStatus
-    from npuenv.cluster.transport import ProbeResult, Transport
-    from npuenv.report.ray_cluster import Row
-    from npuenv.resolve.types import Stack
 
 _JOIN_S = 60.0  # until Ray counts who has joined
 _FRAMEWORKS = ("verl", "roll", "vllm-ascend")
@@ -71,16 +78,13 @@ def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> 
     Ray starts with its settings. A Ray that is already running is reported and left alone. Running the command again
     starts only the missing nodes.
     """
-    from npuenv.cluster.inventory import read
-    from npuenv.cluster.ray_state import state_path
-
     if hosts is None:
         raise BadInput(Message("cluster.ray-hosts"), Message("cluster.ray-hosts-hint"))
     inventory = read(hosts)
-    case = Case(ui, _way(ui, ssh_config), state_path(inventory, os.environ), hosts, ssh_config, options["ray"])
+    context = RayContext(ui, _way(ui, ssh_config), state_path(inventory, os.environ), hosts, ssh_config, options["ray"])
     plan = _plan(inventory, options)
-    with _alone(case.place):
-        return int(_up(case, plan))
+    with _alone(context.place):
+        return int(_up(context, plan))
 
 
 @click.command("status", cls=Command)
@@ -91,14 +95,10 @@ def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
 
     If it started none on these nodes, show whether someone else's Ray is running there.
     """
-    way = _way(ui, ssh_config)
-    cluster, place, inventory = _known(hosts)
-    named = (cluster.source, cluster.ray) if cluster else ("", "")
-    case = Case(ui, way, place, hosts or named[0], ssh_config, named[1])
+    context, cluster, nodes = _known_context(ui, hosts, ssh_config)
     if cluster is not None:
-        return int(tell_status(case, cluster, _not_started(inventory.nodes if inventory else (), cluster)))
-    assert inventory is not None
-    return int(tell_others(case, inventory.nodes))
+        return int(print_status(context, cluster, _not_started(nodes, cluster)))
+    return int(print_foreign(context, nodes))
 
 
 @click.command("down", cls=Command)
@@ -106,34 +106,35 @@ def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
 @common_options
 def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
     """Stop what `npuenv cluster up` started, and nothing else."""
-    from npuenv.cluster import ray
-    from npuenv.report.ray_cluster import Picture
-
-    way = _way(ui, ssh_config)
-    cluster, place, inventory = _known(hosts)
-    named = (cluster.source, cluster.ray) if cluster else ("", "")
-    case = Case(ui, way, place, hosts or named[0], ssh_config, named[1])
+    context, cluster, nodes = _known_context(ui, hosts, ssh_config)
     if cluster is None:
-        raise BadInput(Message("cluster.ray-none"), _hint_none(case, inventory.nodes if inventory else ()))
-    with _alone(place):
-        rows = {name: _down_row(each) for name, each in ray.stop(cluster, way).items()}
-        _keep(case, cluster.without(*(name for name, row in rows.items() if row.is_well)))
+        raise BadInput(Message("cluster.ray-none"), _hint_none(context, nodes))
+    with _alone(context.place):
+        rows = {name: _down_row(each) for name, each in ray.stop(cluster, context.way).items()}
+        _keep(context, cluster.without(*(name for name, row in rows.items() if row.is_well)))
     code = ExitCode.FINE if all(row.is_well for row in rows.values()) else ExitCode.PROBLEMS
-    then = Message("cluster.ray-next-down", case.commands) if code else None
+    then = Message("cluster.ray-next-down", context.commands) if code else None
     title = Message("cluster.ray-title", {"address": cluster.address})
     tell(ui, Picture(title, cluster.address, rows, then=then), code)
     return int(code)
 
 
-def _way(ui: Ui, ssh_config: str | None) -> Transport:
-    from npuenv.cli.pending import naming
-    from npuenv.cluster.ssh import Options
-    from npuenv.cluster.transport import Transport
+def _known_context(
+    ui: Ui, hosts: str | None, ssh_config: str | None
+) -> tuple[RayContext, Cluster | None, Sequence[Node]]:
+    """What the steps need, the cluster that was started (None: none was), and the inventory's nodes as far as known."""
+    way = _way(ui, ssh_config)
+    cluster, place, inventory = _known(hosts)
+    source, program = (cluster.source, cluster.ray) if cluster else ("", "")
+    context = RayContext(ui, way, place, hosts or source, ssh_config, program)
+    return context, cluster, inventory.nodes if inventory else ()
 
+
+def _way(ui: Ui, ssh_config: str | None) -> Transport:
     if ssh_config is not None and not Path(ssh_config).is_file():
         args = {"path": ssh_config}
         raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
-    return Transport(options=Options(config=ssh_config), ask=naming(ui))
+    return Transport(options=Options(config=ssh_config), ask=report_pending(ui))
 
 
 def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
@@ -141,9 +142,6 @@ def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
 
     Without an inventory it is the only cluster that there is.
     """
-    from npuenv.cluster import ray_state
-    from npuenv.cluster.inventory import read
-
     if hosts is None:
         return _only_one()
     try:
@@ -159,8 +157,6 @@ def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
 
 
 def _only_one() -> tuple[Cluster, Path, None]:
-    from npuenv.cluster import ray_state
-
     places = sorted(ray_state.state_folder(os.environ).glob("*.json"))
     found = [(cluster, place) for place in places if (cluster := ray_state.load(place)) is not None]
     if not found:
@@ -172,15 +168,12 @@ def _only_one() -> tuple[Cluster, Path, None]:
     return found[0][0], found[0][1], None
 
 
-def _hint_none(case: Case, nodes: Sequence[Node]) -> Message:
+def _hint_none(context: RayContext, nodes: Sequence[Node]) -> Message:
     """What to do where nothing was started for this inventory: another one may have its nodes."""
-    from npuenv.cluster.nodeset import fold
-    from npuenv.cluster.ray_state import clusters_sharing
-
-    for cluster, names in clusters_sharing(nodes, os.environ, case.place):
+    for cluster, names in clusters_sharing(nodes, os.environ, context.place):
         if cluster.source:
             return Message(
-                "cluster.ray-none-other", {"names": fold(names), "command": case.command("down", cluster.source)}
+                "cluster.ray-none-other", {"names": fold(names), "command": context.command("down", cluster.source)}
             )
     return Message("cluster.ray-none-hint")
 
@@ -188,8 +181,6 @@ def _hint_none(case: Case, nodes: Sequence[Node]) -> Message:
 @contextlib.contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """Only one command starts or ends on the same nodes at a time. Raises StepFailed where another one does."""
-    from npuenv.host.writing import claimed
-
     with claimed(str(place.with_suffix(".lock"))) as is_mine:
         if not is_mine:
             raise StepFailed(Message("cluster.ray-busy"), Message("cluster.ray-busy-hint"))
@@ -197,8 +188,6 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _plan(inventory: Inventory, options: dict[str, Any]) -> Plan:
-    from npuenv.cluster.ray import Plan
-
     head, name = options.pop("head"), options.pop("stack")
     names = [node.name for node in inventory.nodes]
     if head is not None and head not in names:
@@ -210,100 +199,81 @@ def _plan(inventory: Inventory, options: dict[str, Any]) -> Plan:
     if ":" in nodes[0].address:
         args = {"name": nodes[0].name, "address": nodes[0].address}
         raise BadInput(Message("cluster.ray-head-six", args), Message("cluster.ray-head-six-hint"))
-    return Plan(tuple(nodes), stack=_stack(name) if name else None, **options)
+    return Plan(tuple(nodes), stack=app.resolution.published(name) if name else None, **options)
 
 
-def _stack(name: str) -> Stack:
-    from npuenv.matrix import load_matrix
-    from npuenv.resolve import resolve
-    from npuenv.resolve.types import Request, Stack
-
-    found = resolve(Request(stack=name), load_matrix())
-    assert isinstance(found, Stack), name  # a published stack resolves as it is published
-    return found
-
-
-def _up(case: Case, plan: Plan) -> ExitCode:
+def _up(context: RayContext, plan: Plan) -> ExitCode:
     """Starts what does not run yet."""
-    from npuenv.cluster import ray, ray_state
-
-    before = ray_state.load(case.place)
+    before = ray_state.load(context.place)
     if before is not None:
-        heard = ray.query_processes(before, case.way)
+        heard = ray.query_processes(before, context.way)
         running = [name for name, each in heard.items() if runs(each, is_head=name == before.head)]
         if running:
-            return _go_on(case, plan, before, running)
+            return _go_on(context, plan, before, running)
         silent = [(name, each.why) for name, each in heard.items() if each.answer is None]
         if silent:
-            says = Message("cluster.ray-left", case.commands)
+            says = Message("cluster.ray-left", context.commands)
             lines = tuple(f"{name}: {why}" for name, why in silent)
-            return _refuse(case.ui, [ray.StartConflict(says, tuple(name for name, _ in silent), lines)])
-        stuck = _end_rest(case, before)  # where the raylets are gone
+            return _refuse(context.ui, [ray.StartConflict(says, tuple(name for name, _ in silent), lines)])
+        stuck = _end_rest(context, before)  # where the raylets are gone
         if stuck:
-            return _refuse(case.ui, stuck)
-        _keep(case, before.without(*heard))
-    source = os.path.realpath(case.source) if case.source != "-" else "-"
+            return _refuse(context.ui, stuck)
+        _keep(context, before.without(*heard))
+    source = os.path.realpath(context.source) if context.source != "-" else "-"
     cluster = ray_state.Cluster(
         f"{plan.nodes[0].address}:{plan.port}", plan.ray, head=plan.nodes[0].name, source=source
     )
-    return _begin(case, plan, cluster, plan.nodes)
+    return _begin(context, plan, cluster, plan.nodes)
 
 
-def _go_on(case: Case, plan: Plan, before: Cluster, running: Sequence[str]) -> ExitCode:
+def _go_on(context: RayContext, plan: Plan, before: Cluster, running: Sequence[str]) -> ExitCode:
     """Starts the nodes that are missing from a cluster that runs."""
-    from npuenv.cluster import ray
-    from npuenv.cluster.nodeset import fold
-
     head = before.head_node
     if head is None or head.name not in running:
-        args = {**case.commands, "head": before.head, "names": fold(running)}
-        return _refuse(case.ui, [ray.StartConflict(Message("cluster.ray-headless", args), (before.head,))])
-    case.ui.say(Message("cluster.ray-is-up", {"address": before.address}), err=True)
+        args = {**context.commands, "head": before.head, "names": fold(running)}
+        return _refuse(context.ui, [ray.StartConflict(Message("cluster.ray-headless", args), (before.head,))])
+    context.ui.say(Message("cluster.ray-is-up", {"address": before.address}), err=True)
     missing = [node for node in plan.nodes if node.name not in running]
     if not missing:
-        return tell_status(case, before)
+        return print_status(context, before)
     left = tuple(each for each in before.started if each.node.name in {node.name for node in missing})
-    stuck = _end_rest(case, replace(before, started=left)) if left else []
+    stuck = _end_rest(context, replace(before, started=left)) if left else []
     if stuck:
-        return _refuse(case.ui, stuck)
+        return _refuse(context.ui, stuck)
     address, _, port = before.address.rpartition(":")
     plan = replace(plan, nodes=(head, *missing), address=address, port=int(port), ray=plan.ray or before.ray)
-    return _begin(case, plan, before, missing)
+    return _begin(context, plan, before, missing)
 
 
-def _end_rest(case: Case, cluster: Cluster) -> list[StartConflict]:
+def _end_rest(context: RayContext, cluster: Cluster) -> list[StartConflict]:
     """Ends what is left of an earlier start; what would not end there stays written down, and nothing is started."""
-    from npuenv.cluster.ray import StartConflict, stop
-    from npuenv.report.ray_cluster import refused_line
-
-    rows = {name: _down_row(each) for name, each in stop(cluster, case.way).items()}
+    rows = {name: _down_row(each) for name, each in stop(cluster, context.way).items()}
     stuck = [name for name, row in rows.items() if not row.is_well]
-    lines = tuple(refused_line(name, rows[name], case.ui.lang) for name in stuck)
-    return [StartConflict(Message("cluster.ray-stuck", case.commands), tuple(stuck), lines)] if stuck else []
+    lines = tuple(refused_line(name, rows[name], context.ui.lang) for name in stuck)
+    return [StartConflict(Message("cluster.ray-stuck", context.commands), tuple(stuck), lines)] if stuck else []
 
 
-def _begin(case: Case, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> ExitCode:
+def _begin(context: RayContext, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> ExitCode:
     """Looks at all nodes of the plan, and starts those that are named."""
-    from npuenv.cluster import ray
-    from npuenv.cluster.ray_state import clusters_sharing
-
-    case.ui.say(Message("cluster.ray-asking", {"count": len(plan.nodes)}), err=True)
-    found = ray.survey(plan.nodes, plan.ray, case.way)
+    context.ui.say(Message("cluster.ray-asking", {"count": len(plan.nodes)}), err=True)
+    found = ray.survey(plan.nodes, plan.ray, context.way)
     # The head of a cluster that is gone on with runs, and ought to.
     names = {node.name for node in nodes}
     found = [here if here.node.name in names else replace(here, running=()) for here in found]
     others = {
-        name: case.command("down", other.source)
-        for other, theirs in clusters_sharing(plan.nodes, os.environ, case.place)
+        name: context.command("down", other.source)
+        for other, theirs in clusters_sharing(plan.nodes, os.environ, context.place)
         for name in theirs
     }
     wrong = ray.start_conflicts(found, others)
     if wrong:
-        return _refuse(case.ui, wrong)
+        return _refuse(context.ui, wrong)
     if not cluster.started:
-        plan = replace(plan, address=_address(case.ui, next(here for here in found if here.node.name == cluster.head)))
+        plan = replace(
+            plan, address=_address(context.ui, next(here for here in found if here.node.name == cluster.head))
+        )
         cluster = replace(cluster, address=f"{plan.address or plan.nodes[0].address}:{plan.port}")
-    return _raise(case, plan, cluster, [here for here in found if here.node.name in names])
+    return _raise(context, plan, cluster, [here for here in found if here.node.name in names])
 
 
 def _address(ui: Ui, head: NodeState) -> str:
@@ -320,8 +290,6 @@ def _address(ui: Ui, head: NodeState) -> str:
 
 def _refuse(ui: Ui, wrong: Sequence[StartConflict]) -> ExitCode:
     """Says why nothing is started."""
-    from npuenv.report.ray_cluster import refused_document, refused_lines
-
     if ui.is_json:
         ui.print_json(refused_document(wrong, int(ExitCode.PROBLEMS), ui.lang))
     else:
@@ -329,78 +297,66 @@ def _refuse(ui: Ui, wrong: Sequence[StartConflict]) -> ExitCode:
     return ExitCode.PROBLEMS
 
 
-def _raise(case: Case, plan: Plan, cluster: Cluster, found: Sequence[NodeState]) -> ExitCode:
+def _raise(context: RayContext, plan: Plan, cluster: Cluster, found: Sequence[NodeState]) -> ExitCode:
     """Starts nodes; each is written down before and after, so that an interrupt leaves nothing unknown."""
-    from npuenv.cluster import ray
-    from npuenv.core.messages.visible import clean
-    from npuenv.report.ray_cluster import Row
-
     rows: dict[str, Row] = {}
 
     def note(more: StartedNode) -> None:
         nonlocal cluster
         cluster = cluster.with_started(more)
-        _keep(case, cluster)
+        _keep(context, cluster)
 
     try:
-        for number, result in enumerate(ray.start(plan, found, case.way, note), start=1):
+        for number, result in enumerate(ray.start(plan, found, context.way, note), start=1):
             head: dict[str, object] = {"number": number, "total": len(found), "name": result.node.name}
             if isinstance(result, ray.StartFailure):
                 line = result.said.splitlines()[-1] if result.said else ""
                 rows[result.node.name] = Row("not-up", line, result.said)
-                case.ui.say(Message("cluster.ray-failed", {**head, "line": clean(line)}), err=True)
+                context.ui.say(Message("cluster.ray-failed", {**head, "line": clean(line)}), err=True)
                 if result.is_clean:
                     cluster = cluster.without(result.node.name)
-                    _keep(case, cluster)
+                    _keep(context, cluster)
                 continue
             note(result)
             rows[result.node.name] = Row("up", cards=result.cards)
-            case.ui.say(Message("cluster.ray-started", {**head, "cards": result.cards}), err=True)
-        return _tell_raised(case, cluster, rows)
+            context.ui.say(Message("cluster.ray-started", {**head, "cards": result.cards}), err=True)
+        return _print_started(context, cluster, rows)
     except KeyboardInterrupt:
-        _say_whatruns(case, cluster)
+        _say_whatruns(context, cluster)
         raise
 
 
-def _tell_raised(case: Case, cluster: Cluster, rows: Mapping[str, Row]) -> ExitCode:
+def _print_started(context: RayContext, cluster: Cluster, rows: Mapping[str, Row]) -> ExitCode:
     """What came of a start."""
-    from npuenv.report.ray_cluster import Picture
-
     head = next((each for each in cluster.started if each.node.name == cluster.head), None)
     if head is not None and head.processes:
-        return tell_status(case, cluster, rows, _await_nodes(cluster, case.way))
+        return print_status(context, cluster, rows, _await_nodes(cluster, context.way))
     title = Message("cluster.ray-title", {"address": cluster.address})
-    then = Message("cluster.ray-next-failed" if not cluster.started else "cluster.ray-next-down", case.commands)
-    tell(case.ui, Picture(title, cluster.address, rows, then=then), ExitCode.PROBLEMS)
+    then = Message("cluster.ray-next-failed" if not cluster.started else "cluster.ray-next-down", context.commands)
+    tell(context.ui, Picture(title, cluster.address, rows, then=then), ExitCode.PROBLEMS)
     return ExitCode.PROBLEMS
 
 
-def _say_whatruns(case: Case, cluster: Cluster) -> None:
+def _say_whatruns(context: RayContext, cluster: Cluster) -> None:
     """What an interrupt leaves on the nodes, and the command that ends it."""
-    from npuenv.cluster.nodeset import fold
-
     running = [each.node.name for each in cluster.started if each.processes]
     begun = [each.node.name for each in cluster.started if not each.processes]
-    args = {**case.commands, "names": fold(running), "begun": fold(begun)}
+    args = {**context.commands, "names": fold(running), "begun": fold(begun)}
     if running or begun:
         word = "begun" if not running else "running" if not begun else "both"
-        case.ui.say(Message(f"cluster.ray-broken-{word}", args), err=True)
+        context.ui.say(Message(f"cluster.ray-broken-{word}", args), err=True)
 
 
-def _keep(case: Case, cluster: Cluster) -> None:
+def _keep(context: RayContext, cluster: Cluster) -> None:
     """Writes down what there is now; nothing where there is nothing."""
-    from npuenv.cluster.ray_state import save
-
     if cluster.started:
-        save(cluster, case.place)
+        save(cluster, context.place)
     else:
-        case.place.unlink(missing_ok=True)
+        context.place.unlink(missing_ok=True)
 
 
 def _await_nodes(cluster: Cluster, way: Transport) -> RayStatus:
     """What Ray says as soon as it counts all that was started, or after a while."""
-    from npuenv.cluster import ray, ray_status
-
     deadline = time.monotonic() + _JOIN_S
     while True:
         seen = ray_status.read(ray.query_ray(cluster, STATUS_S, way), STATUS_S)
@@ -411,16 +367,12 @@ def _await_nodes(cluster: Cluster, way: Transport) -> RayStatus:
 
 def _not_started(nodes: Sequence[Node], cluster: Cluster) -> dict[str, Row]:
     """A row for each node of the inventory that is no part of what was started."""
-    from npuenv.report.ray_cluster import Row
-
     started = {each.node.name for each in cluster.started}
     line = Message("cluster.ray-not-started")
     return {node.name: Row("not-up", line) for node in nodes if node.name not in started}
 
 
 def _down_row(heard: ProbeResult) -> Row:
-    from npuenv.report.ray_cluster import Row
-
     if heard.answer is None:
         return Row("not-down", heard.why)
     left = int(heard.answer["left"])

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from npuenv.app.ui import Ui as Ui
+from npuenv import app
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.messages import LANGUAGES, Message, language_from_environment, say
+from npuenv.core.messages import Message, language_from_environment, say
+from npuenv.terminal.options import COMMON, Option, take_ui
+from npuenv.terminal.ui import Ui as Ui  # noqa: TC001  # commands take it from here
+
+if TYPE_CHECKING:
+    from npuenv.resolve.types import Request, Stack
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,28 +30,49 @@ def common_options(command: Command, *, has_document: bool = True) -> Command:
     """
 
     @functools.wraps(command)
-    def with_ui(
-        *, lang: str | None, quiet: bool, verbose: bool, no_color: bool, as_json: bool = False, **options: Any
-    ) -> Any:
-        ui = Ui(
-            lang or language_from_environment(),
-            is_json=as_json,
-            is_quiet=quiet,
-            is_verbose=verbose,
-            has_color=not (no_color or os.environ.get("NO_COLOR")),
-        )
-        return command(ui, **options)
+    def with_ui(**values: Any) -> Any:
+        ui = take_ui(values)
+        try:
+            return command(ui, **values)
+        except app.ConflictError as error:
+            show_conflict(ui, error)
+            return int(error.exit_code)
 
-    decorated: Any = with_ui
-    for option in (
-        click.option("--no-color", is_flag=True, help="Disable colours (same as NO_COLOR)."),
-        click.option("-v", "--verbose", is_flag=True, help="Show everything, not only what needs attention."),
-        click.option("-q", "--quiet", is_flag=True, help="Show only what went wrong."),
-        *([click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")] * has_document),
-        click.option("--lang", type=click.Choice(LANGUAGES), help="Language of messages (default: the locale's)."),
-    ):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+    rows = [row for row in COMMON if has_document or row.name != "as_json"]
+    decorated: Command = with_options(rows, with_ui)
+    return decorated
+
+
+def show_conflict(ui: Ui, error: app.ConflictError) -> None:
+    """Shows the clashing demands and the ways out."""
+    from npuenv.report.resolution import as_json, show
+
+    if ui.is_json:
+        ui.print_json({**as_json(error.conflict, ui.lang), "exit": int(error.exit_code)})
+    else:
+        show(error.conflict, ui.console(stderr=True), ui.lang)
+
+
+def with_options(rows: Iterable[Option], command: Any) -> Any:
+    """Adds declared options to a command, in their order."""
+    for row in reversed(tuple(rows)):
+        command = _click_option(row)(command)
+    return command
+
+
+def _click_option(row: Option) -> Any:
+    names = (*row.flags.split(), row.name)
+    if row.type is bool:
+        return click.option(*names, is_flag=True, help=row.help)
+    kind: Any = click.Path(path_type=Path) if row.type is Path else row.type
+    if isinstance(row.choices, range):
+        kind = click.IntRange(row.choices[0], row.choices[-1])
+    elif row.choices:
+        kind = click.Choice(row.choices)
+    has_default = row.default is not None
+    return click.option(
+        *names, type=kind, metavar=row.metavar, default=row.default, show_default=has_default, help=row.help
+    )
 
 
 def request_options(command: Command) -> Command:
@@ -59,9 +85,7 @@ def request_options(command: Command) -> Command:
         names = ("stack", "framework", "hardware", "os", "arch", "python", "cann", "driver", "as_of", "is_newest")
         request = Request(**{name: options.pop(name) for name in names})
         if host is not None:
-            from npuenv.cli.hosts import with_host
-
-            request, untold = with_host(request, host)
+            request, untold = app.resolution.with_host(request, host)
             lang = options.get("lang") or language_from_environment()
             for note in untold if not options.get("quiet") else ():
                 click.echo(say(note, lang), err=True)
@@ -111,6 +135,23 @@ def request_options(command: Command) -> Command:
     ):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
+
+
+def refuse_with(other: str, options: Mapping[str, object]) -> None:
+    """Raises BadInput for the first option that was given."""
+    for option, value in options.items():
+        if value:
+            raise BadInput(Message("lock.not-with", {"option": option, "other": other}))
+
+
+def options_of(request: Request) -> dict[str, object]:
+    """Option -> value, for what a request says; what a host told was asked for with --host."""
+    said: dict[str, object] = {"--for": request.framework, "--pin": request.pins}
+    said |= {"--as-of": request.as_of, "--newest": request.is_newest}
+    for name in ("hardware", "os", "arch", "python", "cann", "driver"):
+        if value := getattr(request, name):
+            said["--host" if name in request.origins else f"--{name}"] = value
+    return said
 
 
 def parse_pins(words: tuple[str, ...]) -> dict[str, str]:
@@ -176,6 +217,12 @@ def absolute(path: Path) -> Path:
         return Path(os.path.abspath(path))
     except FileNotFoundError as error:
         raise BadInput(Message("cli.no-cwd", {"path": str(path)}), Message("cli.no-cwd-hint")) from error
+
+
+def tell_basis(ui: Ui, request: Request, stack: Stack) -> None:
+    """Says first what nobody typed: what was read from the host, and the cards that were neither named nor found."""
+    for note in app.resolution.basis_of(request, stack):
+        ui.say(note, err=True)
 
 
 class Stop(Exception):

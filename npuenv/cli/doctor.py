@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.app import doctor as front
-from npuenv.app.options import FORMATS, FRAMEWORKS, HELP, Wish, form_of, require_sense
-from npuenv.cli.common import Ui, common_options
+from npuenv import app
+from npuenv.cli.common import Ui, common_options, show_conflict, with_options
 from npuenv.cli.help import Command
-from npuenv.cli.judging import judge, usual_python
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.terminal.options import DOCTOR, DOCTOR_OUTPUT, doctor_command
+from npuenv.terminal.output import run_doctor
 
 if TYPE_CHECKING:
     from npuenv.core.errors import ExitCode
+    from npuenv.terminal.options import DoctorCommand
 
 
 @click.command("doctor", cls=Command)
-@click.option("--for", "framework", type=click.Choice(FRAMEWORKS), help=HELP["for"])
-@click.option("--stack", metavar="NAME", help="Check against the versions and settings of a published stack.")
-@click.option(
-    "--level",
-    type=click.IntRange(0, 3),
-    default=1,
-    show_default=True,
-    help=HELP["level"],
-)
-@click.option("--python", metavar="EXE", help=HELP["python"])
-@click.option("--hash", "hashes", is_flag=True, help=HELP["hash"])
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help=HELP["save"])
-@click.option("--from", "capture", type=click.Path(path_type=Path), metavar="FILE", help=HELP["from"])
-@click.option("--from-report", "report", metavar="FILE|-", help=HELP["from-report"])
+@partial(with_options, DOCTOR)
 @click.option("--hosts", metavar="FILE|-", help="Check all nodes of an inventory over ssh.")
 @click.option("--ssh-config", metavar="FILE", help="With --hosts: ssh configuration to use instead of your own.")
 @click.option(
@@ -60,15 +47,9 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="With --fix: only show the plan.")
 @click.option("-y", "--yes", is_flag=True, help="With --fix: do not prompt.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    help=HELP["format"],
-)
-@click.option("-o", "--output", "out", metavar="FILE", help=HELP["output"])
+@partial(with_options, DOCTOR_OUTPUT)
 @common_options
-def command(ui: Ui, *, form: str | None, **options: Any) -> int:
+def command(ui: Ui, **values: Any) -> int:
     """Find what prevents training on Ascend NPUs on this machine, with causes and the commands that fix them.
 
     Changes nothing, except with --fix, which prompts first. The report is complete even if torch cannot be imported.
@@ -77,31 +58,27 @@ def command(ui: Ui, *, form: str | None, **options: Any) -> int:
     With --hosts, checks every node of an inventory over ssh, and what must be consistent between them. A line of the
     file looks like `node[01-64] user=root port=22 jump=bastion cards=8`; --save and --from then take a folder.
     """
-    is_json = ui.is_json
-    asking = {name: options.pop(name) for name in ("hosts", "ssh_config", "limit_s", "parallel", "shared")}
-    wish = Wish(format=form or ("json" if is_json else form_of(options["out"])), **options)
-    ui = replace(ui, is_json=wish.format == "json" and wish.out is None)
-    if is_json and wish.format != "json":
-        raise BadInput(Message("doctor.two-formats", {"format": wish.format}), Message("doctor.two-formats-hint"))
-    if asking["hosts"] is not None or (wish.capture is not None and wish.capture.is_dir()):
-        from npuenv.cli.cluster_doctor import Asking, run
+    many = {name: values.pop(name) for name in ("hosts", "ssh_config", "limit_s", "parallel", "shared")}
+    ui, asked = doctor_command(ui, values)
+    if many["hosts"] is not None or (asked.capture is not None and asked.capture.is_dir()):
+        from npuenv.cli import cluster_doctor
 
-        return int(run(ui, wish, Asking(**asking)))
-    alone = next((name for name, value in asking.items() if value is not None), None)
+        return int(cluster_doctor.run(ui, asked, cluster_doctor.ClusterOptions(**many)))
+    alone = next((name for name, value in many.items() if value is not None), None)
     if alone is not None:
         args = {"option": f"--{alone.removesuffix('_s').replace('_', '-')}"}
         raise BadInput(Message("cluster.only-with-hosts", args), Message("cluster.only-with-hosts-hint", args))
-    if wish.is_fixing:
-        from npuenv.cli.fix import run_fix
+    try:
+        if asked.is_fixing:
+            from npuenv.cli.fix import run_fix
 
-        require_sense(wish)
-        return int(run_fix(ui, wish))
-    require_sense(wish)
-    python = usual_python(wish, ui)
-    return int(front.run_doctor(ui, wish, lambda host: judge(wish, ui, host, python=python)))
+            return int(run_fix(ui, asked))
+        return int(run(ui, asked))
+    except app.ConflictError as error:
+        show_conflict(ui, error)  # with --format and -o taken into account
+        return int(error.exit_code)
 
 
-def run_doctor(ui: Ui, *, framework: str | None, python: str) -> ExitCode:
-    """A look at this machine and an interpreter before an installation; the exit code of the findings."""
-    wish = Wish(framework=framework, format="json" if ui.is_json else "text", is_installing=True)
-    return front.run_doctor(ui, wish, lambda host: judge(wish, ui, host, python=python))
+def run(ui: Ui, asked: DoctorCommand, python: str | None = None) -> ExitCode:
+    """Examines this machine or a capture and reports; `python`: the interpreter where none is named."""
+    return run_doctor(ui, asked, partial(app.doctor, python=python, notify=partial(ui.say, err=True)))

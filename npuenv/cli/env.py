@@ -9,13 +9,17 @@ import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Group
+from npuenv.cli.prompt import confirm
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say, visible
-from npuenv.facts.manifest import DAMAGED
+from npuenv.facts.manifest import DAMAGED, describe
+from npuenv.host.local import LocalHost
+from npuenv.install.environments import Kept, clear, environments, find, left_over, remains, remove, size_mib
+from npuenv.install.locations import data_folder
+from npuenv.lock.make import find_uv
 
 if TYPE_CHECKING:
     from npuenv.host.base import Host
-    from npuenv.install.environments import Kept
 
 _WIDE = 10_000  # columns: more than any table here takes
 
@@ -29,8 +33,6 @@ def command() -> None:
 @common_options
 def list_all(ui: Ui) -> int:
     """List the environments with stack, lock, status and folder."""
-    from npuenv.install.environments import environments, remains
-
     host, data = _here()
     found = environments(host, data)
     if ui.is_json:
@@ -49,8 +51,6 @@ def list_all(ui: Ui) -> int:
 @common_options
 def show(ui: Ui, *, name: str) -> int:
     """Show what an environment (STACK, STACK/LOCK or a folder) was made from, and when it was verified."""
-    from npuenv.install.environments import find, size_mib
-
     kept = find(*_here(), name)
     own = kept.described
     document = {**_row(kept), "size_mib": size_mib(Path(own.root))}
@@ -77,9 +77,6 @@ def show(ui: Ui, *, name: str) -> int:
 @common_options
 def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
     """Delete an environment (STACK, STACK/LOCK or a folder)."""
-    from npuenv.cli.prompt import confirm
-    from npuenv.install.environments import find, remove, size_mib
-
     host, data = _here()
     kept = find(host, data, name)
     said = {"path": kept.described.root, "stack": kept.described.stack, "mib": size_mib(Path(kept.described.root))}
@@ -99,9 +96,6 @@ def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
 @common_options
 def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
     """Delete environments that are neither active nor kept for rollback, and leftovers of deletions."""
-    from npuenv.cli.prompt import confirm
-    from npuenv.install.environments import clear, environments, left_over, remove
-
     host, data = _here()
     paths = left_over(host, data)
     for path in paths:
@@ -126,25 +120,17 @@ def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
 
 def _about(host: Host, path: Path) -> dict[str, object]:
     """What is said of a folder or link before it is deleted."""
-    from npuenv.facts.manifest import describe
-    from npuenv.install.environments import size_mib
-
     own = describe(host, str(path))
     mib = 0 if path.is_symlink() else size_mib(path)  # of a link only the link goes
     return {"path": str(path), "stack": own.stack if own else path.parent.name, "mib": mib}
 
 
 def _here() -> tuple[Host, Path]:
-    from npuenv.host.local import LocalHost
-    from npuenv.install.locations import data_folder
-
     host = LocalHost()
     return host, Path(data_folder(host.environ()))
 
 
 def _prune_cache(ui: Ui, host: Host) -> None:
-    from npuenv.lock.make import find_uv
-
     ran = host.run((find_uv(), "cache", "prune"), timeout_s=600.0)
     last = (ran.err or ran.out).strip().splitlines()[-1:] or [""]
     if ran.code != 0:

@@ -6,57 +6,62 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from npuenv.app.examine import Judged, live
-from npuenv.app.options import require_python
+from npuenv import app
+from npuenv.app.examine import DoctorResult, recording, require_python
 from npuenv.checks import Status
-from npuenv.cli.judging import judge, usual_python
+from npuenv.cli.progress import StepProgress
+from npuenv.cli.prompt import confirm
 from npuenv.core.errors import BadInput, ExitCode, StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan
+from npuenv.facts.pip import UvSettings
+from npuenv.host.local import LocalHost
+from npuenv.host.recorded import load_capture
+from npuenv.host.sourced_env import sourced
+from npuenv.host.writing import write_whole
+from npuenv.install.executor import Event, Session, execute, unmet
 from npuenv.install.locations import data_folder
 from npuenv.install.plan.fix import SESSION_STEP, Cures, Place, plan_cures, undo_script
 from npuenv.report.doctor import in_order
 from npuenv.report.fix import Mended, fix_document, outcome_lines, plan_lines
+from npuenv.terminal.spinner import Spinner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from npuenv.app.options import Wish
     from npuenv.checks import Finding
     from npuenv.cli.common import Ui
     from npuenv.core.plan import Step
     from npuenv.host.base import Host
-    from npuenv.install.executor import Event, Session
+    from npuenv.terminal.options import DoctorCommand
 
-Look = Callable[["Host"], Judged]
+Look = Callable[["Host"], DoctorResult]
 _ILL = (Status.FAIL, Status.WARN)
 
 
-def run_fix(ui: Ui, wish: Wish) -> ExitCode:
+def run_fix(ui: Ui, command: DoctorCommand) -> ExitCode:
     """Mends this machine, or with a dry run shows how it, or the machine of a capture, would be mended."""
-    from npuenv.app.progress import Watch
-    from npuenv.host.local import LocalHost
-    from npuenv.host.recorded import load_capture
+    command.validate()
+    require_python(command)
+    python = app.checkup.active_python(command, partial(ui.say, err=True))
 
-    require_python(wish)
-    python = usual_python(wish, ui)
+    def look(host: Host) -> DoctorResult:
+        with Spinner(ui) as spinner:
+            return app.doctor(command, recording(host, spinner.on_command), python=python)
 
-    def look(host: Host) -> Judged:
-        with Watch(ui) as watch:
-            return judge(wish, ui, live(watch.host(host)), python=python)
-
-    if wish.capture is not None:
-        judged = judge(wish, ui, load_capture(wish.capture))
+    if command.capture is not None:
+        judged = app.doctor(command, load_capture(command.capture))
         return mend(ui, LocalHost(), look, judged, is_dry_run=True, yes=False)
-    return mend(ui, LocalHost(), look, look(LocalHost()), is_dry_run=wish.is_dry_run, yes=wish.yes)
+    return mend(ui, LocalHost(), look, look(LocalHost()), is_dry_run=command.is_dry_run, yes=command.yes)
 
 
-def mend(ui: Ui, host: Host, look: Look, judged: Judged, *, is_dry_run: bool, yes: bool) -> ExitCode:
+def mend(ui: Ui, host: Host, look: Look, judged: DoctorResult, *, is_dry_run: bool, yes: bool) -> ExitCode:
     """Plans the cures of what was found, asks, runs them on `host`, and has it looked at again.
 
     Raises BadInput where there is nobody to ask, Stop on no.
@@ -69,8 +74,8 @@ def mend(ui: Ui, host: Host, look: Look, judged: Judged, *, is_dry_run: bool, ye
     if is_dry_run or not todo:
         session = None if todo else work.session_of(cures)
         result = Mended(states, left=tuple(ill.check for ill in ills), session_file=session)
-        _tell(ui, judged, cures, result, judged.code, is_dry_run=is_dry_run)
-        return judged.code
+        _tell(ui, judged, cures, result, judged.exit_code, is_dry_run=is_dry_run)
+        return judged.exit_code
     if not yes:
         _ask(ui, cures, states, judged.restore)
     elif not (ui.is_json or ui.is_quiet):
@@ -80,7 +85,7 @@ def mend(ui: Ui, host: Host, look: Look, judged: Judged, *, is_dry_run: bool, ye
     after = look(host)
     result = _compared(ills, judged, after, _in_shell(cures, work, look))
     result = replace(result, states=states, reasons=reasons, undo=str(work.undo), session_file=work.session_of(cures))
-    code = after.code if after.code is not ExitCode.FINE or not reasons else ExitCode.PROBLEMS
+    code = after.exit_code if after.exit_code is not ExitCode.FINE or not reasons else ExitCode.PROBLEMS
     _tell(ui, judged, cures, result, code, is_dry_run=False)
     return code
 
@@ -113,8 +118,6 @@ class _Work:
 
     def unmet(self, cures: Cures) -> list[Step]:
         """The steps that are not done already."""
-        from npuenv.install.executor import unmet
-
         return [step for step in cures.plan.steps if not step.done_when or unmet(step, self._host)]
 
     def session_of(self, cures: Cures) -> str | None:
@@ -126,18 +129,15 @@ class _Work:
 
         The script that undoes them names each step before it begins, so that an interruption leaves a true one.
         """
-        from npuenv.cli.step_progress import Teller
-        from npuenv.install.executor import execute
-
         reasons: dict[str, Message] = {}
         begun: list[str] = []
-        with Teller(ui) as teller:
+        with StepProgress(ui) as progress:
             for number, step in enumerate(todo, 1):
                 begun.append(step.id)
                 self._write_undo(cures, begun, ui.lang)
 
                 def tell(event: Event, number: int = number) -> None:
-                    teller.tell(replace(event, number=number, total=len(todo)))
+                    progress.step(replace(event, number=number, total=len(todo)))
 
                 try:
                     execute(Plan((replace(step, after=()),)), self._session(tell))
@@ -147,17 +147,12 @@ class _Work:
         return reasons
 
     def _session(self, tell: Callable[[Event], None]) -> Session:
-        from npuenv.facts.pip import UvSettings
-        from npuenv.install.executor import Session
-
         environ = self._host.environ()
         # The user's own settings of pip and uv, which steps do not inherit otherwise; they may hold passwords.
         own = {name: value for name, value in environ.items() if name.startswith(("PIP_", "UV_"))}
         return Session(self._host, str(self._root), UvSettings(secret=own), tell, ("npuenv", *sys.argv[1:]))
 
     def _write_undo(self, cures: Cures, begun: list[str], lang: str) -> None:
-        from npuenv.host.writing import write_whole
-
         try:
             if self._before and SESSION_STEP in begun:
                 write_whole(self.place.backup, self._before)
@@ -168,19 +163,17 @@ class _Work:
             raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
 
 
-def _in_shell(cures: Cures, work: _Work, look: Look) -> Judged | None:
+def _in_shell(cures: Cures, work: _Work, look: Look) -> DoctorResult | None:
     """The machine as a shell sees it that has read the session file; None where there is none."""
     file = work.session_of(cures)
     if file is None:
         return None
-    from npuenv.host.local import LocalHost
-    from npuenv.host.sourced_env import sourced
 
     host = sourced(LocalHost(), file)
     return look(host) if host is not None else None
 
 
-def _compared(ills: list[Finding], before: Judged, after: Judged, in_shell: Judged | None) -> Mended:
+def _compared(ills: list[Finding], before: DoctorResult, after: DoctorResult, in_shell: DoctorResult | None) -> Mended:
     """What is well now, what will be in the user's shell, what is not, and what fails that did not."""
     now = {finding.check: finding.status for finding in after.findings}
     then = {finding.check: finding.status for finding in in_shell.findings} if in_shell else {}
@@ -194,13 +187,11 @@ def _compared(ills: list[Finding], before: Judged, after: Judged, in_shell: Judg
 
 
 def _ask(ui: Ui, cures: Cures, states: Mapping[str, str], restore: Callable[[str], str]) -> None:
-    from npuenv.cli.prompt import confirm
-
     _print(plan_lines(cures, ui.lang, states, restore), err=ui.is_json)
     confirm(ui)
 
 
-def _tell(ui: Ui, judged: Judged, cures: Cures, result: Mended, code: ExitCode, *, is_dry_run: bool) -> None:
+def _tell(ui: Ui, judged: DoctorResult, cures: Cures, result: Mended, code: ExitCode, *, is_dry_run: bool) -> None:
     if ui.is_json:
         ui.print_json(
             fix_document(cures, result, exit_code=int(code), is_dry_run=is_dry_run, lang=ui.lang, redact=judged.redact)

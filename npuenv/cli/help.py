@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import Message
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 WHAT, WHERE, HOW, SHOW = "Selection options", "Path options", "Run options", "Output options"
 OTHERS = "Options"
@@ -59,9 +63,49 @@ class Command(click.Command):
 
 
 class Group(Command, click.Group):
-    """A group of commands: each with the first sentence of its help, uncut."""
+    """A group of commands: each with the first sentence of its help, uncut. Suggests the nearest of a misspelt name.
+
+    `lazy`: name -> (module, first sentence), for commands whose modules are imported when they are used. In a module it
+    is `command`, or what is named after a colon.
+    """
 
     command_class = Command
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._lazy = lazy or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self._lazy, *sorted(self.commands)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._lazy:
+            module, _, name = self._lazy[cmd_name][0].partition(":")
+            command: click.Command = getattr(importlib.import_module(f"npuenv.cli.{module}"), name or "command")
+            return command
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            import difflib
+
+            above = ctx.command_path.partition(" ")[2]
+            near = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
+            hint = Message("cli.did-you-mean", {"name": f"{above} {near[0]}".strip()}) if near else None
+            accepted = tuple(f"{above} {name}".strip() for name in names)
+            raise BadInput(
+                Message("cli.no-command", {"name": f"{above} {args[0]}".strip(), "accepted": accepted}), hint
+            )
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        described = [
+            CompletionItem(name, help=text) for name, text in self._described(ctx) if name.startswith(incomplete)
+        ]
+        return [*described, *Command.shell_complete(self, ctx, incomplete)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
@@ -69,10 +113,8 @@ class Group(Command, click.Group):
             formatter.write_dl(list(self._described(ctx)))
 
     def _described(self, ctx: click.Context) -> Iterator[tuple[str, str]]:
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command is not None and not command.hidden:
-                yield name, first_sentence(command)
+        yield from ((name, text) for name, (_, text) in self._lazy.items())
+        yield from ((name, first_sentence(command)) for name, command in sorted(self.commands.items()))
 
 
 def first_sentence(command: click.Command) -> str:

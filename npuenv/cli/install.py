@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.common import Ui, absolute, common_options, request_options
+from npuenv import app
+from npuenv.app.job import InstallOptions
+from npuenv.cli.common import Ui, absolute, common_options, options_of, refuse_with, request_options
 from npuenv.cli.help import Command
-from npuenv.cli.installing import How, run_install, show_plan
+from npuenv.cli.progress import StepProgress
+from npuenv.cli.prompt import list_plan, show_changes
 from npuenv.core.errors import BadInput, ExitCode
-from npuenv.core.messages import Message
+from npuenv.core.messages import Message, say
+from npuenv.report.plan import as_json
 
 if TYPE_CHECKING:
+    from npuenv.app.job import InstallResult
     from npuenv.resolve.types import Request
 
 _FILE = click.Path(path_type=Path)
@@ -52,62 +59,152 @@ def command(
     ui: Ui,
     *,
     request: Request,
-    target: str | None,
-    kind: str,
-    into: str | None,
     dry_run: bool,
     script: bool,
     offline: Path | None,
     update: bool,
     repair: bool,
     rollback: bool,
-    base_python: str | None,
+    target: str | None,
     cann_files: tuple[Path, ...],
     sources: tuple[str, ...],
-    with_system: bool,
-    is_replacing: bool,
-    only_step: str | None,
-    from_step: str | None,
-    fill: bool,
     yes: bool,
+    **options: Any,
 ) -> int:
     """Install a stack from its lock into a new environment, and verify it.
 
     After an interruption, the same command continues where it stopped: every step first checks whether it is already
     done. A complete environment is verified again, and packages with damaged or missing files are reinstalled.
     """
-    _require_one(**{"--only-step": only_step, "--from-step": from_step})
+    _require_one(**{"--only-step": options["only_step"], "--from-step": options["from_step"]})
     verb = _require_one(**{"--update": update, "--repair": repair, "--rollback": rollback})
-    _require_one(**{"--into": into, "--target": target})
+    _require_one(**{"--into": options["into"], "--target": target})
     if script and ui.is_json:
         raise BadInput(Message("cli.script-json"), Message("cli.script-json-hint"))
-    how = How(
+    chosen = InstallOptions(
         target=str(absolute(Path(target))) if target else None,
-        kind=kind,
-        into=into,
-        base_python=base_python,
         bundle=str(absolute(offline)) if offline else None,
         cann_files=tuple(str(absolute(path)) for path in cann_files),
         given=_given(sources),
-        with_system=with_system,
-        is_replacing=is_replacing,
-        only_step=only_step,
-        from_step=from_step,
-        fill=fill,
+        again=("npuenv", *sys.argv[1:]),
+        **options,
     )
+    if verb == "--repair":
+        return int(_repair(ui, request, chosen, yes=yes, is_shown=dry_run or script, as_script=script))
     if verb:
-        from npuenv.cli import update as upkeep
-
-        if verb == "--repair":
-            is_shown = dry_run or script
-            return int(upkeep.repair(ui, request, how, yes=yes, is_shown=is_shown, as_script=script))
         _require_one(**{"--script": script, verb: True})
-        act = upkeep.update if verb == "--update" else upkeep.roll_back
-        return int(act(ui, request, how, yes=yes, is_dry_run=dry_run))
+        act = _update if verb == "--update" else _roll_back
+        return int(act(ui, request, chosen, yes=yes, is_dry_run=dry_run))
     if dry_run or script:
-        return int(show_plan(ui, request, how, as_script=script))
-    run_install(ui, request, yes=yes, how=how)
+        return int(_show_plan(ui, request, chosen, as_script=script))
+    run_install(ui, request, chosen, yes=yes)
     return int(ExitCode.FINE)
+
+
+def run_install(ui: Ui, request: Request, options: InstallOptions, *, yes: bool) -> Path:
+    """Installs with progress shown, and reports; the environment's folder."""
+    with StepProgress(ui, yes=yes) as progress:
+        result = app.install(request, options, progress)
+    _report(ui, result)
+    return Path(result.job.target.root)
+
+
+def _show_plan(ui: Ui, request: Request, options: InstallOptions, *, as_script: bool) -> ExitCode:
+    """Prints what an installation lacks and then the plan, as a list or as a script; the exit code it would have."""
+    if as_script:
+        click.echo(app.installation.script_of(request, options, StepProgress(ui), lang=ui.lang), nl=False)
+        return ExitCode.FINE
+    found = app.preview(request, options, StepProgress(ui))
+    job, lacks = found.job, found.lacks
+    code = ExitCode.NOTHING_FITS if lacks else ExitCode.FINE
+    for error in lacks:
+        ui.say(Message("cli.would-fail", {"why": error.message}), err=True)
+        if error.hint:
+            ui.say(Message("cli.hint", {"hint": error.hint}), err=True)
+    if ui.is_json:
+        document = as_json(job.part, job.request.stack, job.target.root, ui.lang)
+        ui.print_json({**document, "exit": int(code), "lacks": [say(error.message, ui.lang) for error in lacks]})
+    else:
+        list_plan(ui, job, job.part)
+    return code
+
+
+def _report(ui: Ui, result: InstallResult) -> None:
+    job = result.job
+    stack, target, done = job.request.stack, job.target, result.outcome.done
+    args = {"stack": stack.name, "path": target.root, "steps": len(done)}
+    if ui.is_json:
+        ui.print_json(
+            {
+                "schema": "npuenv.install/1",
+                "exit": 0,
+                "stack": stack.name,
+                "target": target.root,
+                "python": target.python,
+                "is_proven": result.is_proven,
+                "activate": f"{target.root}/activate.sh" if result.is_proven else None,
+                "steps_done": len(done),
+                "notes": [say(note, ui.lang) for note in job.notes],
+            }
+        )
+    if not result.is_proven:
+        steps = done or (Message("plan.none"),)
+        ui.say(Message("install.part-done", {"path": target.root, "steps": steps}))
+        return
+    ui.say(Message("cli.installed" if done else "cli.was-installed", args))
+    if result.foreign:
+        ui.say(Message("install.strangers", {"names": result.foreign}), err=True)
+    ui.say(Message("cli.activate", args))
+    if stack.cann_root:
+        ui.say(Message("install.needs-cann", args))
+
+
+def _update(ui: Ui, request: Request, options: InstallOptions, *, yes: bool, is_dry_run: bool) -> ExitCode:
+    with StepProgress(ui, yes=yes) as progress:
+        found = app.update(request, options, progress, is_dry_run=is_dry_run)
+    own = found.environment.described
+    if found.result is not None:
+        _report(ui, found.result)
+        if found.is_active:
+            ui.say(Message("install.can-roll-back", {"stack": own.stack}))
+        return ExitCode.FINE
+    if found.job is not None:
+        show_changes(ui, found.job, found.changes)
+    if ui.is_json:
+        root = found.job.target.root if found.job else own.root
+        rows = [asdict(each) for each in found.changes]
+        ui.print_json({"schema": "npuenv.update/1", "exit": 0, "stack": own.stack, "target": root, "changes": rows})
+    if found.job is None:
+        ui.say(Message("install.up-to-date", {"stack": own.stack, "path": own.root}))
+        if pins := own.request.get("pins"):
+            words = tuple(f"{name}=={version}" for name, version in sorted(pins.items()))
+            ui.say(Message("install.keeps-pins", {"stack": own.stack, "pins": words}))
+    return ExitCode.FINE
+
+
+def _repair(
+    ui: Ui, request: Request, options: InstallOptions, *, yes: bool, is_shown: bool, as_script: bool
+) -> ExitCode:
+    """`is_shown`: the plan is only printed, as a list or `as_script`."""
+    # What is there is restored: a request for something else would be written down and not met.
+    refuse_with("--repair", options_of(replace(request, stack=None, framework=None)))
+    with StepProgress(ui, yes=yes) as progress:
+        if is_shown:
+            return _show_plan(ui, *app.updates.repair_request(request, options, progress), as_script=as_script)
+        result = app.repair(request, options, progress)
+    _report(ui, result)
+    return ExitCode.FINE
+
+
+def _roll_back(ui: Ui, request: Request, options: InstallOptions, *, yes: bool, is_dry_run: bool) -> ExitCode:
+    found = app.roll_back(request, options, is_dry_run=is_dry_run)
+    now, before = str(found.path), str(found.before) if found.before else None
+    if ui.is_json:
+        document = {"dry_run": is_dry_run, "target": now, "before": before}
+        ui.print_json({"schema": "npuenv.rollback/1", "exit": 0, **document})
+    done = Message("install.rolled-back", {"path": now, "before": before or Message("plan.none")})
+    ui.say(Message("install.would-roll-back", {"path": now}) if is_dry_run else done)
+    return ExitCode.FINE
 
 
 def _require_one(**options: object) -> str | None:

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from npuenv.cli.common import Ui, common_options, request_options
+from npuenv import app
+from npuenv.cli.common import (
+    Ui,
+    common_options,
+    options_of,
+    refuse_with,
+    request_options,
+    tell_basis,
+)
 from npuenv.cli.help import Command
-from npuenv.cli.machine import for_this_machine, lock_of, resolve_or_stop, tell_basis, this_machine
+from npuenv.cli.progress import CountBar, StepProgress
 from npuenv.core.errors import BadInput, CannotTell, ExitCode
-from npuenv.core.messages import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from npuenv.cli.machine import Machine
-    from npuenv.lock import Lock
-    from npuenv.resolve.types import Conflict, Request, Stack
+from npuenv.core.messages import Message, say
+from npuenv.lock import Lock, store, write_lock
+from npuenv.lock.consistent import complaints
+from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
+from npuenv.lock.file import PARTIAL
+from npuenv.lock.make import Resolver, make_lock, ways_out
+from npuenv.lock.preconditions import why_impossible, why_missing
+from npuenv.lock.store import locks_named, put_lock, put_text, shelf_locks
+from npuenv.lock.verify import verify_lock
+from npuenv.maintain.lock_all import GridRow, lock_all
+from npuenv.matrix import load_matrix
+from npuenv.report.shelf import (
+    is_lost,
+    is_unasked,
+    shelf_json,
+    shelf_page,
+    shelf_rows,
+    show_shelf,
+    show_verified,
+    verified_json,
+)
+from npuenv.resolve import published_requests, resolve
+from npuenv.resolve.names import in_normal_form
+from npuenv.resolve.types import Conflict, Request, Stack
 
 _MOST_WAYS_OUT = 3
 FORMS = ("toml", "requirements", "pylock")
@@ -76,48 +99,27 @@ def command(
     if verify:
         given = {"--all": is_all, "--fill": fill, "--renew": renew, "--out": out, "--offline": offline}
         refuse_with("--verify", {**given, **options_of(replace(request, stack=None))})
-    machine = this_machine(ui)
-    machine = replace(machine, resolver=replace(machine.resolver, is_offline=offline))
+    resolver = replace(app.locks.this_resolver(StepProgress(ui)), is_offline=offline)
     if verify:
-        return _verify(ui, machine, tuple(filter(None, (request.stack, *more))))
+        return _verify(ui, resolver, tuple(filter(None, (request.stack, *more))))
     if is_all:
-        return _lock_all(ui, machine, request, out or machine.own_locks, renew=renew, fill=fill)
-    request = for_this_machine(request)
-    stack = resolve_or_stop(ui, request)
+        return _lock_all(ui, resolver, request, out or app.resolution.own_locks(), renew=renew, fill=fill)
+    request = app.resolution.for_this_machine(request)
+    stack = app.resolve(request)
     tell_basis(ui, request, stack)
     if renew:
-        from npuenv.lock.make import make_lock
-        from npuenv.lock.store import put_lock
-
-        lock = make_lock(stack, machine.resolver)
+        lock = make_lock(stack, resolver)
         if lock.is_complete and out is None:
-            path = put_lock(lock, machine.own_locks)
+            path = put_lock(lock, app.resolution.own_locks())
             ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}), err=True)
     else:
-        lock = lock_of(ui, stack, machine, fill=fill)
+        lock = app.lock(stack, resolver, fill=fill, progress=StepProgress(ui))
     if installed is not None:
         return _hold_against(ui, stack, lock, installed)
-    code = _give(ui, machine, lock, form, bundle, out)
+    code = _give(ui, resolver, lock, form, bundle, out)
     if lock.proof and not ui.is_json:
-        _show_ways_out(ui, stack, lock, machine)
+        _show_ways_out(ui, stack, lock, resolver)
     return code
-
-
-def refuse_with(other: str, options: Mapping[str, object]) -> None:
-    """Raises BadInput for the first option that was given."""
-    for option, value in options.items():
-        if value:
-            raise BadInput(Message("lock.not-with", {"option": option, "other": other}))
-
-
-def options_of(request: Request) -> dict[str, object]:
-    """Option -> value, for what a request says; what a host told was asked for with --host."""
-    said: dict[str, object] = {"--for": request.framework, "--pin": request.pins}
-    said |= {"--as-of": request.as_of, "--newest": request.is_newest}
-    for name in ("hardware", "os", "arch", "python", "cann", "driver"):
-        if value := getattr(request, name):
-            said["--host" if name in request.origins else f"--{name}"] = value
-    return said
 
 
 def _check_form(form: str, bundle: Path | None) -> None:
@@ -130,9 +132,6 @@ def _check_form(form: str, bundle: Path | None) -> None:
 
 def _hold_against(ui: Ui, stack: Stack, lock: Lock, folder: Path) -> int:
     """Says what in a folder departs from the lock, or from what its packages require; 1 where nothing explains it."""
-    from npuenv.core.messages import say
-    from npuenv.lock.consistent import complaints
-
     if not folder.is_dir():
         raise BadInput(Message("consistent.no-folder", {"path": str(folder)}))
     places = sorted(folder.glob("lib/python3.*/site-packages"))
@@ -154,22 +153,17 @@ def _hold_against(ui: Ui, stack: Stack, lock: Lock, folder: Path) -> int:
     return int(code)
 
 
-def _show_ways_out(ui: Ui, stack: Stack, lock: Lock, machine: Machine) -> None:
-    from npuenv.lock.make import ways_out
-
-    for requirement, overruled in ways_out(stack, lock, machine.resolver)[:_MOST_WAYS_OUT]:
-        args = {"requirement": requirement, "overruled": overruled or Message("locking.dependents")}
-        ui.say(Message("locking.way-out", args), err=True)
+def _show_ways_out(ui: Ui, stack: Stack, lock: Lock, resolver: Resolver) -> None:
+    for requirement, overruled in ways_out(stack, lock, resolver)[:_MOST_WAYS_OUT]:
+        args = {"requirement": requirement, "overruled": overruled or Message("locks.dependents")}
+        ui.say(Message("locks.way-out", args), err=True)
 
 
-def _give(ui: Ui, machine: Machine, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> int:
+def _give(ui: Ui, resolver: Resolver, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> int:
     """Prints or writes one lock, and says what it lacks."""
-    from npuenv.lock.preconditions import why_impossible, why_missing
-    from npuenv.lock.store import put_text
-
     code = _code_of(lock)
     if out or not ui.is_json:
-        name, text = _text(machine, lock, form, bundle, out)
+        name, text = _text(resolver, lock, form, bundle, out)
         if out:
             path = put_text(text, out / name)
             ui.say(Message("cli.locked", {"path": str(path), "packages": len(lock.packages)}))
@@ -189,19 +183,16 @@ def _give(ui: Ui, machine: Machine, lock: Lock, form: str, bundle: Path | None, 
             }
         )
     for missing in lock.missing:
-        ui.say(Message("cli.lock-gap", {"why": why_missing(missing, machine.resolver)}), err=True)
+        ui.say(Message("cli.lock-gap", {"why": why_missing(missing, resolver)}), err=True)
     for why in why_impossible(lock.proof, "") if lock.proof else ():
         ui.say(Message("cli.lock-gap", {"why": why}), err=True)
     return int(code)
 
 
-def _text(machine: Machine, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> tuple[str, str]:
+def _text(resolver: Resolver, lock: Lock, form: str, bundle: Path | None, out: Path | None) -> tuple[str, str]:
     """File name and text of a lock in one of the forms."""
-    from npuenv.lock import write_lock
-    from npuenv.lock.export import PYLOCK, files_by_hash, pylock_toml, requirements_txt
-
     if form == "requirements":
-        return f"{lock.stack}.{lock.platform}.txt", requirements_txt(lock, machine.resolver.indexes)
+        return f"{lock.stack}.{lock.platform}.txt", requirements_txt(lock, resolver.indexes)
     if bundle is not None:
         return PYLOCK, pylock_toml(lock, files_by_hash(bundle, out))
     return lock.file_name, write_lock(lock)
@@ -212,18 +203,13 @@ def _code_of(lock: Lock) -> ExitCode:
     return codes[lock.status]
 
 
-def _verify(ui: Ui, machine: Machine, words: tuple[str, ...]) -> int:
+def _verify(ui: Ui, resolver: Resolver, words: tuple[str, ...]) -> int:
     """Asks the indexes for everything that the chosen locks name; all shipped ones where none is chosen."""
-    from npuenv.cli.progress_bars import Meter
-    from npuenv.lock.store import locks_named, shipped_folder
-    from npuenv.lock.verify import verify_lock
-    from npuenv.report.shelf import is_lost, is_unasked, show_verified, verified_json
-
-    locks = locks_named(words, (machine.own_locks, shipped_folder()))
+    locks = locks_named(words, (app.resolution.own_locks(), store.shipped_folder()))
     found = []
-    with Meter(ui, len(locks)) as meter:
+    with CountBar(ui, len(locks)) as meter:
         for lock in locks:
-            found.append((lock, verify_lock(lock, machine.resolver)))
+            found.append((lock, verify_lock(lock, resolver)))
             meter.tick(lock.file_name)
     rows = [row for _, rows in found for row in rows]
     code = ExitCode.PROBLEMS if is_lost(rows) else ExitCode.UNKNOWN if is_unasked(rows) else ExitCode.FINE
@@ -234,20 +220,11 @@ def _verify(ui: Ui, machine: Machine, words: tuple[str, ...]) -> int:
     return int(code)
 
 
-def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew: bool, fill: bool) -> int:
+def _lock_all(ui: Ui, resolver: Resolver, request: Request, folder: Path, *, renew: bool, fill: bool) -> int:
     """Locks the published stacks that a request leaves; what is there and still answers the same inputs stays.
 
     The page beside the locks is about all published stacks: it is written when all were asked.
     """
-    from npuenv.cli.progress_bars import Meter
-    from npuenv.lock.file import PARTIAL
-    from npuenv.lock.store import put_text, shelf_locks
-    from npuenv.maintain.lock_all import GridRow, lock_all
-    from npuenv.matrix import load_matrix
-    from npuenv.report.shelf import shelf_json, shelf_page, shelf_rows, show_shelf
-    from npuenv.resolve import published_requests, resolve
-    from npuenv.resolve.types import Stack
-
     request = _narrowed(request)
     matrix = load_matrix()
     every = tuple(published_requests(matrix))
@@ -258,14 +235,14 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
     stacks = [result for _, result in meant if isinstance(result, Stack)]
     done: list[GridRow] = []
     failed = None
-    with Meter(ui, len(stacks)) as meter:
+    with CountBar(ui, len(stacks)) as meter:
 
         def tell(row: GridRow) -> None:
             done.append(row)
             meter.tick(f"{row.stack} {row.platform}")
 
         try:
-            lock_all(stacks, machine.resolver, folder, on_done=tell, renew=renew, fill=fill)
+            lock_all(stacks, resolver, folder, on_done=tell, renew=renew, fill=fill)
         except CannotTell as error:
             failed = error  # said after what is known
     locks = shelf_locks(folder)
@@ -286,9 +263,6 @@ def _lock_all(ui: Ui, machine: Machine, request: Request, folder: Path, *, renew
 
 def _narrowed(request: Request) -> Request:
     """The options that choose among published stacks, in normal form. Raises BadInput for those that change a stack."""
-    from npuenv.matrix import load_matrix
-    from npuenv.resolve.names import in_normal_form
-
     request = in_normal_form(request, load_matrix())
     choosing = replace(request, framework=None, hardware=None, arch=None, python=None, cann=None)
     refuse_with("--all", {**options_of(choosing), "--for NAME==RELEASE": request.release})
@@ -304,8 +278,6 @@ def _is_asked_for(asked: Request, request: Request) -> bool:
 
 def _is_left(result: Stack | Conflict, request: Request) -> bool:
     """Whether the options leave what a published stack resolved to; of a conflict only what was asked is known."""
-    from npuenv.resolve.types import Stack
-
     if not isinstance(result, Stack):
         return not (request.framework or request.python or request.cann)
     cann = result.pin("cann")

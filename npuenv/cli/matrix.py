@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Group
-from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message
-
-if TYPE_CHECKING:
-    from npuenv.report.matrix import Checked
-
-
-class _Verbs(Group):
-    """Suggests the nearest verb for a misspelt one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.4)
-            hint = Message("cli.did-you-mean", {"name": f"matrix {near[0]}"}) if near else None
-            args_of = {"name": f"matrix {args[0]}", "accepted": tuple(f"matrix {name}" for name in self.commands)}
-            raise BadInput(Message("cli.no-command", args_of), hint)
-        return super().resolve_command(ctx, args)
+from npuenv.facts.pip import pip_settings
+from npuenv.host.local import LocalHost
+from npuenv.maintain.check import check, tables_of
+from npuenv.maintain.contradict import find_contradictions
+from npuenv.maintain.lint.paths import lint_paths
+from npuenv.matrix import load_matrix
+from npuenv.report.matrix import Checked, check_json, lint_json, refresh_json, show_check, show_lint
 
 
-@click.group("matrix", cls=_Verbs)
+@click.group("matrix", cls=Group)
 def command() -> None:
     """Check the compatibility tables, check a source tree against them, or compare them with the indexes."""
 
@@ -53,8 +41,6 @@ def check_command(ui: Ui, *, folder: Path | None) -> int:
 
     Exit codes: 0 valid, every contradiction is recorded; 1 unrecorded contradiction; 2 invalid.
     """
-    from npuenv.report.matrix import check_json, show_check
-
     checked = _checked(folder)
     code = ExitCode.PROBLEMS if checked.has_unsettled else ExitCode.FINE
     if ui.is_json:
@@ -65,11 +51,6 @@ def check_command(ui: Ui, *, folder: Path | None) -> int:
 
 
 def _checked(folder: Path | None) -> Checked:
-    from npuenv.maintain.check import check, tables_of
-    from npuenv.maintain.contradict import find_contradictions
-    from npuenv.matrix import load_matrix
-    from npuenv.report.matrix import Checked
-
     matrix = load_matrix(folder)
     check(matrix)
     tables = {name: len(rows) for name, rows in tables_of(matrix)}
@@ -86,10 +67,6 @@ def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int
     PATH is a file or the root of a checkout. Nothing in it is executed. Exit codes: 0 no errors (warnings are allowed),
     1 errors, 2 no such path.
     """
-    from npuenv.maintain.lint.paths import lint_paths
-    from npuenv.matrix import load_matrix
-    from npuenv.report.matrix import lint_json, show_lint
-
     complaints = lint_paths(paths, load_matrix(folder))
     code = ExitCode.PROBLEMS if any(each.severity == "error" for each in complaints) else ExitCode.FINE
     if ui.is_json:
@@ -112,11 +89,7 @@ def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: P
     """
     import sys
 
-    from npuenv.facts.pip import pip_settings
-    from npuenv.host.local import LocalHost
     from npuenv.maintain.refresh import as_diff, propose
-    from npuenv.matrix import load_matrix
-    from npuenv.report.matrix import refresh_json
 
     tables = load_matrix(folder).folder
     settings = pip_settings(LocalHost(), prefix=sys.prefix)

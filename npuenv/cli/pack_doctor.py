@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from npuenv.bundle.zipapp import build
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
 from npuenv.core.messages import Message
@@ -28,8 +29,6 @@ def command(ui: Ui, *, out: Path) -> int:
 
     It runs on any Python from 3.9 on: python3 npuenv-doctor.pyz [OPTIONS OF npuenv doctor]
     """
-    from npuenv.bundle.zipapp import build
-
     size = build(out)
     if ui.is_json:
         ui.print_json({"schema": "npuenv.pack/1", "path": str(out), "bytes": size})

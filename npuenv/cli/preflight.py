@@ -8,17 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from npuenv import app
 from npuenv.cli.common import Ui, common_options
 from npuenv.cli.help import Command
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
+from npuenv.facts.python.interpreter import interpreter
+from npuenv.host.local import LocalHost
+from npuenv.matrix import load_matrix
+from npuenv.matrix.keys import defaults_of, nearest_release
+from npuenv.preflight.examine import examine
+from npuenv.preflight.fixing import Fixed, corrected, fix_all
+from npuenv.preflight.reading import Reading, ReadOptions, all_of, read_file, read_words
+from npuenv.preflight.releases import is_far, known_releases
+from npuenv.preflight.rules import RULES
+from npuenv.preflight.types import Machine
+from npuenv.report.preflight import Examined, document, sarif_document, show, show_fix
+from npuenv.report.preflight_junit import render_junit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.preflight.fixing import Fixed
-    from npuenv.preflight.reading import Reading, ReadOptions
-    from npuenv.report.preflight import Examined
 
 _FRAMEWORKS = ("verl", "roll")
 _MOST_WORD = 100_000  # bytes; Linux takes no word of a command above 128 KiB
@@ -59,8 +69,6 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
     Exit codes: 0 no errors (warnings are allowed), 1 errors, 2 unreadable, 3 no errors found but the release is
     unknown, so most rules did not apply.
     """
-    from npuenv.preflight.reading import all_of
-
     form = form or ("json" if ui.is_json else "text")
     _require_sense(ui, form, options)
     asked = _asked(options)
@@ -77,10 +85,6 @@ def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any)
 
 def _judged(readings: tuple[Reading, ...], asked: ReadOptions, *, is_fixing: bool) -> tuple[Examined, Fixed | None]:
     """What is wrong with the launches of one text, launch by launch, and the corrected copy."""
-    from npuenv.preflight.examine import examine
-    from npuenv.preflight.fixing import corrected, fix_all
-    from npuenv.report.preflight import Examined
-
     pairs = [(each, problem) for each in readings for problem in examine(each.launch, refused=each.refused)]
     first, *rest = readings
     found = Examined(
@@ -108,14 +112,10 @@ def _require_sense(ui: Ui, form: str, options: Mapping[str, Any]) -> None:
 
 
 def _read(words: tuple[str, ...], asked: ReadOptions) -> Reading:
-    from npuenv.preflight.reading import read_file, read_words
-
     return read_file(Path(words[0]), asked) if len(words) == 1 else read_words(words, asked)
 
 
 def _code(reading: Reading, has_error: bool) -> ExitCode:
-    from npuenv.matrix.keys import nearest_release
-
     if has_error:
         return ExitCode.PROBLEMS
     is_known = nearest_release(reading.launch.framework, reading.launch.release) is not None
@@ -127,10 +127,6 @@ def _code(reading: Reading, has_error: bool) -> ExitCode:
 
 def _asked(options: Mapping[str, Any]) -> ReadOptions:
     import os
-
-    from npuenv.matrix.keys import defaults_of
-    from npuenv.preflight.reading import ReadOptions
-    from npuenv.preflight.types import Machine
 
     framework, release = _release_of(options["framework"])
     packages: Mapping[str, str] = {}
@@ -154,8 +150,6 @@ def _asked(options: Mapping[str, Any]) -> ReadOptions:
 
 def _parses(text: str) -> bool:
     """Whether bash takes a script, which it reads and does not run; True where it cannot be asked."""
-    from npuenv.host.local import LocalHost
-
     if "\0" in text or len(text.encode()) > _MOST_WORD:
         return True
     return LocalHost().run(["bash", "-n", "-c", text]).code in (0, None)
@@ -165,7 +159,6 @@ def _release_of(word: str | None) -> tuple[Any, str | None]:
     """`verl==0.7.1` as framework and release; the release is None where none is named."""
     if word is None:
         return None, None
-    from npuenv.preflight.releases import is_far, known_releases
 
     framework, sign, release = word.partition("==")
     framework = framework.strip().lower()
@@ -181,7 +174,6 @@ def _release_of(word: str | None) -> tuple[Any, str | None]:
 def _hardware(name: str | None) -> str | None:
     if name is None:
         return None
-    from npuenv.matrix import load_matrix
 
     matrix = load_matrix()
     row = matrix.hardware_asked_for(name)
@@ -193,12 +185,7 @@ def _hardware(name: str | None) -> str | None:
 
 def _of_stack(name: str) -> tuple[Mapping[str, str], str | None]:
     """The packages and the hardware of a published stack. Raises BadInput with the nearest names."""
-    from npuenv.matrix import load_matrix
-    from npuenv.resolve import resolve
-    from npuenv.resolve.types import Request, Stack
-
-    stack = resolve(Request(stack=name), load_matrix())
-    assert isinstance(stack, Stack), name  # a published stack resolves as it is published: a test of the matrix
+    stack = app.resolution.published(name)
     return {**_of_sources(stack), **{pin.name: pin.version for pin in stack.pins}}, stack.platform.hardware
 
 
@@ -209,9 +196,6 @@ def _of_sources(stack: Any) -> dict[str, str]:
 
 def _of_target(folder: Path) -> Mapping[str, str]:
     """The distributions of an environment by its own metadata. Raises BadInput where it has no Python that answers."""
-    from npuenv.facts.python.interpreter import interpreter
-    from npuenv.host.local import LocalHost
-
     python = folder / "bin" / "python"
     found = interpreter(LocalHost(), str(python))
     if found.value is None:
@@ -255,13 +239,8 @@ def _write(path: Path, text: str, *, like: str) -> None:
 
 
 def _report(ui: Ui, found: Examined, fixed: Fixed | None, *, to: Path | None, code: ExitCode, form: str) -> None:
-    from npuenv.report.preflight import document, sarif_document, show, show_fix
-
     written = str(to) if to is not None and fixed is not None and fixed.changes else ""
     if form == "junit":
-        from npuenv.preflight.rules import RULES
-        from npuenv.report.preflight_junit import render_junit
-
         rules = [rule.id for rule in RULES if found.launch.framework in rule.frameworks]
         print(render_junit(found, rules, ui.lang), end="", flush=True)
     elif form == "sarif":

@@ -1,30 +1,45 @@
-"""What is shown of an installation before it begins, and the question whether to go on. Start from `ask`."""
+"""What is shown of an installation before it begins, and the question whether to go on."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
 
 if TYPE_CHECKING:
+    from npuenv.app.job import InstallJob
     from npuenv.cli.common import Ui
-    from npuenv.cli.prepared import Prepared
+    from npuenv.install.environments import Change
     from npuenv.install.plan import Plan
 
 
-def ask(ui: Ui, prepared: Prepared) -> None:
-    """Shows what of the plan is not done yet and asks. Raises BadInput where nobody can be asked, Stop on no."""
-    from npuenv.install.executor import is_done
+def approve(ui: Ui, job: InstallJob, changes: tuple[Change, ...], *, yes: bool) -> None:
+    """Shows what of the plan is not done yet and asks, where there is something to agree to.
 
-    host = prepared.wanted.machine.resolver.host
-    left = tuple(step for step in prepared.steps if not is_done(step, host))
-    list_plan(ui, replace(prepared, steps=left))
-    confirm(ui)
+    Of an update the changes say enough; -v shows its plan too. Raises BadInput where nobody can be asked, Stop on no.
+    """
+    if changes:
+        show_changes(ui, job, changes)
+    is_asking = not yes and job.needs_consent()
+    if is_asking and (ui.is_verbose or not changes):
+        list_plan(ui, job, job.part if changes else job.unfinished)
+    else:
+        tell_notes(ui, job)
+    if is_asking:
+        confirm(ui)
+
+
+def show_changes(ui: Ui, job: InstallJob, changes: tuple[Change, ...]) -> None:
+    """The packages that an update changes."""
+    args = {"stack": job.request.stack.name, "count": len(changes), "path": job.target.root}
+    ui.say(Message("install.changes-head", args), err=ui.is_json)
+    for each in changes if not ui.is_quiet else ():
+        click.echo(clean(f"  {each.name}: {each.before or '-'} -> {each.after or '-'}"), err=ui.is_json)
 
 
 def confirm(ui: Ui, *, is_yes_usual: bool = True) -> None:
@@ -38,41 +53,21 @@ def confirm(ui: Ui, *, is_yes_usual: bool = True) -> None:
         raise Stop(ExitCode.INTERRUPTED)
 
 
-def needs_consent(prepared: Prepared) -> bool:
-    """True when something is to be changed now that nobody has agreed to.
-
-    In an environment that is complete npuenv puts back its own without asking: somebody agreed to that before.
-    """
-    from npuenv.install.environments import is_complete
-    from npuenv.install.executor import changes_more_than_its_own, is_done
-
-    host = prepared.wanted.machine.resolver.host
-    if is_complete(host, prepared.target, prepared.wanted.lock):
-        return changes_more_than_its_own(prepared.steps, host)
-    # The last first: what says that an environment is finished is cheap to ask, and not there yet.
-    return not all(is_done(step, host) for step in reversed(prepared.steps))
-
-
-def list_plan(ui: Ui, prepared: Prepared) -> None:
-    """The plan as text, with pip's settings in force, and what it leaves to the user."""
+def list_plan(ui: Ui, job: InstallJob, part: Plan) -> None:
+    """A part of the plan as text, with pip's settings in force, and what it leaves to the user."""
     from npuenv.report.plan import list_plan as as_text
 
-    stack, settings = prepared.wanted.stack, prepared.wanted.machine.resolver.settings
-    args = {"stack": stack.name, "platform": stack.platform.tag, "path": prepared.target.root}
+    stack, settings = job.request.stack, job.request.resolver.settings
+    args = {"stack": stack.name, "platform": stack.platform.tag, "path": job.target.root}
     ui.say(Message("cli.plan-head", args), err=ui.is_json)
     if not ui.is_verbose:  # with -v they were said when the settings were read
         for warning in settings.warnings:
             ui.say(warning, err=True)
-    click.echo(as_text(shown_part(prepared), settings, lang=ui.lang), nl=False, err=ui.is_json)
-    tell_notes(ui, prepared)
+    click.echo(as_text(part, settings, lang=ui.lang), nl=False, err=ui.is_json)
+    tell_notes(ui, job)
 
 
-def shown_part(prepared: Prepared) -> Plan:
-    """The part of the plan that was asked for."""
-    return replace(prepared.plan, steps=prepared.steps)
-
-
-def tell_notes(ui: Ui, prepared: Prepared) -> None:
+def tell_notes(ui: Ui, job: InstallJob) -> None:
     """Says what the plan cannot do itself: system packages without consent, parts of CANN that nobody supplied."""
-    for note in prepared.notes:
+    for note in job.notes:
         ui.say(note, err=True)

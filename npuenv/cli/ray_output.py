@@ -1,4 +1,4 @@
-"""What `npuenv cluster up|status|down` tell about Ray on the nodes. Start from `tell_status`, `tell_others`, `Case`."""
+"""What `npuenv cluster up|status|down` print about Ray on the nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from npuenv.cluster import ray, ray_status
+from npuenv.cluster.nodeset import fold, natural
+from npuenv.cluster.ray_state import Cluster, StartedNode, clusters_sharing
 from npuenv.core.errors import ExitCode
 from npuenv.core.messages import Message
+from npuenv.report.ray_cluster import Picture, Row, document, lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,16 +20,14 @@ if TYPE_CHECKING:
 
     from npuenv.cli.common import Ui
     from npuenv.cluster.inventory import Node
-    from npuenv.cluster.ray_state import Cluster, StartedNode
     from npuenv.cluster.ray_status import RayStatus
     from npuenv.cluster.transport import ProbeResult, Transport
-    from npuenv.report.ray_cluster import Picture, Row
 
 STATUS_S = 45.0  # how long Ray has to say how it is
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RayContext:
     """What every step of a command needs."""
 
     ui: Ui
@@ -47,17 +49,13 @@ class Case:
         return {"up": self.command("up"), "down": self.command("down"), "place": str(self.place)}
 
 
-def tell_status(
-    case: Case, cluster: Cluster, told: Mapping[str, Row] | None = None, seen: RayStatus | None = None
+def print_status(
+    context: RayContext, cluster: Cluster, told: Mapping[str, Row] | None = None, seen: RayStatus | None = None
 ) -> ExitCode:
     """What every node and Ray itself say. What Ray says alone can be stale: the nodes are asked too."""
-    from npuenv.cluster import ray, ray_status
-    from npuenv.cluster.nodeset import natural
-    from npuenv.report.ray_cluster import Picture, Row
-
     found = dict(told or {})
     by_name = {each.node.name: each for each in cluster.started}
-    alive = ray.query_processes(cluster, case.way)
+    alive = ray.query_processes(cluster, context.way)
     for name, heard in alive.items():
         row = replace(found.get(name, Row("up")), address=by_name[name].address)
         if _stopped(heard):
@@ -71,28 +69,26 @@ def tell_status(
             found[name] = replace(row, what="not-up", line=heard.why or Message(f"cluster.ray-{word}"))
     gone = [name for name, row in found.items() if row.what == "not-up"]
     if seen is None and _serves(alive.get(cluster.head)):
-        seen = ray_status.read(ray.query_ray(cluster, STATUS_S, case.way), STATUS_S)
+        seen = ray_status.read(ray.query_ray(cluster, STATUS_S, context.way), STATUS_S)
     lost = [name for name in found if found[name].what == "up" and _is_lost(by_name.get(name), seen)]
     found.update({name: replace(found[name], what="not-up", line=Message("cluster.ray-lost-here")) for name in lost})
     explained = ray_status.explain(seen, cluster, gone) if seen else []
     waiting = ray_status.waiting_demands(seen, cluster) if seen else []
     code = ExitCode.PROBLEMS if gone or explained else ExitCode.FINE
     word = "stopped" if any(map(_stopped, alive.values())) else "lost" if lost else _next_word(cluster, found)
-    then = Message(f"cluster.ray-next-{word}", case.commands) if gone or lost else None
+    then = Message(f"cluster.ray-next-{word}", context.commands) if gone or lost else None
     title = Message("cluster.ray-title", {"address": cluster.address})
     rows = {name: found[name] for name in sorted(found, key=lambda name: (name != cluster.head, natural(name)))}
     others = ray_status.foreign_nodes(seen, cluster) if seen else ()
-    warned = [*_without_cann(case, alive), *(ray_status.leftovers(seen, cluster) if seen else [])]
-    tell(case.ui, Picture(title, cluster.address, rows, seen, explained, warned, waiting, others, then), code)
+    warned = [*_without_cann(context, alive), *(ray_status.leftovers(seen, cluster) if seen else [])]
+    tell(context.ui, Picture(title, cluster.address, rows, seen, explained, warned, waiting, others, then), code)
     return code
 
 
-def _without_cann(case: Case, alive: Mapping[str, ProbeResult]) -> list[Message]:
+def _without_cann(context: RayContext, alive: Mapping[str, ProbeResult]) -> list[Message]:
     """The nodes with cards on which all that Ray starts lacks CANN's environment; [] where there are none."""
-    from npuenv.cluster.nodeset import fold
-
     names = [name for name, heard in alive.items() if heard.answer is not None and heard.answer.get("without_cann")]
-    return [Message("cluster.ray-without-cann", {**case.commands, "names": fold(names)})] if names else []
+    return [Message("cluster.ray-without-cann", {**context.commands, "names": fold(names)})] if names else []
 
 
 def _next_word(cluster: Cluster, rows: Mapping[str, Row]) -> str:
@@ -101,33 +97,29 @@ def _next_word(cluster: Cluster, rows: Mapping[str, Row]) -> str:
     return "again" if not up else "missing" if cluster.head in up else "headless"
 
 
-def tell_others(case: Case, nodes: Sequence[Node]) -> ExitCode:
+def print_foreign(context: RayContext, nodes: Sequence[Node]) -> ExitCode:
     """Whether a Ray runs on nodes on which none was started from here. It is not touched."""
-    from npuenv.cluster import ray
-    from npuenv.cluster.ray_state import clusters_sharing
-    from npuenv.report.ray_cluster import Picture, Row
-
     owners = {
         name: other.source
-        for other, names in clusters_sharing(nodes, os.environ, case.place)
+        for other, names in clusters_sharing(nodes, os.environ, context.place)
         for name in names
         if other.source
     }
     rows = {}
-    for here in ray.survey(nodes, "", case.way):
+    for here in ray.survey(nodes, "", context.way):
         name = here.node.name
         if here.why_not:
             rows[name] = Row("not-up", here.why_not)
         elif here.running and name in owners:
-            line = Message("cluster.ray-of-other", {"command": case.command("status", owners[name])})
+            line = Message("cluster.ray-of-other", {"command": context.command("status", owners[name])})
             rows[name] = Row("shared", line, joined=here.joined)
         else:
             rows[name] = Row("other" if here.running else "free", joined=here.joined)
     kinds = {row.what for row in rows.values()}
     word = "other" if "other" in kinds else "" if "shared" in kinds else "none"
-    then = Message(f"cluster.ray-next-{word}", case.commands) if word else None
-    title = Message("cluster.ray-none-for", {"source": case.source})
-    tell(case.ui, Picture(title, "", rows, then=then), ExitCode.PROBLEMS)
+    then = Message(f"cluster.ray-next-{word}", context.commands) if word else None
+    title = Message("cluster.ray-none-for", {"source": context.source})
+    tell(context.ui, Picture(title, "", rows, then=then), ExitCode.PROBLEMS)
     return ExitCode.PROBLEMS
 
 
@@ -163,8 +155,6 @@ def _is_lost(each: StartedNode | None, seen: RayStatus | None) -> bool:
 
 
 def tell(ui: Ui, picture: Picture, code: ExitCode) -> None:
-    from npuenv.report.ray_cluster import document, lines
-
     if ui.is_json:
         ui.print_json(document(picture, int(code), ui.lang))
     elif not (ui.is_quiet and code is ExitCode.FINE and not picture.warned):

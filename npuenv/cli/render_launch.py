@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.cli.common import Ui, common_options, request_options
+from npuenv import app
+from npuenv.cli.common import Ui, common_options, request_options, tell_basis
 from npuenv.cli.help import Command
-from npuenv.cli.hosts import num_cards
-from npuenv.cli.machine import for_this_host, resolve_or_stop, tell_basis
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
+from npuenv.matrix import load_matrix
+from npuenv.render.launch.generate import FIRST_RECIPE, FRAMEWORKS, Asked, Launch, launch, recipes
+from npuenv.render.launch.job import parse_overrides, unknown, written_cards
+from npuenv.render.launch.ray import FILES
+from npuenv.render.launch.releases import refuse_contradiction
+from npuenv.render.launch.roll_recipe import release_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npuenv.render.launch.generate import Asked, Launch
     from npuenv.resolve.types import Request
 
 _SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
@@ -78,19 +82,16 @@ def _render(
     force: bool,
     said: dict[str, Any],
 ) -> int:
-    from npuenv.render.launch.generate import FIRST_RECIPE, Asked, launch
-    from npuenv.render.launch.job import parse_overrides
-
     recipe, release = said.pop("recipe") or FIRST_RECIPE[framework], said.pop("release")
     request, release = _with_release(request, framework, release)
     # The files of a release that is named may be meant for wherever that runs.
-    of_host = request if release else for_this_host(request)
+    of_host = request if release else app.resolution.for_this_host(request)
     host = click.get_current_context().params["host"] or ("this" if of_host is not request else None)
     request = of_host
-    stack = resolve_or_stop(ui, request)
+    stack = app.resolve(request)
     tell_basis(ui, request, stack)
     release = release or _release_of_stack(stack.name)
-    there = num_cards(host) if host and said["cards_per_node"] is None else None
+    there = app.resolution.num_cards(host) if host and said["cards_per_node"] is None else None
     asked = Asked(framework, recipe, release, overrides=parse_overrides(settings), cards_of_host=there or None, **said)
     made = launch(asked, stack, lang=ui.lang)
     is_refused = made.estimate.verdict == "infeasible" and not force
@@ -107,10 +108,6 @@ def _render(
 
 def _framework(request: Request) -> str:
     """verl or roll: what --for says, else the framework of the stack. Raises: BadInput."""
-    from npuenv.matrix import load_matrix
-    from npuenv.render.launch.generate import FRAMEWORKS
-    from npuenv.render.launch.job import unknown
-
     if request.framework:
         name = request.framework.partition("==")[0].strip()
         if name not in FRAMEWORKS:
@@ -133,18 +130,12 @@ def _with_release(request: Request, framework: str, release: str | None) -> tupl
     if release is None or request.stack:
         return request, release
     if framework == "roll":
-        from npuenv.matrix import load_matrix
-        from npuenv.render.launch.roll_recipe import release_of
-
         return replace(request, stack=release_of(release, load_matrix().roll_releases).stack), release
     return _with_verl_release(request, release), release
 
 
 def _refuse_contradiction(request: Request, release: str | None) -> None:
     """Refuses a --for or a --release that is not the named stack's, and two different releases. Raises: BadInput."""
-    from npuenv.matrix import load_matrix
-    from npuenv.render.launch.releases import refuse_contradiction
-
     name, _, named = (request.framework or "").partition("==")
     if named.strip() and named.strip() != release:
         args = {"first": named.strip(), "second": release or "-"}
@@ -156,15 +147,11 @@ def _refuse_contradiction(request: Request, release: str | None) -> None:
 
 def _with_verl_release(request: Request, release: str) -> Request:
     """The stack of that release where one is published; else the newest stack, whose settings then serve."""
-    from npuenv.matrix import load_matrix
-
     known = {row.release for row in load_matrix().recipes if row.framework == "verl"}
     return replace(request, release=release) if release.removeprefix("v") in known else request
 
 
 def _release_of_stack(name: str) -> str:
-    from npuenv.matrix import load_matrix
-
     row = next((row for row in load_matrix().recipes if name.startswith(row.id)), None)
     if row is None:
         raise BadInput(Message("launch_roll.no-release", {"stack": name}), Message("launch_roll.no-release-hint"))
@@ -172,8 +159,6 @@ def _release_of_stack(name: str) -> str:
 
 
 def _list(ui: Ui, framework: str) -> int:
-    from npuenv.render.launch.generate import recipes
-
     found = {
         name: about if isinstance(about, str) else say(about, ui.lang) for name, about in recipes(framework).items()
     }
@@ -190,8 +175,6 @@ def _write(files: Mapping[str, str], out: Path, *, force: bool) -> tuple[tuple[s
 
     Files with the same text are left alone. Raises: BadInput before the first write.
     """
-    from npuenv.render.launch.ray import FILES
-
     try:
         changed = {name: text for name, text in files.items() if not _holds(out / name, text)}
         stale = [name for name in FILES if name not in files and _is_ours(out / name)]
@@ -259,8 +242,6 @@ def _document(
 def _tell(
     ui: Ui, made: Launch, asked: Asked, stack: str, out: Path, *, is_refused: bool, written: tuple[str, ...]
 ) -> None:
-    from npuenv.render.launch.job import written_cards
-
     placed = made.placement
     cards = {
         "train": written_cards(placed.train),

@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuenv.app.ui import Interrupted, report_error
+from npuenv import app, smoke
 from npuenv.cli.common import Ui, absolute, common_options
 from npuenv.cli.help import Command
-from npuenv.core.errors import BadInput, ExitCode, StepFailed
+from npuenv.cli.progress import StepProgress
+from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
+from npuenv.report import smoke as report
+from npuenv.terminal.ui import Interrupted, report_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from npuenv.app import SmokeResult
     from npuenv.install.active import Environment
-    from npuenv.smoke import Target
+    from npuenv.smoke import Record
 
 
 @click.command("smoke-train", cls=Command)
@@ -98,15 +102,88 @@ def command(
     silence_limit_s=N (900), pending_limit_s=N (60) and keys of the framework. Exit 2 if it is not installed, 3 without
     a card.
     """
-    given = with_options(parse_settings(settings), options)
-    environment = chosen_environment(target, stack, framework=None if backend == "builtin" else backend)
-    if backend != "builtin":
-        from npuenv.cli.smoke_backend import run_backend
-
-        return int(run_backend(ui, backend, environment, out=out, model=model, settings=given))
-    if model is not None:
+    settings_given = with_options(parse_settings(settings), options)
+    if target and stack:
+        args = {"one": "--target", "other": "--stack"}
+        raise BadInput(Message("install.one-of", args), Message("install.one-of-hint", args))
+    if backend == "builtin" and model is not None:
         raise BadInput(Message("smoke.backend-model-alone"))
-    return int(run_smoke(ui, environment, out=out, settings=given))
+    # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
+    root, framework = absolute(target) if target else None, None if backend == "builtin" else backend
+    environment = app.training.find_environment(root, stack, framework=framework)
+    return int(run(ui, environment, backend=backend, model=model, out=out, settings=settings_given))
+
+
+def run(
+    ui: Ui,
+    environment: Environment,
+    *,
+    backend: str = "builtin",
+    model: str | None = None,
+    out: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> ExitCode:
+    """Trains, draws the run and says the verdict; the exit code of the whole."""
+    settings, progress = settings or {}, StepProgress(ui)
+    if Path(environment.python).is_file():  # else there is nothing to say but that
+        ui.say(environment.says)
+    if backend == "builtin":
+        if app.training.leaves_cards_untested(environment, settings):
+            ui.say(Message("smoke.cards-untested"), err=True)
+        if (head := smoke.head_elsewhere(settings)) is not None:
+            return _lend(ui, head, environment, settings)
+
+    def watch(stream: Iterable[Record]) -> Iterable[Record]:
+        if ui.is_quiet or ui.is_json:
+            return stream
+        return report.watch(ui.console(), stream, ui.lang)
+
+    place = absolute(out) if out else None
+    options = app.SmokeOptions(backend, model, place, settings, ui.lang)
+    try:
+        return _report(ui, app.smoke_train(environment, options, watch=watch, progress=progress), backend)
+    except KeyboardInterrupt:
+        if backend != "builtin":
+            raise
+        return _interrupted(ui)
+
+
+def _lend(ui: Ui, head: str, environment: Environment, settings: Mapping[str, str]) -> ExitCode:
+    if not app.training.lend_node(head, environment, settings, StepProgress(ui)):
+        return ExitCode.INTERRUPTED
+    over = Message("smoke.lent-over", {"head": head})
+    if ui.is_json:
+        ui.print_json({"schema": "npuenv.smoke-node/1", "exit": 0, "head": head, "says": say(over, ui.lang)})
+    ui.say(over)
+    return ExitCode.FINE
+
+
+def _report(ui: Ui, result: SmokeResult, backend: str) -> ExitCode:
+    records, code = result.records, result.exit_code
+    files = {"records": result.out / smoke.METRICS}
+    where = report.where_of(result.environment, records, has_cards=result.has_cards)
+    shown: dict[str, Any] = {"cause": result.cause, "where": where, "lang": ui.lang}
+    if ui.is_json:
+        files |= _plot(ui, records, result.out) if backend == "builtin" else {}
+        ui.print_json(report.summary_json(records, result.findings, files=files, exit_code=int(code), **shown))
+        return code
+    if not ui.is_quiet or code is not ExitCode.FINE:
+        report.print_summary(ui.console(), records, result.findings, files=files, is_quiet=ui.is_quiet, **shown)
+    # After the verdict: importing what draws takes a while.
+    for path in _plot(ui, records, result.out).values() if backend == "builtin" else ():
+        ui.say(Message("smoke.plot", {"path": str(path)}))
+    return code
+
+
+def _interrupted(ui: Ui) -> ExitCode:
+    """Says how the run goes on, which the same command alone would begin anew; where somebody can still hear it."""
+    said = Message("smoke.interrupted")
+    with contextlib.suppress(OSError):  # the terminal may be what went away
+        if ui.is_json:
+            report_error(Interrupted(said), lang=ui.lang, is_json=True)
+        else:
+            click.echo(say(said, ui.lang), err=True)
+    return ExitCode.INTERRUPTED
 
 
 def parse_settings(words: tuple[str, ...]) -> dict[str, str]:
@@ -131,149 +208,7 @@ def with_options(settings: dict[str, str], options: Mapping[str, str | int | Non
     return settings
 
 
-def chosen_environment(target: Path | None, stack: str | None, *, framework: str | None) -> Environment:
-    """The environment that is named, else the one that the command is about.
-
-    Raises BadInput for two names, and where nothing is there to test.
-    """
-    from npuenv.host.local import LocalHost
-    from npuenv.install.active import active_environment, environment_at
-    from npuenv.install.locations import default_environment
-
-    if target and stack:
-        said = {"one": "--target", "other": "--stack"}
-        raise BadInput(Message("install.one-of", said), Message("install.one-of-hint", said))
-    host = LocalHost()
-    if target or stack:
-        # Absolute, not resolved: a virtual environment's python is a link whose own place decides what is imported.
-        return environment_at(host, str(absolute(target) if target else default_environment(stack or "")))
-    found = active_environment(host, framework)
-    if found.origin == "session" and "torch" not in _torch_of(found.python):
-        raise BadInput(Message("smoke.no-environment", {"python": found.python}), Message("smoke.no-python-hint"))
-    return found
-
-
-def run_smoke(ui: Ui, environment: Environment, *, out: Path | None, settings: Mapping[str, str]) -> ExitCode:
-    """Runs the trainer, draws it, judges it and says the verdict; the exit code of the whole."""
-    from npuenv import smoke
-
-    python, cards = Path(environment.python), has_cards()
-    if Path(environment.python).is_file():  # else there is nothing to say but that
-        ui.say(environment.says)
-    if cards and (settings.get("device") == "cpu" or "torch_npu" not in _torch_of(environment.python)):
-        ui.say(Message("smoke.cards-untested"), err=True)
-    if (head := smoke.head_elsewhere(settings)) is not None:
-        return _work_for(ui, head, python, settings)
-    place = smoke.Target(python, absolute(out or smoke.default_out()))
-    with smoke.sole_use(place.out):
-        try:
-            return _run_and_judge(ui, environment.name, place, settings, cards=cards)
-        except KeyboardInterrupt:
-            return _interrupted(ui)
-
-
-def _work_for(ui: Ui, head: str, python: Path, settings: Mapping[str, str]) -> ExitCode:
-    """Lends this node to the run that another one leads; the exit code of that run's trainer.
-
-    Raises StepFailed where it broke, with what is known here of the cause.
-    """
-    from npuenv import smoke
-
-    with smoke.lent(python, settings) as (running, folder):
-        ui.say(Message("smoke.lent", {"head": head}))
-        try:
-            while (code := running.wait(1.0)) is None:
-                pass
-        except KeyboardInterrupt:
-            running.interrupt()
-            raise
-        log_tail = smoke.tail_of_log(folder)
-    if code == ExitCode.INPUT:
-        raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
-    if code == ExitCode.INTERRUPTED:
-        return ExitCode.INTERRUPTED
-    if code != ExitCode.FINE:
-        raise StepFailed(Message("smoke.lent-broke", {"head": head, "reason": log_tail}), Message("smoke.lent-hint"))
-    said = Message("smoke.lent-over", {"head": head})
-    if ui.is_json:
-        ui.print_json({"schema": "npuenv.smoke-node/1", "exit": 0, "head": head, "says": say(said, ui.lang)})
-    ui.say(said)
-    return ExitCode.FINE
-
-
-def has_cards() -> bool:
-    """Whether this machine has NPUs: their device nodes, or a card that npu-smi lists."""
-    from npuenv.facts.npu import driver
-    from npuenv.host.local import LocalHost
-
-    host = LocalHost()
-    nodes = driver.nodes(host).value
-    table = driver.table_of(driver.smi(host)).value
-    return bool((nodes and nodes.cards) or (table and table.cards))
-
-
-def _torch_of(python: str) -> list[str]:
-    """Which of torch and torch_npu a Python finds; empty where it does not run."""
-    from npuenv.host.local import LocalHost
-
-    program = "import importlib.util as u; print(*(n for n in ('torch', 'torch_npu') if u.find_spec(n)))"
-    return LocalHost().run((python, "-c", program), timeout_s=20.0).out.split()
-
-
-def _run_and_judge(ui: Ui, environment: str, place: Target, settings: Mapping[str, str], *, cards: bool) -> ExitCode:
-    from npuenv import smoke
-    from npuenv.report import smoke as report
-
-    console = ui.console(stderr=ui.is_json)
-    is_drawn = not (ui.is_quiet or ui.is_json)
-    records: list[Mapping[str, Any]] = []
-    with smoke.start(place, settings) as running:
-        stream = smoke.follow(running, place.out)
-        try:
-            records.extend(report.watch(console, stream, ui.lang) if is_drawn else stream)
-        except KeyboardInterrupt:
-            running.interrupt()
-            raise
-        code = running.poll()
-    records = smoke.records_of(place.out)
-    log_tail = smoke.tail_of_log(place.out)
-    if code == ExitCode.INPUT:  # said before the first record or found when a file was opened
-        raise BadInput(Message("smoke.refused", {"reason": log_tail}), Message("smoke.refused-hint"))
-    findings = smoke.judge(records, exit_code=code, log_tail=log_tail)
-    result = {"pass": ExitCode.FINE, "fail": ExitCode.PROBLEMS, "unknown": ExitCode.UNKNOWN}[report.verdict(findings)]
-    cause = smoke.cause(findings)
-    files = {"records": place.out / smoke.METRICS}
-    where = report.where_of(environment, records, has_cards=cards)
-    if ui.is_json:
-        files |= _plot(ui, records, place.out)
-        code = int(result)
-        document = report.summary_json(
-            records, findings, cause=cause, where=where, lang=ui.lang, files=files, exit_code=code
-        )
-        ui.print_json(document)
-        return result
-    if not ui.is_quiet or result is not ExitCode.FINE:
-        report.print_summary(
-            console, records, findings, cause=cause, where=where, lang=ui.lang, files=files, is_quiet=ui.is_quiet
-        )
-    # After the verdict: importing what draws takes a while.
-    for path in _plot(ui, records, place.out).values():
-        ui.say(Message("smoke.plot", {"path": str(path)}))
-    return result
-
-
-def _interrupted(ui: Ui) -> ExitCode:
-    """Says how the run goes on, which the same command alone would begin anew; where somebody can still hear it."""
-    said = Message("smoke.interrupted")
-    with contextlib.suppress(OSError):  # the terminal may be what went away
-        if ui.is_json:
-            report_error(Interrupted(said), lang=ui.lang, is_json=True)
-        else:
-            click.echo(say(said, ui.lang), err=True)
-    return ExitCode.INTERRUPTED
-
-
-def _plot(ui: Ui, records: list[Mapping[str, Any]], out: Path) -> dict[str, Path]:
+def _plot(ui: Ui, records: Sequence[Record], out: Path) -> dict[str, Path]:
     """The picture of the run under `plot`; nothing where none could be drawn, which is said."""
     from npuenv.report.plots import draw
 

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from npuenv import app
+from npuenv.app.examine import FRAMEWORKS
+from npuenv.app.job import InstallOptions
+from npuenv.cli import doctor, smoke_train
 from npuenv.cli.common import Ui, common_options, request_options
 from npuenv.cli.help import Command
+from npuenv.cli.install import run_install
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
+from npuenv.host.local import LocalHost
+from npuenv.install.active import environment_at
+from npuenv.install.locations import default_environment
+from npuenv.terminal.options import DoctorCommand
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
@@ -26,30 +35,22 @@ def command(ui: Ui, *, request: Request, yes: bool) -> int:
 
     `npuenv up --for cpu --yes` works on any Linux machine, without cards.
     """
-    from npuenv.app.options import FRAMEWORKS
-    from npuenv.cli.doctor import run_doctor
-    from npuenv.cli.installing import How, run_install
-    from npuenv.cli.machine import for_this_machine, resolve_or_stop
-    from npuenv.cli.smoke_train import run_smoke
-    from npuenv.host.local import LocalHost
-    from npuenv.install.active import environment_at
-    from npuenv.install.locations import default_environment
-
     if not (request.stack or request.framework):
         raise BadInput(Message("cli.up-what"), Message("cli.up-what-hint"))
     _heading(ui, "doctor")
-    stack = resolve_or_stop(ui, for_this_machine(request))
+    stack = app.resolve(app.resolution.for_this_machine(request))
     environment = default_environment(stack.name) / "bin" / "python"
     # The Python that trains; before there is one, the running one, which is not judged for what is about to come.
     python = str(environment) if environment.exists() else sys.executable
-    judged = run_doctor(ui, framework=stack.framework if stack.framework in FRAMEWORKS else None, python=python)
+    framework = stack.framework if stack.framework in FRAMEWORKS else None
+    judged = doctor.run(ui, DoctorCommand(framework=framework, is_installing=True), python)
     if judged is not ExitCode.FINE:
         ui.say(Message("cli.up-doctor-stops"), err=True)
         return int(judged)
     _heading(ui, "install")
-    target = run_install(ui, request, yes=yes, how=How(fill=yes))
+    target = run_install(ui, request, InstallOptions(fill=yes, again=("npuenv", *sys.argv[1:])), yes=yes)
     _heading(ui, "smoke-train")
-    return int(run_smoke(ui, environment_at(LocalHost(), str(target), "installed"), out=None, settings={}))
+    return int(smoke_train.run(ui, environment_at(LocalHost(), str(target), "installed")))
 
 
 def _heading(ui: Ui, name: str) -> None:

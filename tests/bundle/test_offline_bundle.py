@@ -13,7 +13,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -30,7 +30,6 @@ from npuenv.bundle.offline.write import write_tar
 from npuenv.cli import install
 from npuenv.cli.bundle import command
 from npuenv.cli.common import Ui
-from npuenv.cli.machine import Machine
 from npuenv.core.errors import BadInput, NothingFits, StepFailed
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Run
@@ -348,11 +347,11 @@ def test_the_script_takes_no_other_python_than_the_one_that_is_named(shop: Shop,
 def test_a_partial_lock_is_to_be_filled_for_the_bundles_platform(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def partial(ui: Ui, stack: Stack, machine: Machine, *, fill: bool) -> Lock:
+    def partial(stack: Stack, resolver: object, **more: Any) -> Lock:
         missing = (Missing("torch", "1", "index-out-of-reach", "pytorch-cpu"),)
         return Lock(stack.name, stack.platform.tag, "npuenv 0", (), missing)
 
-    monkeypatch.setattr("npuenv.cli.machine.lock_of", partial)
+    monkeypatch.setattr("npuenv.app.locks.lock", partial)
     with pytest.raises(NothingFits) as caught:
         run_command("cpu", "--platform", OTHER, "--python", "3.12", "--pin", "numpy==2.3.5", "-o", str(tmp_path / "o"))
     assert caught.value.hint is not None
@@ -462,17 +461,17 @@ def test_the_command_says_what_goes_in_before_and_what_is_there_after(
 ) -> None:
     from npuenv.cli import bundle as cli
 
-    ui, machine, out = Ui("en"), Machine(shop.resolver), tmp_path / "out.tar"
+    ui, resolver, out = Ui("en"), shop.resolver, tmp_path / "out.tar"
     shop.git_sources = (GitSource("absent", "https://git.invalid/x", "v1", False),)
     contents = shop.gather(left_out=frozenset({"absent"}))
-    cli._list(ui, contents, out, machine)
+    cli._list(ui, contents, out, resolver)
     said = capsys.readouterr().out
     assert "wheels: 3 files" in said and "source distributions: 1 files" in said and "absent: left out" in said
     assert says(said, "bundle.need-source", name="absent") and says(said, "bundle.need-system", names="g++")
     cli._print_plan(replace(ui, is_json=True), contents, out)
     plan = json.loads(capsys.readouterr().out)
     assert plan["schema"] == "npuenv.bundle-plan/1" and plan["bytes"] == contents.fetched
-    manifest = cli._make(ui, contents, out, machine)
+    manifest = cli._make(ui, contents, out, resolver)
     captured = capsys.readouterr()
     num = len(contents.items)
     assert captured.out == "" and f"[{num}/{num}] 100 %" in captured.err

@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 
 import npuenv.report
-from npuenv.app.examine import Judged
+from npuenv.app import DoctorResult
 from npuenv.checks import Finding, Fix, Status
 from npuenv.cli import main
 from npuenv.cli.common import Stop, Ui
@@ -54,7 +54,7 @@ class World:
         self.is_well[check] = is_well
         self.cures[check] = Fix(SAYS, commands, **{"is_automatic": True, **more})  # type: ignore[arg-type]
 
-    def look(self, host: Host) -> Judged:
+    def look(self, host: Host) -> DoctorResult:
         self.num_looks += 1
         findings = tuple(
             Finding(check, Status.OK, SAYS, (), "", None)
@@ -62,7 +62,7 @@ class World:
             else Finding(check, Status.FAIL, SAYS, (), "", self.cures[check])
             for check, is_well in self.is_well.items()
         )
-        return Judged(collect(LocalHost(), only=frozenset()), findings, None, host)
+        return DoctorResult(collect(LocalHost(), only=frozenset()), findings, None, host)
 
     def mend(
         self, *, is_json: bool = False, is_dry_run: bool = False, yes: bool = True, is_quiet: bool = False

@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from npuenv.app.options import FORMATS, form_of
 from npuenv.cli import main
+from npuenv.terminal.options import FORMATS, format_from_suffix
 from tests.support.own_signals import as_from_a_terminal
 from tests.support.sentences import says, sentence
 from tests.support.waiting import PATIENCE_S, until
@@ -460,4 +460,4 @@ def test_a_capture_is_refused_where_there_is_no_such_folder(tmp_path: Path, caps
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_file_that_is_named_after_a_form_gets_it(form: str) -> None:
-    assert form_of(f"report.{form}") == form
+    assert format_from_suffix(f"report.{form}") == form

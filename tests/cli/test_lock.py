@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from npuenv.app import lock
+from npuenv.app.resolution import own_locks
 from npuenv.cli import main
-from npuenv.cli.common import Ui
-from npuenv.cli.machine import Machine, lock_of
+from npuenv.cli.progress import StepProgress
 from npuenv.core.messages import Message
 from npuenv.core.toml_input import loads
 from npuenv.facts.pip import pip_settings
@@ -26,6 +27,7 @@ from npuenv.lock.wheels import write_wheel
 from npuenv.matrix import load_matrix
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Pin, Platform, Reason, Request, Stack
+from npuenv.terminal.ui import Ui
 from tests.support.sentences import says, sentence
 
 if TYPE_CHECKING:
@@ -286,21 +288,21 @@ def test_fill_completes_a_partial_lock_where_its_index_answers(
     digest = offer(home / "special", "torx", "9.1", requires=("base",))
     monkeypatch.setenv("PIP_INDEX_URL", (home / "index/simple").as_uri())
     monkeypatch.setenv("UV_CACHE_DIR", str(home / "cache"))
-    stack, ui, host = tiny_stack(), Ui("en"), LocalHost()
+    stack, host = tiny_stack(), LocalHost()
 
-    def machine(url: str) -> Machine:
-        return Machine(Resolver(host, find_uv(), pip_settings(host), {"special": url}))
+    def resolver(url: str) -> Resolver:
+        return Resolver(host, find_uv(), pip_settings(host), {"special": url})
 
-    partial = lock_of(ui, stack, machine(NOWHERE), fill=False)
+    partial = lock(stack, resolver(NOWHERE), fill=False)
     missing = partial.missing[0]
     assert replace(missing, detail="") == Missing("torx", "9.1", "index-out-of-reach", "special")
-    put_lock(partial, machine(NOWHERE).own_locks)
-    assert lock_of(ui, stack, machine((home / "special/simple").as_uri()), fill=False) == partial
-    whole = lock_of(ui, stack, machine((home / "special/simple").as_uri()), fill=True)
+    put_lock(partial, own_locks())
+    assert lock(stack, resolver((home / "special/simple").as_uri()), fill=False) == partial
+    whole = lock(stack, resolver((home / "special/simple").as_uri()), fill=True, progress=StepProgress(Ui("en")))
     filled = replace(partial.packages[1], sha256=(digest,))
     assert filled.name == "torx" and whole.is_complete
     assert whole.packages == (replace(partial.packages[0], why=whole.packages[0].why), filled, partial.packages[2])
-    assert lock_of(ui, stack, machine(NOWHERE), fill=True) == whole  # kept: nothing is asked any more
+    assert lock(stack, resolver(NOWHERE), fill=True) == whole  # kept: nothing is asked any more
     assert "locking tiny" in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.bundle.offline.fetch import Told
 from npuenv.cli.common import Ui
-from npuenv.cli.progress_bars import Meter, Transfer
+from npuenv.cli.progress import CountBar, DownloadBar
 
 if TYPE_CHECKING:
     import pytest
@@ -15,17 +15,17 @@ UI = Ui(lang="en", has_color=False)
 
 
 def test_where_there_is_no_terminal_each_thing_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with Meter(UI, 2) as meter:
+    with CountBar(UI, 2) as meter:
         meter.tick("one [x]")
         meter.tick("two")
     assert capsys.readouterr() == ("", "[1/2] one [x]\n[2/2] two\n")
-    with Meter(Ui(lang="en", is_quiet=True), 1) as meter:
+    with CountBar(Ui(lang="en", is_quiet=True), 1) as meter:
         meter.tick("one")
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_transfer_says_each_file_that_came_and_how_much_that_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with Transfer(UI, 200, 2) as transfer:
+    with DownloadBar(UI, 200, 2) as transfer:
         for told in (Told(50, 200, ""), Told(100, 200, "a.whl"), Told(200, 200, "b.whl")):
             transfer.tell(told)
     assert capsys.readouterr().err == "[1/2]  50 %  a.whl\n[2/2] 100 %  b.whl\n"
@@ -33,12 +33,12 @@ def test_a_transfer_says_each_file_that_came_and_how_much_that_is(capsys: pytest
 
 def test_on_a_terminal_the_bar_ends_where_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    for gauge in (Meter(UI, 2), Transfer(UI, 200, 2)):
+    for gauge in (CountBar(UI, 2), DownloadBar(UI, 200, 2)):
         gauge._console._force_terminal = True
         with gauge:
             assert gauge._bar is not None
             task = gauge._bar.tasks[0]
-            if isinstance(gauge, Meter):
+            if isinstance(gauge, CountBar):
                 gauge.tick("one")
                 assert (task.completed, task.description) == (1, "one")
             else:

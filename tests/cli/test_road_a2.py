@@ -44,16 +44,17 @@ npuenv preflight launch/run.sh
 NPUENV = """
 import sys
 from dataclasses import replace
-from npuenv.cli import installing, main, proving
+from npuenv.app import locks, resolution, verify
+from npuenv.cli import main
 from npuenv.lock.make import make_lock
-whole = installing.resolve_or_stop
-def reduced(ui, request):
-    stack = whole(ui, request)
+whole = resolution.resolve
+def reduced(request):
+    stack = whole(request)
     order = tuple(step for step in stack.order if step.does not in ("git", "uninstall"))
     return replace(stack, requirements=(), overrides=(), git_sources=(), order=order, system_packages=(), date="")
-installing.resolve_or_stop = reduced
-installing.lock_of = lambda ui, stack, machine, fill: make_lock(stack, machine.resolver)
-proving.objections = lambda host, stack, python: ()
+resolution.resolve = reduced
+locks.lock = lambda stack, resolver, **more: make_lock(stack, resolver)
+verify.failed_checks = lambda host, stack, python: ()
 sys.exit(main())
 """
 # The host's own files are laid over this machine's; what a mount hides stays visible to the rest of the machine.

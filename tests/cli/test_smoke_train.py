@@ -9,7 +9,7 @@ import pytest
 
 from npuenv.cli import main
 from npuenv.core.errors import ExitCode
-from tests.cli.test_machine import cards, said
+from tests.app.test_resolution import cards, said
 from tests.install.test_environments import made
 from tests.support.sentences import says, sentence
 

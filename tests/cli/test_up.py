@@ -15,17 +15,19 @@ from tests.install.test_environments import made
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from npuenv.terminal.options import DoctorCommand
+
 
 @pytest.fixture
 def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the doctor was asked; it finds problems, so that nothing is installed."""
     seen: dict[str, Any] = {}
 
-    def run_doctor(ui: object, **options: Any) -> ExitCode:
-        seen.update(options)
+    def run(ui: object, command: DoctorCommand, python: str) -> ExitCode:
+        seen.update(framework=command.framework, python=python)
         return ExitCode.PROBLEMS
 
-    monkeypatch.setattr(doctor, "run_doctor", run_doctor)
+    monkeypatch.setattr(doctor, "run", run)
     return seen
 
 

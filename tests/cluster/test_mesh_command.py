@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from npuenv.cli import cluster_mesh, main
-from npuenv.cli.cluster_mesh import Wish
+from npuenv.cli.cluster_mesh import MeshOptions
 from npuenv.cluster.mesh import Device, Outcome, Results, load_results, save_results
 from tests.cluster.mesh_world import Direct, World
 from tests.support.own_signals import as_from_a_terminal, interruptible
@@ -444,7 +444,7 @@ def test_full_and_sampled_exclude_each_other(make_world: Any, capsys: pytest.Cap
 
 
 def test_the_command_that_goes_on_repeats_how_pings_are_made() -> None:
-    usual = Wish("hosts", None, None, "text", None, yes=False, limit_s=15.0, parallel=512, ssh_config=None)
+    usual = MeshOptions("hosts", None, None, "text", None, yes=False, limit_s=15.0, parallel=512, ssh_config=None)
     assert usual.again("full", Path("/s")) == "npuenv cluster mesh --hosts hosts --full --resume /s"
     other = replace(usual, limit_s=2.5, parallel=4)
     assert other.again("sampled", Path("/s")).endswith("--sampled --resume /s --limit 2.5 --parallel 4")

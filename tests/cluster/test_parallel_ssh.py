@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from npuenv.cli.common import Ui
-from npuenv.cli.pending import naming
+from npuenv.cli.progress import report_pending
 from npuenv.cluster import parallel_ssh
 from npuenv.cluster.inventory import Node
 from npuenv.cluster.parallel_ssh import ask
@@ -103,7 +103,7 @@ def test_who_is_waited_for_is_named_and_nobody_where_all_have_answered(
     nodes = Nodes(tmp_path, monkeypatch, 4, {"node02": "hangs", "node03": "hangs"}, gives_captures=False)
     wanted = "" if is_quiet else sentence("cluster.waiting", names="node[02-03]", count=2) + "\n"
     for first_s in (0.8, 10.0):  # later where this machine is too busy for the others to answer before
-        asking = naming(Ui(lang="en", is_quiet=is_quiet), first_s=first_s)
+        asking = report_pending(Ui(lang="en", is_quiet=is_quiet), first_s=first_s)
         for names, limit_s in ((["node01"], 60), (nodes.names, 2 * first_s)):
             asked = asking([node(name) for name in names], ("python3", "-"), limit_s=limit_s)
             assert sorted(answer.node.name for answer in asked) == names

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.app.diagnose import run_from_report
-from npuenv.cli.common import Ui
+from npuenv.app.examine import examine
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.matrix.error_patterns import load_error_patterns
+from npuenv.terminal.options import DoctorCommand, format_from_suffix
+from npuenv.terminal.output import run_doctor
+from npuenv.terminal.ui import Ui
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +41,12 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
+def diagnosed(path: str, lang: str = "en", **options: Any) -> ExitCode:
+    return run_doctor(Ui(lang), DoctorCommand(report=path, **options), examine)
+
+
 def document(capsys: pytest.CaptureFixture[str], path: str, lang: str = "en") -> tuple[ExitCode, dict[str, Any]]:
-    code = run_from_report(Ui(lang, is_json=True), path)
+    code = diagnosed(path, lang, format="json")
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -50,7 +56,6 @@ def document(capsys: pytest.CaptureFixture[str], path: str, lang: str = "en") ->
         (A_CAUSE, ExitCode.PROBLEMS, "cause"),
         (HEALTHY, ExitCode.FINE, "not-environment"),
         (NOTHING, ExitCode.UNKNOWN, "cannot-tell"),
-        ("", ExitCode.UNKNOWN, "cannot-tell"),
     ],
 )
 def test_the_exit_code_follows_the_verdict(
@@ -88,14 +93,14 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_the_text_quotes_the_line_and_gives_commands(
     lang: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_from_report(Ui(lang), written(tmp_path, A_CAUSE))
+    diagnosed(written(tmp_path, A_CAUSE), lang)
     said = capsys.readouterr().out
     assert "torch-torch_npu-mismatch" in said
     assert "undefined symbol: _ZN3c10" in said
 
 
 def test_commands_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_from_report(Ui("en"), written(tmp_path, "AttributeError: `np.float_` was removed in the NumPy 2.0 release."))
+    diagnosed(written(tmp_path, "AttributeError: `np.float_` was removed in the NumPy 2.0 release."))
     assert "$ pip install 'numpy<2'" in capsys.readouterr().out
 
 
@@ -120,7 +125,7 @@ def test_commands_name_the_versions_that_pair(
 
 
 def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_from_report(Ui("en"), written(tmp_path, NOTHING))
+    diagnosed(written(tmp_path, NOTHING))
     assert len(capsys.readouterr().out.split("\n")) >= 2
     assert "error" in document(capsys, written(tmp_path, NOTHING))[1]["missing"]
 
@@ -135,7 +140,7 @@ def test_what_is_harmless_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_report_into_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out" / name
     out.parent.mkdir()
-    assert run_from_report(Ui("en"), written(tmp_path, A_CAUSE), out=out) is ExitCode.PROBLEMS
+    assert diagnosed(written(tmp_path, A_CAUSE), out=str(out), format=format_from_suffix(name)) is ExitCode.PROBLEMS
     text = out.read_text(encoding="utf-8")
     assert text.startswith("{") == name.endswith(".json")
     assert capsys.readouterr().out == ""
@@ -145,7 +150,7 @@ def test_a_report_into_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureF
 def test_what_cannot_be_read_is_refused_with_advice(name: str, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(bytes(range(256)) * 50)
     with pytest.raises(BadInput) as caught:
-        run_from_report(Ui("en"), str(tmp_path / name))
+        diagnosed(str(tmp_path / name))
     assert caught.value.hint
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.cli import installing, main
-from npuenv.cli import verify as proving
+from npuenv.app import locks, resolution, verify
+from npuenv.cli import main
 from npuenv.core.messages import Message
 from npuenv.facts import environment
 from npuenv.facts.pip import PipSettings, for_uv, pip_settings
@@ -247,7 +247,7 @@ class Product:
         self.world, self.data, self._capsys = world, data, capsys
         self.stack: Stack = world.stack
         self.lock: Lock = world.lock()
-        self.objections: tuple[Finding, ...] = ()  # what the doctor says of tiny wheels, which are no torch
+        self.failed_checks: tuple[Finding, ...] = ()  # what the doctor says of tiny wheels, which are no torch
 
     @property
     def home(self) -> Path:
@@ -290,10 +290,10 @@ def product(
     product = Product(world, data, capsys)
     monkeypatch.setattr(work, "_run", run_here)
     monkeypatch.setattr(LocalHost, "run", answered_once(world.kept.answers))
-    monkeypatch.setattr(installing, "for_this_machine", lambda request: request)
-    monkeypatch.setattr(installing, "resolve_or_stop", lambda ui, request: product.stack)
-    monkeypatch.setattr(proving, "objections", lambda host, stack, python: product.objections)
-    monkeypatch.setattr(installing, "lock_of", lambda ui, stack, machine, fill: product.lock)
+    monkeypatch.setattr(resolution, "for_this_machine", lambda request: request)
+    monkeypatch.setattr(resolution, "resolve", lambda request: product.stack)
+    monkeypatch.setattr(verify, "failed_checks", lambda host, stack, python: product.failed_checks)
+    monkeypatch.setattr(locks, "lock", lambda stack, resolver, **more: product.lock)
     if PRODUCT in world.kept:
         world.kept.restore(PRODUCT, tmp_path)
         return product

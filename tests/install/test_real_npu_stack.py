@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.app.verify import failed_checks
 from npuenv.cli import main
-from npuenv.cli.verify import objections
 from npuenv.core.errors import NpuenvError, StepFailed
 from npuenv.core.messages import say
 from npuenv.core.toml_input import load_file
@@ -325,7 +325,7 @@ def _place(path: str, data: str, made: Environment) -> tuple[Path, bool]:
 def test_without_cann_nothing_is_objected_to_and_the_doctor_names_cann(
     reduced: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert objections(reduced.resolver.host, reduced.stack, reduced.target.python) == ()
+    assert failed_checks(reduced.resolver.host, reduced.stack, reduced.target.python) == ()
     code = main(["doctor", "--python", reduced.target.python, "--json"])
     found = {item["check"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
     assert code == 1
@@ -401,7 +401,9 @@ def test_vllm_and_vllm_ascend_are_built_from_archives_and_left_over_triton_goes(
     there = {path for path in (made.site / "triton").rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert there == {path for path in owned if made.site / "triton" in path.parents}
     # What was left out or put in at another version is objected to, and nothing else.
-    objected = {each.check: say(each.says) for each in objections(made.resolver.host, made.stack, made.target.python)}
+    objected = {
+        each.check: say(each.says) for each in failed_checks(made.resolver.host, made.stack, made.target.python)
+    }
     assert set(objected) == {"python.framework-parts", "python.vllm-ascend-needs"}
     assert "transformers" in objected["python.framework-parts"]
     assert "torch==2.9.0" in objected["python.vllm-ascend-needs"]

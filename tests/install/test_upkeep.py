@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npuenv.app import InstallOptions, Progress, install
+from npuenv.app.installation import manifest_request
 from npuenv.bundle.offline import compatibility as meant
 from npuenv.bundle.offline import reader as opened
 from npuenv.bundle.offline.manifest import FileRow, Manifest, manifest_text, request_values
 from npuenv.bundle.offline.write import settle, write_tar
-from npuenv.cli import installing
 from npuenv.cli.common import Ui
-from npuenv.cli.step_progress import Teller
+from npuenv.cli.progress import StepProgress
+from npuenv.core.errors import BadInput
 from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.plan import Plan, Run, Step
@@ -40,6 +42,8 @@ from tests.support.sentences import says, sentence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npuenv.app.job import InstallJob
+    from npuenv.install.environments import Change
     from tests.install.conftest import Product, World
 
 
@@ -109,13 +113,13 @@ def test_what_the_doctor_objects_to_never_comes_into_force(product: Product) -> 
     old = product.current
     product.release()
     says = Message("check_stack.python-differs", {"stack": "tiny", "wanted": "3.11", "has": "3.9"})
-    product.objections = (Finding("stack.python", Status.FAIL, says, (), "source", None),)
+    product.failed_checks = (Finding("stack.python", Status.FAIL, says, (), "source", None),)
     code, _, err = product.run("install", "--update", "--yes")
     assert code == 1
     assert "this is 3.9 [stack.python]" in err
     assert "npuenv doctor --python" in err
     assert product.current == old
-    product.objections = ()
+    product.failed_checks = ()
     assert product.run("install", "--update", "--yes")[0] == 0
     assert product.current.name == product.lock.hash
 
@@ -255,7 +259,7 @@ def test_options_that_contradict_each_other_are_refused(product: Product, words:
 
 
 def test_the_request_in_the_manifest_can_be_asked_again() -> None:
-    said = installing.asked_for(Request(framework="cpu", pins={"torch": "2.13.0"}, is_newest=True))
+    said = manifest_request(Request(framework="cpu", pins={"torch": "2.13.0"}, is_newest=True))
     assert Request(**said) == Request(framework="cpu", pins={"torch": "2.13.0"}, is_newest=True)
 
 
@@ -376,11 +380,11 @@ def test_a_long_step_says_now_and_then_that_it_is_alive_where_there_is_no_termin
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     step = Step("torch", Message("plan.why-rest"), (), ())
-    with Teller(Ui(lang="en", is_quiet=False)) as teller:
+    with StepProgress(Ui(lang="en", is_quiet=False)) as progress:
         for second in range(1, 100):
             if second == 60:
-                teller.tell(Event(State.LINE, step, 2, 5, "Prepared 3 packages\n", 60.0))
-            teller.tell(Event(State.WAITING, step, 2, 5, seconds=float(second)))
+                progress.step(Event(State.LINE, step, 2, 5, "Prepared 3 packages\n", 60.0))
+            progress.step(Event(State.WAITING, step, 2, 5, seconds=float(second)))
     lines = capsys.readouterr().out.splitlines()
     head = "[2/5] torch"
     assert lines == [
@@ -665,3 +669,21 @@ def test_an_interrupt_says_what_goes_on_because_another_user_runs_it(
     assert '"interrupted"' in (world.root / ".npuenv/journal.jsonl").read_text()
     os.kill(running.pid, signal.SIGKILL)
     assert running.wait(20) == -signal.SIGKILL
+
+
+class Refusing(Progress):
+    """Refuses every plan."""
+
+    def __init__(self) -> None:
+        self.jobs: list[InstallJob] = []
+
+    def approve(self, job: InstallJob, changes: tuple[Change, ...]) -> None:
+        self.jobs.append(job)
+        raise BadInput(Message("cli.cannot-ask"))
+
+
+def test_a_plan_that_a_program_refuses_is_not_begun(product: Product, tmp_path: Path) -> None:
+    refusing, root = Refusing(), tmp_path / "refused"
+    with pytest.raises(BadInput, match=r"cli\.cannot-ask"):
+        install(Request(stack="tiny"), InstallOptions(target=str(root)), refusing)
+    assert [job.target.root for job in refusing.jobs] == [str(root)] and not root.exists()

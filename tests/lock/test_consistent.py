@@ -154,8 +154,8 @@ def test_a_requirement_that_cannot_be_read_is_a_complaint(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_real_set_for_aarch64_is_as_locked_and_explained(tmp_path: Path) -> None:
     """The smallest real stack, installed for the other architecture into a folder."""
-    from npuenv.cli.common import Ui
-    from npuenv.cli.machine import this_machine
+    from npuenv.app import Progress
+    from npuenv.app.locks import this_resolver
     from npuenv.lock.export import requirements_txt
     from npuenv.lock.make import make_lock
     from npuenv.matrix import load_matrix
@@ -164,7 +164,7 @@ def test_a_real_set_for_aarch64_is_as_locked_and_explained(tmp_path: Path) -> No
 
     stack = resolve(Request(stack="torch-npu-2.8.0.post2", arch="aarch64", python="3.11", hardware="a2"), load_matrix())
     assert isinstance(stack, Stack)
-    resolver = this_machine(Ui("en")).resolver
+    resolver = this_resolver(Progress())
     lock = make_lock(stack, resolver)
     assert lock.is_complete, lock.missing
     listed = tmp_path / "requirements.txt"

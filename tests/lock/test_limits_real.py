@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.cli.common import Ui
-from npuenv.cli.machine import this_machine
+from npuenv.app import Progress
+from npuenv.app.locks import this_resolver
 from npuenv.core.errors import NothingFits
 from npuenv.host.local import LocalHost
 from npuenv.install.plan.target import find_python
@@ -42,7 +42,7 @@ SHOWN = {
 
 def runs(folder: Path, interpreter: str, what: tuple[str, ...], *requirements: str) -> subprocess.CompletedProcess[str]:
     """The outcome of running something in a fresh environment with these packages and what they need."""
-    resolver = this_machine(Ui("en")).resolver
+    resolver = this_resolver(Progress())
     python = str(folder / "bin" / "python")
     assert resolver.run(("venv", "-q", "--python", interpreter, str(folder))).code == 0
     installed = resolver.run(("pip", "install", "--python", python, *requirements))

@@ -1,4 +1,4 @@
-"""Ctrl-C and its like as KeyboardInterrupt, wherever they come. Start from `heed_interrupts`.
+"""Ctrl-C and its like as KeyboardInterrupt, wherever they come. Start from `install_handlers`.
 
 It is imported before everything else, and therefore imports next to nothing.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _AGAIN_S = 0.01
 
 
-def heed_interrupts() -> None:
+def install_handlers() -> None:
     """Lets what asks this process to end raise KeyboardInterrupt, so that no program it started is left behind.
 
     A signal that is ignored already stays so: that is what nohup does.

@@ -1,4 +1,4 @@
-"""Says on a terminal what is being looked at, once that takes longer than two seconds."""
+"""Shows on a terminal which command runs, once an examination takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 from npuenv.core.messages.visible import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.live import Live
     from rich.text import Text
 
-    from npuenv.app.ui import Ui
-    from npuenv.host.base import Host, Looked, Ran
+    from npuenv.terminal.ui import Ui
 
 _QUIET_S = 2.0
 _PER_SECOND = 2
 
 
-class Watch:
+class Spinner:
     """A line on stderr that names the running command and the seconds so far; gone when the block ends.
 
     Silent where stderr is no terminal, and with --quiet.
@@ -41,15 +40,15 @@ class Watch:
         self._began = time.monotonic()
         self._now = ""
 
-    def host(self, host: Host) -> Host:
-        """The host, whose commands are named while they run."""
-        return _Named(host, self) if self._can_draw else host
+    @property
+    def on_command(self) -> Callable[[str], None] | None:
+        """Takes the name of each command that runs; None where nothing is drawn."""
+        return self._name if self._can_draw else None
 
-    def names(self, text: str) -> None:
-        """What is being done now."""
+    def _name(self, text: str) -> None:
         self._now = clean(text)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Spinner:
         if self._can_draw:
             self._timer.start()
         return self
@@ -85,26 +84,3 @@ class Watch:
 
         seconds = time.monotonic() - self._began
         return Text(f"… {self._now} ({seconds:.0f} s)", no_wrap=True, overflow="ellipsis")
-
-
-class _Named:
-    """A host that tells the watch what it runs."""
-
-    def __init__(self, host: Host, watch: Watch) -> None:
-        self._host = host
-        self._watch = watch
-
-    @property
-    def name(self) -> str:
-        return self._host.name
-
-    def run(self, argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None) -> Ran:
-        # A program that is sent to an interpreter is many lines long; its other words say what it is for.
-        self._watch.names(" ".join(word for word in argv if "\n" not in word))
-        return self._host.run(argv, timeout_s=timeout_s, env=env)
-
-    def look(self, path: str) -> Looked:
-        return self._host.look(path)
-
-    def environ(self) -> Mapping[str, str]:
-        return self._host.environ()

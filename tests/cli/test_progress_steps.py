@@ -7,7 +7,7 @@ import re
 import pytest
 
 from npuenv.cli.common import Ui
-from npuenv.cli.step_progress import Teller
+from npuenv.cli.progress import StepProgress
 from npuenv.core.messages import Message
 from npuenv.core.plan import Step
 from npuenv.install.executor import Event, State
@@ -15,11 +15,11 @@ from npuenv.install.executor import Event, State
 
 def told(states: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What is printed of steps that were done (d) or had nothing to do (s)."""
-    with Teller(Ui("en")) as teller:
+    with StepProgress(Ui("en")) as progress:
         for number, letter in enumerate(states, 1):
             step = Step(f"step{number}", Message("cli.yes"), (), ())
-            teller.tell(Event(State.START, step, number, len(states)))
-            teller.tell(Event(State.DONE if letter == "d" else State.SKIPPED, step, number, len(states)))
+            progress.step(Event(State.START, step, number, len(states)))
+            progress.step(Event(State.DONE if letter == "d" else State.SKIPPED, step, number, len(states)))
     return capsys.readouterr().out.splitlines()
 
 

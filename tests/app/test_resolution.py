@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from npuenv.app.resolution import DECIDED, assumption_notes, for_this_host, for_this_machine
 from npuenv.cli import main
-from npuenv.cli.hosts import DECIDED
-from npuenv.cli.machine import assumed, for_this_host, for_this_machine
 from npuenv.core.errors import CannotTell
 from npuenv.core.toml_input import load_file
 from npuenv.host import local
@@ -59,7 +58,7 @@ def test_an_npu_stack_is_made_for_the_cards_that_are_here(
     for wanted in (Request(stack="verl-0.7.1-cann8.5.0"), Request(framework="verl", python="3.11")):
         request = for_this_machine(wanted)
         assert request.hardware == hardware
-        assert assumed(stack_of(request)) == ()
+        assert assumption_notes(stack_of(request)) == ()
     assert stack_of(for_this_machine(Request(stack="verl-0.7.1-cann8.5.0"))).soc_version == soc
 
 
@@ -76,7 +75,7 @@ def test_without_cards_what_is_assumed_is_said(home: Path, monkeypatch: pytest.M
     cards(home / "bin", monkeypatch, "dcmi module initialize failed. ret is -8005")
     request = for_this_machine(Request(framework="verl"))
     assert request.hardware is None
-    assert [note.args["hardware"] for note in assumed(stack_of(request))] == ["a2"]
+    assert [note.args["hardware"] for note in assumption_notes(stack_of(request))] == ["a2"]
 
 
 def test_cards_of_two_generations_have_to_be_chosen_from(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One command line to its exit code, whatever happens on the way. Start from `run_to_code`."""
+"""One command line to its exit code, whatever happens on the way. Start from `run_command`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import signal
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from npuenv.app.signals import heed_interrupts
-from npuenv.app.ui import Interrupted, report_error
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import LANGUAGES, Message, language_from_environment, say
+from npuenv.terminal.signals import install_handlers
+from npuenv.terminal.ui import Interrupted, report_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def run_to_code(argv: list[str] | None, act: Callable[[list[str]], int]) -> int:
+def run_command(argv: list[str] | None, act: Callable[[list[str]], int]) -> int:
     """What `act` gives for these words; `argv` None: the process's own. Said is everything when it comes back.
 
     `act` may raise our errors, KeyboardInterrupt and OSError: each becomes a sentence, or a document where one was
@@ -29,7 +29,7 @@ def run_to_code(argv: list[str] | None, act: Callable[[list[str]], int]) -> int:
     try:
         if argv is None:
             _prepare_streams()
-            heed_interrupts()
+            install_handlers()
         code = _run(words, act)
         sys.stdout.flush()
         if argv is None:

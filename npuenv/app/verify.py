@@ -1,15 +1,18 @@
-"""What must hold before an environment comes into force, the doctor's word on its packages included: `prove`."""
+"""What must hold before an environment becomes active, the doctor's checks of its packages included."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.app.options import FRAMEWORKS
+from npuenv.app.examine import FRAMEWORKS
+from npuenv.checks import Finding, Status, check_all
 from npuenv.core.errors import StepFailed
 from npuenv.core.messages import Message
+from npuenv.facts.collect import collect
+from npuenv.install.executor import unmet
+from npuenv.install.plan.environment import VERIFY
 
 if TYPE_CHECKING:
-    from npuenv.checks import Finding
     from npuenv.host.base import Host
     from npuenv.install.locations import Target
     from npuenv.install.plan import Plan
@@ -22,31 +25,25 @@ _GROUPS = frozenset({"python", "cann", "machine"})
 _OF_SESSION = ("stack.settings", "stack.cann")
 
 
-def prove(host: Host, stack: Stack, target: Target, plan: Plan) -> None:
+def verify_environment(host: Host, stack: Stack, target: Target, plan: Plan) -> None:
     """Raises StepFailed for an environment that is not verified, or where the doctor finds it at odds with its stack.
 
     Asked before the last step too, because that can be asked for alone.
     """
-    from npuenv.install.executor import unmet
-    from npuenv.install.plan.environment import VERIFY
-
     if any(unmet(step, host) for step in plan.steps if step.id == VERIFY):
         raise StepFailed(Message("install.unverified", {"path": target.root}), Message("install.unverified-hint"))
-    found = objections(host, stack, target.python)
+    found = failed_checks(host, stack, target.python)
     if found:
-        said = {"path": target.root, "why": as_reasons(found)}
+        said = {"path": target.root, "why": _reasons(found)}
         hint = {"python": target.python, "stack": stack.name}
         raise StepFailed(Message("install.objections", said), Message("install.objections-hint", hint))
 
 
-def objections(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
+def failed_checks(host: Host, stack: Stack, python: str) -> tuple[Finding, ...]:
     """The doctor's failed software checks of an environment, by the stack that it is meant to hold.
 
     Modules that need CANN's libraries are not imported here: they load in an activated shell only.
     """
-    from npuenv.checks import Status, check_all
-    from npuenv.facts.collect import collect
-
     framework = stack.framework if stack.framework in FRAMEWORKS else None
     facts = collect(host, python=python, level=1, framework=framework, only=_GROUPS)
     found = check_all(facts, framework=framework, level=1, stack=stack)
@@ -61,6 +58,6 @@ def _counts(check: str, needs_cann: bool) -> bool:
     return not (needs_cann and check.endswith("-imports"))
 
 
-def as_reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
+def _reasons(found: tuple[Finding, ...]) -> tuple[Message, ...]:
     """A sentence each, with the check that says it."""
     return tuple(Message("install.objection", {"check": each.check, "says": each.says}) for each in found)

@@ -1,0 +1,331 @@
+"""Installs a stack into an environment of its own, from its lock: `install`; `preview` only plans."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npuenv import __version__
+from npuenv.app import locks, resolution
+from npuenv.app.job import SILENT, InstallJob, InstallOptions, InstallPreview, InstallRequest, InstallResult, Progress
+from npuenv.app.verify import verify_environment
+from npuenv.core.errors import BadInput, NothingFits
+from npuenv.core.messages import Message
+from npuenv.facts.environment import going_out
+from npuenv.facts.manifest import describe
+from npuenv.facts.pip import for_uv
+from npuenv.host.local import LocalHost
+from npuenv.install import executor
+from npuenv.install.environments import is_complete, points_to, remember
+from npuenv.install.executor import chosen, unmet
+from npuenv.install.locations import Target, data_folder, target_for
+from npuenv.install.plan import make
+from npuenv.install.plan.cann_files import cann_steps, with_found_cann
+from npuenv.install.plan.changes import replaced
+from npuenv.install.plan.environment import FINISH, MEND, VERIFY
+from npuenv.install.plan.local_sources import digests_of
+from npuenv.install.plan.make import Tools, keep_supplied
+from npuenv.install.plan.prerequisites import Prerequisites
+from npuenv.install.plan.system import look_at_system, system_steps
+from npuenv.install.plan.target import (
+    check_content,
+    check_target,
+    damage_of,
+    existing_target,
+    find_conda,
+    find_python,
+    kept_lock,
+    present_in,
+    require_same,
+)
+from npuenv.lock.preconditions import require_complete, require_sources
+from npuenv.lock.store import as_locked
+from npuenv.lock.wheels import wheels_in_links
+from npuenv.matrix import load_matrix
+from npuenv.render.activation import render_activations
+from npuenv.resolve.types import Request, Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def install(request: Request, options: InstallOptions | None = None, progress: Progress = SILENT) -> InstallResult:
+    """Plans, executes and verifies an installation. What is done already is not done again.
+
+    Raises ConflictError, BadInput (target, interpreter, files), NothingFits (lock, interpreter), StepFailed.
+    """
+    options = options or InstallOptions()
+    with open_request(request, options, progress) as opened:
+        job = plan_install(opened, options)
+        progress.approve(job, ())
+        return execute(job, options, progress)
+
+
+def preview(request: Request, options: InstallOptions | None = None, progress: Progress = SILENT) -> InstallPreview:
+    """The plan of an installation for any platform, whatever this machine is. Nothing is changed.
+
+    Raises BadInput for an unknown step and, where the plan is for machines like this one, for a folder that an
+    installation would refuse.
+    """
+    options = options or InstallOptions()
+    with open_request(request, options, progress) as opened:
+        job = _plan_dry_run(opened, options)
+        return InstallPreview(job, tuple(_lacks(job, options)))
+
+
+def script_of(request: Request, options: InstallOptions, progress: Progress, *, lang: str = "en") -> str:
+    """The plan as a POSIX shell script. Nothing is changed.
+
+    Raises as `preview`, and NothingFits for a lock that is not complete: what lacks would come unchecked.
+    """
+    from npuenv.render.script import render_script
+
+    with open_request(request, options, progress) as opened:
+        job = _plan_dry_run(opened, options, as_script=True)
+        require_complete(job.request.lock, opened.resolver, opened.request)
+        return render_script(
+            job.plan,
+            for_uv(opened.resolver.settings),
+            title=f"{opened.stack.name} ({opened.stack.platform.tag}), npuenv {__version__}",
+            lang=lang,
+            steps=job.steps,
+            is_replacing=options.is_replacing,
+        )
+
+
+@contextmanager
+def open_request(request: Request, options: InstallOptions, progress: Progress) -> Iterator[InstallRequest]:
+    """The stack and its lock: resolved and locked here, or as the bundle has them, unpacked while the block runs."""
+    resolver = locks.this_resolver(progress)
+    if options.bundle is None:
+        request = resolution.for_this_machine(request)
+        stack = with_found_cann(resolver.host, resolution.resolve(request))
+        for note in resolution.basis_of(request, stack):
+            progress.note(note)
+        # An environment's own lock also says where what it built came from.
+        stack = as_locked(stack, options.lock) if options.lock else stack
+        lock = options.lock or locks.lock(stack, resolver, fill=options.fill, progress=progress)
+        yield InstallRequest(stack, lock, resolver, request)
+        return
+    from npuenv.bundle.offline.compatibility import as_bundled, require_known, require_meant
+    from npuenv.bundle.offline.reader import open_bundle
+
+    with open_bundle(options.bundle) as bundle:
+        lacking = [name for name in bundle.left_out if name not in options.given]
+        if lacking:
+            said = {"path": options.bundle, "names": tuple(lacking), "first": lacking[0]}
+            raise BadInput(Message("install.bundle-lacks", said), Message("install.bundle-lacks-hint", said))
+        require_known(bundle, load_matrix())
+        own = resolution.for_this_host(as_bundled(bundle), frozenset({"hardware"}))
+        stack = as_locked(resolution.resolve(own), bundle.lock)
+        require_meant(request, bundle, stack, load_matrix())
+        asked = replace(bundle.request, hardware=own.hardware)
+        yield InstallRequest(with_found_cann(resolver.host, stack), bundle.lock, resolver, asked, bundle)
+
+
+def plan_install(request: InstallRequest, options: InstallOptions) -> InstallJob:
+    """The plan for this machine. Raises BadInput (target, interpreter, files), NothingFits (lock, interpreter)."""
+    stack, resolver = request.stack, request.resolver
+    target = _target(request, options)
+    if target.kind != "existing":
+        check_target(resolver.host, target, request.lock)
+        require_same(resolver.host, target, request.lock, is_replacing=options.is_replacing)
+    request = replace(request, lock=kept_lock(resolver.host, target, request.lock))
+    require_complete(request.lock, resolver, request.request)
+    python = _base_python(request, options) if target.kind == "venv" else target.python
+    tools = _tools(request, target, options, python=python)
+    tools = replace(tools, conda=find_conda(resolver.host) if target.kind == "conda" else "")
+    job = _planned(request, target, options, tools)
+    if _fetches_from_own_index(job, tools):
+        require_sources(stack, request.lock, resolver)
+    return job
+
+
+def _fetches_from_own_index(job: InstallJob, tools: Tools) -> bool:
+    """True when a package that no other index may serve, and that lies in no folder, is to be fetched now."""
+    if tools.wheels:
+        return False
+    packages = (each for each in job.request.lock.packages if each.index and each.name not in tools.in_links)
+    words = {f"{package.name}=={package.version}" for package in packages}
+    puts_in = [step for step in job.steps if any(words.intersection(want.of) for want in step.done_when)]
+    return any(unmet(step, job.request.resolver.host) for step in puts_in)
+
+
+def _base_python(request: InstallRequest, options: InstallOptions) -> str:
+    """The interpreter that an environment of its own is made from. Raises BadInput (unfit option), NothingFits."""
+    stack, host = request.stack, request.resolver.host
+    chosen = options.base_python or _running(stack)
+    try:
+        return find_python(host, stack.platform.python, stack.platform.arch, chosen)
+    except NothingFits as error:
+        if request.bundle is None or not request.bundle.python_archive:
+            raise
+        raise NothingFits(error.message, Message("install.bundled-python", {"path": options.bundle})) from error
+
+
+def _lacks(job: InstallJob, options: InstallOptions) -> Iterator[NothingFits]:
+    """What would end an installation from here before it begins, where no index has to be asked for it."""
+    request = job.request
+    try:
+        require_complete(request.lock, request.resolver, request.request)
+    except NothingFits as error:
+        yield error
+    if request.stack.platform.arch == platform.machine() and job.target.kind == "venv":
+        try:
+            _base_python(request, options)
+        except NothingFits as error:
+            yield error
+
+
+def execute(job: InstallJob, options: InstallOptions, progress: Progress) -> InstallResult:
+    """Executes a plan while its request is open, and remembers the environment. Raises StepFailed, BadInput."""
+    resolver, target = job.request.resolver, job.target
+    session = executor.Session(
+        resolver.host,
+        target.root,
+        settings=for_uv(resolver.settings),
+        tell=progress.step,
+        wait=partial(progress.waiting, target.root),
+        again=options.again,
+        proofs=_proofs(job),
+    )
+    outcome = executor.execute(job.plan, session, only=options.only_step, start_at=options.from_step)
+    remember(Path(target.root), Path(data_folder(resolver.host.environ())))
+    is_proven = _is_proven(job)
+    return InstallResult(job, outcome, is_proven, _foreign(target) if is_proven else ())
+
+
+def _proofs(job: InstallJob) -> dict[str, Callable[[], None]]:
+    """Step id -> what must pass before it acts: what goes out can come back, and nothing unproven comes into force."""
+    request, resolver = job.request, job.request.resolver
+
+    def require_what_goes_in_again() -> None:
+        if request.bundle is None:
+            want = next(want for step in job.plan.steps if step.id == MEND for want in step.done_when)
+            out = going_out(resolver.host, want).value
+            require_sources(request.stack, request.lock, resolver, only=out)
+
+    return {
+        MEND: require_what_goes_in_again,
+        FINISH: lambda: verify_environment(resolver.host, request.stack, job.target, job.plan),
+    }
+
+
+def manifest_request(request: Request) -> dict[str, Any]:
+    """What a request says, without what it leaves open: as the manifest keeps it. A host can change what it says."""
+    empty = Request()
+    of_host: dict[str, Any] = dict.fromkeys({"os", "driver", "cann"} & set(request.origins))
+    said = asdict(replace(request, origins={}, **of_host))
+    return {name: value for name, value in said.items() if value != getattr(empty, name)}
+
+
+def _plan_dry_run(request: InstallRequest, options: InstallOptions, *, as_script: bool = False) -> InstallJob:
+    """A plan that is only shown: what is not here is called by its usual name.
+
+    A script may run later, and again after it was stopped: what is present now says nothing for it.
+    """
+    stack, host = request.stack, request.resolver.host
+    target = _target(request, options)
+    is_for_here = stack.platform.arch == platform.machine()
+    if is_for_here and target.kind != "existing":
+        check_content(host, target)
+        require_same(host, target, request.lock, is_replacing=options.is_replacing)
+    request = replace(request, lock=kept_lock(host, target, request.lock))
+    python = options.base_python or f"python{stack.platform.python}"
+    if is_for_here and target.kind == "venv":
+        with suppress(NothingFits):
+            python = _base_python(request, options)
+    tools = replace(_tools(request, target, options, python=python), conda="conda")
+    return _planned(request, target, options, replace(tools, present=None) if as_script else tools)
+
+
+def _target(request: InstallRequest, options: InstallOptions) -> Target:
+    """Where it goes. Raises BadInput for a Python whose environment cannot take the stack."""
+    host = request.resolver.host
+    if options.into is not None:
+        return existing_target(host, options.into, request.lock, request.stack)
+    return replace(target_for(request.lock, host.environ(), options.target), kind=options.kind)
+
+
+def _tools(request: InstallRequest, target: Target, options: InstallOptions, *, python: str) -> Tools:
+    resolver, bundle = request.resolver, request.bundle
+    given = {**(bundle.sources if bundle else {}), **options.given}
+    labelled = [(package.name, package.version) for package in request.lock.packages if package.index]
+    links = wheels_in_links(resolver.host, resolver.settings, labelled, request.stack.platform)
+    tools = Tools(
+        base_python=python,
+        uv=resolver.uv,
+        settings=for_uv(resolver.settings),
+        indexes=resolver.indexes,
+        in_links={} if bundle else links,
+        wheels=bundle.wheels if bundle else "",
+        given=given,
+        digests=digests_of(resolver.host, given, request.stack, sys.executable),
+        present=present_in(resolver.host, target, request.stack.platform.python) if target.kind == "existing" else None,
+    )
+    return keep_supplied(resolver.host, request.stack, request.lock, target, tools)
+
+
+def _planned(request: InstallRequest, target: Target, options: InstallOptions, tools: Tools) -> InstallJob:
+    prerequisites = _prerequisites(request, target, options)
+    plan = make.plan_install(
+        request.stack,
+        request.lock,
+        target,
+        tools,
+        activation=render_activations(request.stack, target.root),
+        request=manifest_request(request.request),
+        before=prerequisites.steps,
+        is_repairing=options.is_repairing,
+    )
+    host, steps = request.resolver.host, chosen(plan, options.only_step, options.from_step)
+    notes = (
+        *damage_of(host, target),
+        *_switched(request, target),
+        *prerequisites.notes,
+        *replaced(host, target, plan),
+    )
+    return InstallJob(request, target, plan, steps, notes)
+
+
+def _switched(request: InstallRequest, target: Target) -> tuple[Message, ...]:
+    """That an environment which is there already takes the place of the one in force, as after a rollback."""
+    before = points_to(Path(target.link)) if target.link else ""
+    if not before or before == Path(target.root).name or not is_complete(request.resolver.host, target, request.lock):
+        return ()
+    said = {"before": str(Path(target.root).with_name(before)), "path": target.root}
+    return (Message("install.comes-into-force", said),)
+
+
+def _prerequisites(request: InstallRequest, target: Target, options: InstallOptions) -> Prerequisites:
+    """What the environment stands on: the system's packages and CANN. Asked of this machine only if it is meant."""
+    stack, host = request.stack, request.resolver.host
+    files = (*(request.bundle.cann_files if request.bundle else ()), *options.cann_files)
+    if stack.platform.arch != platform.machine():
+        return cann_steps(host, stack, files, target) if files else Prerequisites()
+    of_system = system_steps(stack, look_at_system(host, stack), is_allowed=options.with_system)
+    return of_system + cann_steps(host, stack, files, target)
+
+
+def _running(stack: Stack) -> str | None:
+    """This process's own interpreter where it is of the wanted version: it is known to work."""
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return sys.executable if running == stack.platform.python else None
+
+
+def _is_proven(job: InstallJob) -> bool:
+    """True when the environment is complete and verified; after a part of the plan it need not be."""
+    host, is_part = job.request.resolver.host, job.steps != job.plan.steps
+    verify = [step for step in job.plan.steps if step.id == VERIFY and is_part]
+    return is_complete(host, job.target, job.request.lock) and not any(unmet(step, host) for step in verify)
+
+
+def _foreign(target: Target) -> tuple[str, ...]:
+    """Files of no package that run code whenever the environment's Python starts."""
+    own = describe(LocalHost(), target.root)
+    return own.verified.strangers if own is not None and own.verified is not None else ()

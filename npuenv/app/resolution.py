@@ -1,0 +1,139 @@
+"""Which versions fit together: `resolve`, and what a machine decides of a request."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.core.errors import NothingFits
+from npuenv.core.messages import Message
+from npuenv.facts.collect import collect
+from npuenv.facts.npu import driver
+from npuenv.facts.npu.visible import visible
+from npuenv.host import local
+from npuenv.host.recorded import load_capture
+from npuenv.install.locations import data_folder
+from npuenv.lock.choose import choose
+from npuenv.matrix import load_matrix
+from npuenv.resolve import resolve as solve
+from npuenv.resolve.from_host import filled, generation
+from npuenv.resolve.names import ARCHITECTURES, in_normal_form
+from npuenv.resolve.types import Conflict, Request, Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npuenv.host.base import Host
+
+DECIDED = frozenset({"arch", "hardware", "os", "driver", "cann"})  # what a host decides of a request
+_GROUPS = frozenset({"machine", "npu", "cann"})  # the groups of facts that decide a stack
+# The notes of a stack to read before it is used: what nobody named or found on the host, and what it cannot do.
+ASSUMPTIONS = (
+    "resolve.note-assumed-hardware",
+    "resolve.note-complete-lock",
+    "resolve.note-newest",
+    "resolve.note-model-type",
+    "resolve.note-moved",
+)
+
+
+class ConflictError(NothingFits):
+    """Nothing fits a request; `conflict` has the clashing demands and the ways out."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        super().__init__(Message("stack.conflict-title"))
+        self.conflict = conflict
+
+
+def resolve(request: Request) -> Stack:
+    """The versions that fit together. Raises ConflictError, and BadInput for names that do not exist."""
+    result = choose(request, load_matrix(), own_locks())
+    if isinstance(result, Stack):
+        return result
+    raise ConflictError(result)
+
+
+def published(name: str) -> Stack:
+    """A stack as it is published. Raises BadInput for an unknown one, with the nearest names."""
+    found = solve(Request(stack=name), load_matrix())
+    assert isinstance(found, Stack), name  # a published stack resolves: a test of the matrix
+    return found
+
+
+def own_locks(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of the locks that were made on this machine."""
+    return Path(data_folder(environ)) / "locks"
+
+
+def for_this_machine(request: Request, fields: frozenset[str] = DECIDED) -> Request:
+    """The request with what this machine decides: its architecture, the Python of CPU stacks, and `for_this_host`.
+
+    A CPU stack that allows the running interpreter's version gets it, because that one is known to be here. An NPU
+    stack keeps the Python of its published recipe, and is made for this host where that has cards.
+    """
+    request = replace(request, arch=request.arch or platform.machine())
+    running = request
+    if request.python is None:
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        running = replace(request, python=python, origins={**request.origins, "python": sys.executable})
+    stack = solve(running, load_matrix())
+    if isinstance(stack, Stack) and stack.platform.hardware is None:
+        return running
+    return for_this_host(request, fields)
+
+
+def for_this_host(request: Request, fields: frozenset[str] = DECIDED) -> Request:
+    """The request with what this machine decides of it, where the machine has cards and nothing names another one.
+
+    What is left open of `fields` is taken from it: the generation of the cards, the system, and, where no stack is
+    named, driver and CANN. `origins` says where each was read. Raises CannotTell for cards of several generations.
+    """
+    own, host = platform.machine(), local.LocalHost()
+    if DECIDED & set(request.origins) or ARCHITECTURES.get((request.arch or own).casefold()) != own:
+        return request
+    smi = driver.table_of(driver.smi(host))
+    if smi.value is None or not smi.value.cards:
+        return request
+    matrix = load_matrix()
+    here = generation(replace(request, hardware=None), smi, matrix) if request.hardware is None else request
+    named = in_normal_form(request, matrix).hardware
+    if named is not None and named != generation(replace(request, hardware=None), smi, matrix).hardware:
+        return request
+    stack = solve(here, matrix)
+    if isinstance(stack, Stack) and stack.platform.hardware is None:
+        return request
+    facts = collect(host, only=_GROUPS)
+    taken, _ = filled(here, facts, matrix, only=fields - {"cann", "driver"} if request.stack else fields)
+    return taken
+
+
+def with_host(request: Request, name: str) -> tuple[Request, tuple[Message, ...]]:
+    """The request with what a host decides, and what it does not tell. `this` machine, or a capture file."""
+    return filled(request, collect(_host_named(name), only=_GROUPS), load_matrix())
+
+
+def num_cards(name: str) -> int | None:
+    """How many cards a session sees on `this` machine or that of a capture; None where that cannot be told."""
+    host = _host_named(name)
+    table = driver.table_of(driver.smi(host)).value
+    return visible(host.environ(), len(table.cards)) if table is not None and table.is_complete else None
+
+
+def _host_named(name: str) -> Host:
+    return local.LocalHost() if name == "this" else load_capture(Path(name))
+
+
+def basis_of(request: Request, stack: Stack) -> tuple[Message, ...]:
+    """What nobody named: what was read from the host, and what the stack assumes because it was not found there."""
+    taken = tuple(f"{name} {getattr(request, name)}" for name in sorted(DECIDED & set(request.origins)))
+    notes = (Message("resolve.host-taken", {"what": taken}),) if taken else ()
+    return (*notes, *assumption_notes(stack))
+
+
+def assumption_notes(stack: Stack) -> tuple[Message, ...]:
+    """What to know before a stack is installed: what it was chosen by, and what it cannot do."""
+    return tuple(note for note in stack.notes if note.key in ASSUMPTIONS)

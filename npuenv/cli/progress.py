@@ -1,0 +1,255 @@
+"""Progress on stderr: bars, the steps of an installation, and the nodes that have not answered yet."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from npuenv.app.job import Progress
+from npuenv.core.messages import Message, say
+from npuenv.core.messages.visible import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from types import TracebackType
+
+    from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn
+    from rich.status import Status
+    from typing_extensions import Self
+
+    from npuenv.app.job import InstallJob
+    from npuenv.bundle.offline.fetch import Told
+    from npuenv.cli.common import Ui
+    from npuenv.cluster.inventory import Answer, Node
+    from npuenv.install.environments import Change
+    from npuenv.install.executor import Event
+
+# Where there is no live line: the seconds of a step before it says that it is still at work, and between two of these.
+_FIRST_S, _EVERY_S = 10.0, 30.0
+# What takes longer than this names those that have not answered, and how often after that.
+_PENDING_FIRST_S, _PENDING_EVERY_S = 2.0, 15.0
+
+
+class ProgressBar:
+    """A bar to `total`. Silent with --quiet."""
+
+    def __init__(self, ui: Ui, total: int) -> None:
+        self._is_quiet = ui.is_quiet
+        self._console = ui.console(stderr=True)
+        self._total = total
+        self._bar: RichProgress | None = None
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        """What the bar shows beside itself."""
+        raise NotImplementedError
+
+    def _show(self, line: str, **values: Any) -> None:
+        """Moves the bar, or prints the line where there is none; an empty line only moves it."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], **values)
+        elif line and not self._is_quiet:
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._is_quiet:
+            from rich.progress import Progress as RichProgress
+
+            self._bar = RichProgress(*self._columns(), console=self._console, transient=True)
+            self._bar.add_task("", total=self._total)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+class CountBar(ProgressBar):
+    """Counts to `total`."""
+
+    _done = 0
+
+    def tick(self, name: str) -> None:
+        """One more is done."""
+        self._done += 1
+        self._show(f"[{self._done}/{self._total}] {name}", advance=1, description=name)
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+        return BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+
+
+class DownloadBar(ProgressBar):
+    """The bytes of a download, `total` in all, and its files."""
+
+    def __init__(self, ui: Ui, total: int, num_files: int) -> None:
+        super().__init__(ui, total)
+        self._num_files, self._num_done, self._name = num_files, 0, ""
+
+    def tell(self, told: Told) -> None:
+        """Shows how far it is."""
+        self._num_done += bool(told.file)
+        self._name = told.file or self._name
+        percent = 100 * told.done // max(1, told.total)
+        line = f"[{self._num_done}/{self._num_files}] {percent:3d} %  {told.file}" if told.file else ""
+        self._show(line, completed=told.done, description=self._name)
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+        size = DownloadColumn(binary_units=True)
+        return BarColumn(), size, TransferSpeedColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+
+
+class StepProgress(Progress):
+    """Draws the events of one execution. Silent with --quiet; on stderr with --json."""
+
+    def __init__(self, ui: Ui, *, yes: bool = False) -> None:
+        self._yes = yes  # to every question
+        self._ui = ui
+        self._console = ui.console(stderr=ui.is_json)
+        self._status: Status | None = None
+        self._next_s = _FIRST_S
+        self._last = ""  # the last line of the step at work
+        self._skipped: list[Event] = []  # that were done already, since the last line
+        self._has_printed = False
+
+    def note(self, message: Message) -> None:
+        self._ui.say(message, err=True)
+
+    def warning(self, message: Message) -> None:
+        if self._ui.is_verbose:
+            self.note(message)
+
+    def approve(self, job: InstallJob, changes: tuple[Change, ...]) -> None:
+        from npuenv.cli.prompt import approve
+
+        approve(self._ui, job, changes, yes=self._yes)
+
+    def activity(self, message: Message) -> None:
+        self._ui.say(message, err=self._ui.is_json)
+
+    def step(self, event: Event) -> None:
+        from npuenv.install.executor import State
+
+        if self._ui.is_quiet:
+            return
+        self._start()
+        head = f"[{event.number}/{event.total}] {event.step.id}"
+        if event.state is State.START:
+            self._next_s, self._last = _FIRST_S, ""
+            self._show(f"{head}: {say(event.step.why, self._ui.lang)}")
+        elif event.state is State.LINE:
+            self._line(head, event.text)
+        elif event.state is State.WAITING:
+            self._wait(head, event.seconds)
+        elif event.state is State.SKIPPED:
+            self._skipped.append(event)
+            if self._ui.is_verbose:
+                self._print_skipped()
+        elif event.state in (State.DONE, State.FAILED, State.INTERRUPTED):
+            self._print_skipped()
+            self._print(f"cli.step-{event.state.value}", head=head, seconds=f"{event.seconds:.1f}")
+
+    def _print_skipped(self) -> None:
+        """The steps before this one that had nothing to do, in one line: the numbers have no gaps."""
+        if self._skipped:
+            first, last = self._skipped[0], self._skipped[-1]
+            numbers = str(first.number) if first is last else f"{first.number}-{last.number}"
+            steps = ", ".join(event.step.id for event in self._skipped)
+            self._print("cli.step-skipped", head=f"[{numbers}/{last.total}] {steps}")
+        self._skipped = []
+
+    def _print(self, key: str, **args: object) -> None:
+        self._has_printed = True
+        self._console.print(say(Message(key, args), self._ui.lang), markup=False, soft_wrap=True)
+
+    def waiting(self, path: str, pids: tuple[int, ...]) -> None:
+        key = "execute.waiting-for" if pids else "execute.waiting"
+        if not self._ui.is_quiet:
+            text = say(Message(key, {"path": path, **({"pids": pids} if pids else {})}), self._ui.lang)
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def _wait(self, head: str, seconds: float) -> None:
+        """A plain line now and then, so that a log shows that a long step is alive."""
+        if self._status or seconds < self._next_s:
+            return
+        self._next_s = seconds + _EVERY_S
+        key = "install.still-at-work" if self._last else "install.still-at-work-silent"
+        text = say(Message(key, {"head": head, "seconds": f"{seconds:.0f}", "line": self._last}), self._ui.lang)
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def _line(self, head: str, text: str) -> None:
+        text = clean(text.rstrip())
+        self._last = text.strip()[:100] or self._last
+        self._show(f"{head}: {text.strip()[:100]}")
+        if not self._status and self._ui.is_verbose:
+            self._console.print(f"    {text}", markup=False, soft_wrap=True)
+
+    def _show(self, text: str) -> None:
+        """On the live line, in which no bracket is rich's markup."""
+        from rich.text import Text
+
+        if self._status:
+            self._status.update(Text(text))
+
+    def _start(self) -> None:
+        """Begins the live line: not before the first step, since there may be a question before."""
+        if self._status is None and self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+
+    def __enter__(self) -> StepProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._has_printed and error is None:
+            self._print_skipped()
+        if self._status:
+            self._status.stop()
+
+
+def report_pending(ui: Ui, *, first_s: float = _PENDING_FIRST_S) -> Callable[..., Generator[Answer, None, None]]:
+    """`npuenv.cluster.parallel_ssh.ask` that names on stderr, after a while and now and again, who has not answered."""
+
+    from npuenv.cluster import parallel_ssh
+
+    def ask(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
+        answers = parallel_ssh.ask(nodes, *args, **options)
+        with contextlib.closing(answers), _pending(ui, [node.name for node in nodes], first_s) as heard:
+            for answer in answers:
+                heard(answer.node.name)
+                yield answer
+
+    return ask
+
+
+@contextlib.contextmanager
+def _pending(ui: Ui, names: Sequence[str], first_s: float) -> Iterator[Callable[[str], object]]:
+    """Takes the names of those that have answered, and names the others from time to time until the block ends."""
+    from npuenv.cluster.nodeset import fold
+
+    left, is_over = dict.fromkeys(names), threading.Event()
+
+    def tell() -> None:
+        pause_s = first_s
+        while not is_over.wait(pause_s):
+            pause_s = _PENDING_EVERY_S
+            waited = list(left)
+            if waited:
+                ui.say(Message("cluster.waiting", {"count": len(waited), "names": fold(waited)}), err=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield lambda name: left.pop(name, None)
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,0 +1,167 @@
+"""The options of the doctor, declared once for the command line (click) and for the single file (argparse).
+
+An option is a row here and a field of `DoctorOptions` or `DoctorCommand`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npuenv.app.examine import FRAMEWORKS, DoctorOptions
+from npuenv.core.errors import BadInput
+from npuenv.core.messages import LANGUAGES, Message, language_from_environment
+from npuenv.terminal.ui import Ui
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FORMATS = ("text", "json", "html", "junit", "sarif")
+_SUFFIXES = {".json": "json", ".html": "html", ".htm": "html", ".xml": "junit", ".sarif": "sarif", ".junit": "junit"}
+_OF_TEXT = ("", ".txt", ".log", ".md", ".out")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option for click and argparse."""
+
+    flags: str
+    name: str  # of the field that takes the value
+    help: str
+    metavar: str | None = None
+    type: type = str  # bool: a flag
+    choices: Sequence[Any] | None = None
+    default: Any = None
+    is_portable: bool = True  # False: the single file does not have it
+
+
+COMMON = (
+    Option("--lang", "lang", "Language of messages (default: the locale's).", choices=LANGUAGES),
+    Option("--json", "as_json", "Print one JSON document on stdout.", type=bool),
+    Option("-q --quiet", "quiet", "Show only what went wrong.", type=bool),
+    Option("-v --verbose", "verbose", "Show everything, not only what needs attention.", type=bool),
+    Option("--no-color", "no_color", "Disable colours (same as NO_COLOR).", type=bool),
+)
+DOCTOR = (
+    Option("--for", "framework", "Check for this use; cpu skips the cards.", choices=FRAMEWORKS),
+    Option(
+        "--stack",
+        "stack",
+        "Check against the versions and settings of a published stack.",
+        metavar="NAME",
+        is_portable=False,
+    ),
+    Option(
+        "--level",
+        "level",
+        "0 only reads files; 1 also runs tools and imports packages; 2 uses cards and network; 3 stress-tests.",
+        type=int,
+        choices=range(4),
+        default=1,
+    ),
+    Option(
+        "--python", "python", "Python interpreter whose packages are checked (default: the session's).", metavar="EXE"
+    ),
+    Option("--hash", "hashes", "Verify the hash of every installed file (default from level 2).", type=bool),
+    Option("--save", "save", "Also save everything that was collected, redacted.", metavar="FILE", type=Path),
+    Option("--from", "capture", "Check a saved capture.", metavar="FILE", type=Path),
+    Option("--from-report", "report", "Find the cause in a pasted report or log.", metavar="FILE|-"),
+)
+DOCTOR_OUTPUT = (
+    Option("--format", "format", "Report format (default: from the -o file name, else text).", choices=FORMATS),
+    Option("-o --output", "out", "Write the report to FILE instead of stdout.", metavar="FILE"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorCommand(DoctorOptions):
+    """One command line of the doctor: what is examined, and what is done with the result."""
+
+    save: Path | None = None
+    report: str | None = None  # a pasted report or log, which is diagnosed instead of a machine
+    format: str = "text"
+    out: str | None = None
+    is_fixing: bool = False
+    is_dry_run: bool = False
+    yes: bool = False
+    program: tuple[str, ...] = ("npuenv", "doctor")  # how it was called
+    can_fix: bool = True  # False: this program has no --fix
+    is_installing: bool = False  # what is not there yet is installed next
+
+    @property
+    def again(self) -> str:
+        """The command line that repeats this examination, without what is done with the result."""
+        options = {"--for": self.framework, "--stack": self.stack, "--python": self.python}
+        options["--level"] = str(self.level) if self.level != 1 else None
+        words = [word for name, value in options.items() if value for word in (name, value)]
+        return shlex.join([*self.program, *words, *(["--hash"] if self.hashes else [])])
+
+    def validate(self) -> None:
+        """Raises BadInput for options that contradict each other."""
+        sources = {"--save": self.save, "--from": self.capture, "--from-report": self.report}
+        named = [name for name, value in sources.items() if value is not None]
+        if named == ["--save", "--from"]:
+            raise BadInput(Message("cli.save-and-from"), Message("cli.save-and-from-hint"))
+        if self.report is not None:
+            self._require_report_alone([name for name in named if name != "--from-report"])
+        if (self.is_dry_run or self.yes) and not self.is_fixing:
+            raise BadInput(Message("fix.dry-run-alone"), Message("fix.dry-run-alone-hint"))
+        if self.is_fixing and self.capture and not self.is_dry_run:
+            raise BadInput(Message("fix.not-with-from"), Message("fix.not-with-from-hint"))
+        if self.is_fixing and self.format not in ("text", "json"):
+            args = {"format": self.format}
+            raise BadInput(Message("fix.not-with-format", args), Message("fix.not-with-format-hint"))
+        if self.is_fixing and (self.save or self.out):
+            _refuse("--fix", "--save" if self.save else "-o")
+        DoctorOptions.validate(self)
+        if self.save and self.out and Path(self.out) == self.save:
+            raise BadInput(Message("doctor.same-file", {"path": self.out}), Message("doctor.same-file-hint"))
+
+    def _require_report_alone(self, named: list[str]) -> None:
+        """A pasted report is a machine of its own: what chooses or changes a machine has no meaning beside it."""
+        others = {"--fix": self.is_fixing, "--python": self.python, "--stack": self.stack, "--hash": self.hashes}
+        others.update({"--level": self.level != 1, "--for": self.framework})
+        others[f"--format {self.format}"] = self.format not in ("text", "json")
+        for other in (*named, *(name for name, value in others.items() if value)):
+            _refuse("--from-report", other)
+
+
+def _refuse(one: str, other: str) -> None:
+    raise BadInput(Message("doctor.not-with", {"one": one, "other": other}), Message("doctor.not-with-hint"))
+
+
+def take_ui(values: dict[str, Any]) -> Ui:
+    """Takes the values of COMMON out of those of a command line."""
+    return Ui(
+        values.pop("lang") or language_from_environment(),
+        is_json=values.pop("as_json", False),
+        is_quiet=values.pop("quiet"),
+        is_verbose=values.pop("verbose"),
+        has_color=not (values.pop("no_color") or os.environ.get("NO_COLOR")),
+    )
+
+
+def doctor_command(ui: Ui, values: dict[str, Any], **more: Any) -> tuple[Ui, DoctorCommand]:
+    """A command line of the doctor, with a `Ui` that prints JSON only where the report goes to stdout as JSON.
+
+    Raises BadInput for --json beside another format.
+    """
+    chosen = values.pop("format") or ("json" if ui.is_json else format_from_suffix(values["out"]))
+    if ui.is_json and chosen != "json":
+        raise BadInput(Message("doctor.two-formats", {"format": chosen}), Message("doctor.two-formats-hint"))
+    command = DoctorCommand(format=chosen, **values, **more)
+    return replace(ui, is_json=chosen == "json" and command.out is None), command
+
+
+def format_from_suffix(out: str | None) -> str:
+    """The format that a file's name promises; text where it promises none."""
+    return _SUFFIXES.get(Path(out).suffix.lower(), "text") if out else "text"
+
+
+def matches_format(out: str, name: str) -> bool:
+    """Whether a file's name promises this format, or none at all."""
+    suffix = Path(out).suffix.lower()
+    return _SUFFIXES.get(suffix, "text" if suffix in _OF_TEXT else "") == name

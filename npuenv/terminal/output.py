@@ -1,0 +1,238 @@
+"""The doctor's run on a command line: the report in its format, and where it goes. Start from `run_doctor`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuenv.core.errors import BadInput, ExitCode
+from npuenv.core.messages import Message, say
+from npuenv.terminal.options import matches_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npuenv.app.examine import DoctorResult
+    from npuenv.host.base import Host
+    from npuenv.report.terminal import Manner, Page
+    from npuenv.terminal.options import DoctorCommand
+    from npuenv.terminal.ui import Ui
+
+_DEEPEST = 2  # the level worth proposing to somebody who has cards; 3 is a burn-in
+_MAX_BYTES = 256 * 1024 * 1024  # of a pasted report
+
+
+def run_doctor(ui: Ui, command: DoctorCommand, examine: Callable[..., DoctorResult]) -> ExitCode:
+    """Examines with `examine(command, on_command=...)`, reports, and gives the exit code. Raises BadInput."""
+    command.validate()
+    if command.out is not None:
+        require_writable(command.out)
+    if command.save is not None:
+        require_writable(str(command.save))
+    if command.report is not None:
+        return _diagnose(ui, command, command.report)
+    from npuenv.checks import Status
+    from npuenv.terminal.spinner import Spinner
+
+    with Spinner(ui) as spinner:
+        result = examine(command, on_command=spinner.on_command)
+    if command.format != "text" or command.out or not ui.is_quiet or result.exit_code is not ExitCode.FINE:
+        write_output(ui, command, render(ui, command, result))
+    elif any(finding.status is Status.WARN for finding in result.findings):
+        from npuenv.report.terminal import summary
+
+        print(say(summary(result.findings), ui.lang), flush=True)
+    if command.save:
+        save(ui, result.host, command.save)
+    return result.exit_code
+
+
+def _diagnose(ui: Ui, command: DoctorCommand, path: str) -> ExitCode:
+    """Reports the cause in a pasted report. Raises BadInput."""
+    from npuenv.diagnose import diagnose
+    from npuenv.host.redact import Redactor
+    from npuenv.host.report import read_paste
+    from npuenv.report.diagnosis import document, lines, print_diagnosis
+
+    data = _read_report(path)
+    if not data.strip():
+        raise BadInput(Message("doctor.empty-report", {"path": path}), Message("doctor.empty-report-hint"))
+    paste = read_paste(data, Redactor().text)
+    diagnosis = diagnose(paste)
+    is_to_stdout = command.out in (None, "-")
+    if command.format == "json":
+        content = document(diagnosis, lang=ui.lang)
+        write_output(ui, command, as_json(content, is_to_stdout=is_to_stdout))
+    elif not is_to_stdout:
+        said = lines(diagnosis, paste, lang=ui.lang, is_verbose=ui.is_verbose)
+        write_output(ui, command, "".join(f"{'  ' * line.depth}{line.text}\n" for line in said))
+    elif not ui.is_quiet or diagnosis.exit_code is not ExitCode.FINE:
+        print_diagnosis(ui.console(), diagnosis, paste, lang=ui.lang, is_verbose=ui.is_verbose)
+    return diagnosis.exit_code
+
+
+def _read_report(path: str) -> bytes:
+    """The bytes of a file, or of standard input for `-`. Raises BadInput."""
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(_MAX_BYTES + 1)
+        else:
+            with Path(path).open("rb") as stream:
+                data = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        args: dict[str, object] = {"path": path, "reason": reason}
+        raise BadInput(Message("diagnose.unreadable", args), Message("diagnose.unreadable-hint")) from error
+    if len(data) > _MAX_BYTES:
+        args = {"path": path, "limit": _MAX_BYTES // 1024**2}
+        raise BadInput(Message("diagnose.too-big", args), Message("diagnose.too-big-hint"))
+    return data
+
+
+def render(ui: Ui, command: DoctorCommand, result: DoctorResult) -> str:
+    """The report in its format."""
+    if command.format == "text":
+        return _text(ui, command, result)
+    findings, facts, lang = result.findings, result.facts, ui.lang
+    if command.format == "html":
+        from npuenv.report.html import render_html
+
+        return render_html(findings, facts, lang=lang, asked=result.redact(f"{command.again} --format html"))
+    if command.format == "junit":
+        from npuenv.report.junit import render_junit
+
+        return render_junit(findings, lang=lang)
+    from npuenv.report.doctor import document
+    from npuenv.report.sarif import sarif_document
+
+    if command.format == "sarif":
+        content = sarif_document(findings, lang=lang, framework=result.framework, host=result.host.name)
+    else:
+        content = document(
+            findings, facts, lang=lang, framework=result.framework, stack=command.stack, level=command.level
+        )
+    return as_json(content, is_to_stdout=command.out in (None, "-"))
+
+
+def as_json(content: Mapping[str, object], *, is_to_stdout: bool) -> str:
+    """A document in characters that the encoding of stdout has, where it goes there."""
+    is_ascii = is_to_stdout and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    return json.dumps(content, ensure_ascii=is_ascii, indent=2) + "\n"
+
+
+def _text(ui: Ui, command: DoctorCommand, result: DoctorResult) -> str:
+    """The report for people; plain where it is written into a file."""
+    from npuenv.report.terminal import render_report
+
+    page = page_of(ui, is_terminal=command.out is None and sys.stdout.isatty())
+    return render_report(result.findings, result.facts, page, _manner(ui, command, result))
+
+
+def _is_for_a_file(command: DoctorCommand) -> bool:
+    """Whether the report goes into a file, which may be sent to somebody, instead of to this machine's user."""
+    if command.out not in (None, "-"):
+        return True
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):  # a stream without a descriptor, in memory
+        return False
+
+
+def _manner(ui: Ui, command: DoctorCommand, result: DoctorResult) -> Manner:
+    from npuenv.report.terminal import Manner
+
+    has_cards = bool(result.facts.npu.smi.value and result.facts.npu.smi.value.cards)
+    deeper = (
+        replace(command, level=_DEEPEST).again if has_cards and command.level < _DEEPEST and not command.capture else ""
+    )
+    return Manner(
+        lang=ui.lang,
+        is_verbose=ui.is_verbose,
+        is_quiet=ui.is_quiet,
+        restore=str if _is_for_a_file(command) else result.restore,
+        again=command.again,
+        is_replay=command.capture is not None,
+        python=result.facts.python.interpreter.value.executable if result.facts.python.interpreter.value else "",
+        nothing_of="" if command.is_installing else _nothing_of(result),
+        can_fix=command.capture is None and not command.is_fixing and command.can_fix,
+        deeper=deeper,
+    )
+
+
+def _nothing_of(result: DoctorResult) -> str:
+    """The use that was named with --for, where the interpreter runs and has nothing of it installed; else ""."""
+    python = result.facts.python.interpreter.value
+    if python is None or result.framework is None:
+        return ""
+    return "" if {"torch", "torch-npu", result.framework} & set(python.distributions) else result.framework
+
+
+def page_of(ui: Ui, *, is_terminal: bool) -> Page:
+    from npuenv.report.terminal import Page
+
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        "✘✔├└│→…".encode(encoding)
+        is_unicode = True
+    except UnicodeEncodeError:
+        is_unicode = False
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, 40), 200)
+    has_color = ui.has_color and is_terminal and os.environ.get("TERM") != "dumb"
+    return Page(width, is_terminal, has_color, is_unicode)
+
+
+def write_output(ui: Ui, command: DoctorCommand, text: str) -> None:
+    """Prints the report, or writes it into its file and says so. Raises BadInput."""
+    if command.out is None or command.out == "-":
+        print(text, end="", flush=True)
+        return
+    write(Path(command.out), text)
+    name = "written" if matches_format(command.out, command.format) else "written-as"
+    ui.say(Message(f"doctor.{name}", {"path": command.out, "format": command.format}), err=True)
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file whole. Raises BadInput."""
+    from npuenv.host.writing import write_whole
+
+    try:
+        if path.exists() and not path.is_file():  # /dev/stdout: written through, never replaced
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_whole(str(path), text)
+    except OSError as error:
+        args = {"path": str(path), "reason": error.strerror or str(error)}
+        raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
+
+
+def save(ui: Ui, host: Host, path: Path) -> None:
+    """Writes what a live host has answered as a capture, and says so. Raises BadInput."""
+    from npuenv.host.recorded import RecordingHost
+
+    assert isinstance(host, RecordingHost)
+    write(path, host.capture_text())
+    ui.say(Message("cli.saved", {"path": str(path)}), err=True)
+
+
+def require_writable(out: str) -> None:
+    """Raises BadInput where the report cannot be written, before the machine is examined for minutes."""
+    path = Path(out)
+    if out == "-" or (path.exists() and not path.is_dir() and os.access(path, os.W_OK)):
+        return
+    if path.is_dir():
+        reason = errno.EISDIR
+    elif not path.parent.is_dir():
+        reason = errno.ENOENT
+    elif path.exists() or not os.access(path.parent, os.W_OK):
+        reason = errno.EACCES
+    else:
+        return
+    args = {"path": out, "reason": os.strerror(reason)}
+    raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint"))
