@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from npuenv.app.options import Wish
     from npuenv.app.ui import Ui
-    from npuenv.cluster.collect import Collected
-    from npuenv.cluster.probing import Probed, Way
-    from npuenv.cluster.summary import Judged, Verdict
-    from npuenv.cluster.types import Inventory, Node
+    from npuenv.cluster.captures import NodeCapture
+    from npuenv.cluster.inventory import Inventory, Node
+    from npuenv.cluster.probing import ProbeReport, Transport
+    from npuenv.cluster.summary import ClusterReport, NodeReport
     from npuenv.facts.collect import Facts
     from npuenv.host.base import Host
 
@@ -73,12 +73,12 @@ def _require_sense(wish: Wish, asking: Asking) -> None:
         raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
 
 
-def _look(ui: Ui, wish: Wish, asking: Asking) -> Verdict:
+def _look(ui: Ui, wish: Wish, asking: Asking) -> ClusterReport:
     """Asks all nodes of the inventory, and judges each as its answer comes."""
-    from npuenv.cluster.collect import LIMITS_S
+    from npuenv.cluster.captures import LIMITS_S
     from npuenv.cluster.inventory import read
     from npuenv.cluster.parallel_ssh import PARALLEL
-    from npuenv.cluster.probing import Way
+    from npuenv.cluster.probing import Transport
     from npuenv.cluster.ssh import Options
 
     assert asking.hosts is not None
@@ -88,63 +88,61 @@ def _look(ui: Ui, wish: Wish, asking: Asking) -> Verdict:
     parallel = asking.parallel or PARALLEL
     args = {"count": len(inventory.nodes), "parallel": parallel, "limit": f"{limit_s:g}"}
     ui.say(Message("cluster.asking", args), err=True)
-    way = Way(options=Options(config=asking.ssh_config), parallel=parallel)
+    way = Transport(options=Options(config=asking.ssh_config), parallel=parallel)
     _collect(ui, wish, inventory, judge, way, limit_s)
     _try_each_other(ui, wish, inventory, judge, way, asking.shared)
     asked = {"agree.ports", "agree.packets"} if wish.level >= _NETWORK_LEVEL else set()
     return judge.verdict(inventory, asked=frozenset(asked | ({"agree.storage"} if asking.shared else set())))
 
 
-def _collect(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Way, limit_s: float) -> None:
+def _collect(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Transport, limit_s: float) -> None:
     """A capture of each node, judged as it comes; kept where that was asked for."""
     from npuenv.cli.progress_bars import Meter
-    from npuenv.cluster.captures import Keeper
-    from npuenv.cluster.collect import collect
+    from npuenv.cluster.captures import CaptureWriter, collect_captures
 
     with contextlib.ExitStack() as stack:
-        keeper = stack.enter_context(Keeper(wish.save, inventory)) if wish.save else None
-        answers = collect(
-            inventory.nodes, _program(), judge.words, limit_s=limit_s, parallel=way.parallel, options=way.options
-        )
+        keeper = stack.enter_context(CaptureWriter(wish.save, inventory)) if wish.save else None
+        answers = collect_captures(inventory.nodes, _program(), judge.words, limit_s=limit_s, transport=way)
         stack.enter_context(contextlib.closing(answers))
         meter = stack.enter_context(Meter(ui, len(inventory.nodes)))
         for got in answers:
             if keeper:
-                keeper.keep(got)
+                keeper.add(got)
             judge.take(got)
             meter.tick(_line(ui, got))
     if keeper:
         ui.say(Message("cluster.saved", {"count": keeper.count, "path": str(wish.save)}), err=True)
 
 
-def _try_each_other(ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Way, shared: str | None) -> None:
+def _try_each_other(
+    ui: Ui, wish: Wish, inventory: Inventory, judge: _Judge, way: Transport, shared: str | None
+) -> None:
     """Lets the nodes that answered say who they are and, from the level on that uses the network, try each other.
 
     Those whose Python is too old for the doctor take part where it can run what nodes say of each other.
     """
     from npuenv.cli.pending import naming
-    from npuenv.cluster.probing import Probed, probe, unprobed
-    from npuenv.cluster.probing.identify import introduce
-    from npuenv.cluster.probing.ports import has_unfixed, ports_of
+    from npuenv.cluster.probing import ProbeReport, identify_nodes, probe, skipped_findings
+    from npuenv.cluster.probing.ports import has_dynamic_ports, ports_of
 
-    here = [node for node in inventory.nodes if judge.can_meet(node)]
+    here = [node for node in inventory.nodes if judge.can_probe(node)]
     if len(here) < 2 or (wish.level == 0 and shared is None):
         return
     ui.say(Message("cluster.meeting", {"count": len(here)}), err=True)
     way = replace(way, ask=naming(ui))
     if wish.level >= _NETWORK_LEVEL or shared is not None:
-        ports, is_unfixed = ports_of(judge.sessions), has_unfixed(judge.sessions)
-        judge.probed = probe(here, way, ports=ports, is_unfixed=is_unfixed, shared=shared)
+        ports, has_dynamic = ports_of(judge.sessions), has_dynamic_ports(judge.sessions)
+        judge.probed = probe(here, way, ports=ports, has_dynamic=has_dynamic, shared=shared)
     else:
-        judge.probed = Probed(introduce(here, way)[0], unprobed(), {})
+        judge.probed = ProbeReport(identify_nodes(here, way)[0], skipped_findings(), {})
 
 
-def _look_again(ui: Ui, wish: Wish) -> Verdict:
+def _look_again(ui: Ui, wish: Wish) -> ClusterReport:
     """Judges a folder of captures as if they had just come in."""
-    from npuenv.cluster.captures import load
+    from npuenv.cluster.captures import load_captures
 
     assert wish.capture is not None
-    inventory, answers = load(wish.capture)
+    inventory, answers = load_captures(wish.capture)
     judge = _Judge(ui, wish, str(wish.capture))
     for got in answers:
         judge.take(got)
@@ -167,21 +165,21 @@ class _Judge:
 
         self._ui, self._wish, self._source = ui, wish, source
         self._stack = stack_named(wish)  # an unknown name is said before any node is asked
-        self._judged: dict[str, Judged] = {}
+        self._judged: dict[str, NodeReport] = {}
         self._facts: dict[str, Facts] = {}
         self._meeting: set[str] = set()
-        self.probed: Probed | None = None  # what the nodes said of each other; None: not asked
+        self.probed: ProbeReport | None = None  # what the nodes said of each other; None: not asked
 
-    def can_meet(self, node: Node) -> bool:
+    def can_probe(self, node: Node) -> bool:
         """Whether the node can say what there is between it and others."""
         return node.name in self._meeting
 
     @property
     def sessions(self) -> list[Mapping[str, str]]:
         """The variables of each node that was heard, and of this session where it says where HCCL's ports are."""
-        from npuenv.cluster.probing.ports import names_ports
+        from npuenv.cluster.probing.ports import sets_hccl_ports
 
-        here = [os.environ] if names_ports(os.environ) else []
+        here = [os.environ] if sets_hccl_ports(os.environ) else []
         return [*(facts.environment.value or {} for facts in self._facts.values()), *here]
 
     @property
@@ -193,38 +191,40 @@ class _Judge:
         words = [word for name, value in options.items() if value is not None for word in (name, value)]
         return ["--quiet", "--json", *words, *(["--hash"] if wish.hashes else [])]
 
-    def take(self, got: Collected) -> None:
+    def take(self, got: NodeCapture) -> None:
         """Judges what a node gave."""
-        from npuenv.cluster.summary import Judged
+        from npuenv.cluster.summary import NodeReport
 
-        if got.can_meet:
+        if got.can_probe:
             self._meeting.add(got.node.name)
         if got.host is None:
-            judged = Judged(got.node, trouble=got.trouble, line=got.line, at=got.at, seconds=got.seconds)
+            judged = NodeReport(got.node, failure=got.failure, line=got.line, at=got.at, seconds=got.seconds)
             self._judged[got.node.name] = judged
         else:
             self._judged[got.node.name] = self._judge(got.node, got.host, got.seconds)
 
-    def verdict(self, inventory: Inventory, *, asked: frozenset[str] = frozenset()) -> Verdict:
-        """What all came to, in the order of the inventory; `asked` as in `Verdict`."""
-        from npuenv.cluster.consistency import agreement, encounters
-        from npuenv.cluster.summary import Verdict
+    def verdict(self, inventory: Inventory, *, asked: frozenset[str] = frozenset()) -> ClusterReport:
+        """What all came to, in the order of the inventory; `asked` as in `ClusterReport`."""
+        from npuenv.cluster.consistency import check_consistency, check_identities
+        from npuenv.cluster.summary import ClusterReport
 
         nodes = tuple(self._judged[node.name] for node in inventory.nodes)
         facts = {node.name: self._facts[node.name] for node in inventory.nodes if node.name in self._facts}
-        met, more = (self.probed.met, self.probed.findings) if self.probed else (None, ())
-        if len(facts) < 2 and met is None:
-            return Verdict(nodes, why_no_agreement=Message("cluster.one-node"), source=self._source)
+        identities, more = (self.probed.identities, self.probed.findings) if self.probed else (None, ())
+        if len(facts) < 2 and identities is None:
+            return ClusterReport(nodes, why_no_agreement=Message("cluster.one-node"), source=self._source)
         cardless = {node.name for node in inventory.nodes if node.cards == 0}
         head = inventory.nodes[0].name  # as `npuenv cluster up` takes it
-        found = agreement(facts, met=met, cardless=cardless, head=head) or encounters(facts, met or {})
-        return Verdict(nodes, (*found, *more), source=self._source, asked=asked)
+        found = check_consistency(facts, identities=identities, cardless=cardless, head=head) or check_identities(
+            facts, identities or {}
+        )
+        return ClusterReport(nodes, (*found, *more), source=self._source, asked=asked)
 
-    def _judge(self, node: Node, host: Host, seconds: float) -> Judged:
+    def _judge(self, node: Node, host: Host, seconds: float) -> NodeReport:
         from npuenv.cli.common import Stop
         from npuenv.cli.judging import judge
-        from npuenv.cluster.expected import cards
-        from npuenv.cluster.summary import Judged
+        from npuenv.cluster.consistency.cards import check_card_count
+        from npuenv.cluster.summary import NodeReport
 
         # What it is for without cards is not training: neither the stack nor the framework is asked of it.
         wish = replace(self._wish, framework="cpu", stack=None) if node.cards == 0 else self._wish
@@ -232,25 +232,25 @@ class _Judge:
             # A conflict of the stack is said on stderr, never as a second document.
             judged = judge(wish, replace(self._ui, is_json=False), host)
         except Stop:
-            return Judged(node, seconds=seconds, is_unfit=True)
+            return NodeReport(node, seconds=seconds, is_unfit=True)
         self._facts[node.name] = judged.facts
         is_asked = judged.framework != "cpu" or node.cards == 0
-        number = cards(node, judged.facts, self._source) if is_asked else None
+        number = check_card_count(node, judged.facts, self._source) if is_asked else None
         findings = (*judged.findings, *([number] if number else []))
-        return Judged(node, findings, judged.framework, seconds=seconds)
+        return NodeReport(node, findings, judged.framework, seconds=seconds)
 
 
-def _line(ui: Ui, got: Collected) -> str:
+def _line(ui: Ui, got: NodeCapture) -> str:
     """A node in the progress; with its trouble where it has one."""
-    from npuenv.cluster.ssh import trouble_says
+    from npuenv.cluster.ssh import describe_failure
 
-    if got.trouble is None:
+    if got.failure is None:
         return f"{got.node.name} ({got.seconds:.1f} s)"
-    says = trouble_says(got.trouble, got.node.address, got.at)
+    says = describe_failure(got.failure, got.node.address, got.at)
     return say(Message("cluster.silent-node", {"name": got.node.name, "says": says}), ui.lang)
 
 
-def _formed(ui: Ui, wish: Wish, verdict: Verdict) -> str:
+def _formed(ui: Ui, wish: Wish, verdict: ClusterReport) -> str:
     """The report in the form that was asked for."""
     import json
     import sys

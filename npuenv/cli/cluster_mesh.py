@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from rich.progress import ProgressColumn
 
-    from npuenv.cluster.mesh.asking import Surveyed
-    from npuenv.cluster.mesh.document import Finished
-    from npuenv.cluster.mesh.running import OverSsh, Run
-    from npuenv.cluster.mesh.types import Results
-    from npuenv.cluster.types import Inventory
+    from npuenv.cluster.inventory import Inventory
+    from npuenv.cluster.mesh import Results
+    from npuenv.cluster.mesh.document import MeshResult
+    from npuenv.cluster.mesh.planning import Survey
+    from npuenv.cluster.mesh.running import Run, SshRunner
 
 _LIMIT_S = 15.0  # of one ping
 _PARALLEL = 512  # the most nodes at once
@@ -101,7 +101,7 @@ def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **opti
     Exit codes: 0 all pings succeeded, 1 pings failed, 2 invalid usage, 3 not everything could be tried, 130
     interrupted.
     """
-    from npuenv.cluster.mesh.types import FULL, SAMPLED
+    from npuenv.cluster.mesh import FULL, SAMPLED
 
     if is_full and is_sampled:
         raise BadInput(Message("mesh.two-modes"), Message("mesh.two-modes-hint"))
@@ -117,10 +117,11 @@ def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **opti
 def _run(ui: Ui, wish: Wish) -> int:
     from npuenv.cli.pending import naming
     from npuenv.cluster.inventory import read
-    from npuenv.cluster.mesh.asking import devices_of, gone
-    from npuenv.cluster.mesh.document import Finished
-    from npuenv.cluster.mesh.running import OverSsh, survey
+    from npuenv.cluster.mesh.document import MeshResult
+    from npuenv.cluster.mesh.planning import find_devices, vanished_devices
+    from npuenv.cluster.mesh.running import SshRunner, survey
     from npuenv.cluster.ssh import Options
+    from npuenv.cluster.transport import Transport
 
     began = time.monotonic()
     if wish.out is not None:
@@ -131,32 +132,32 @@ def _run(ui: Ui, wish: Wish) -> int:
     # Those that are to have no cards have nothing to ping with, and nothing that could be pinged.
     inventory = replace(inventory, nodes=tuple(node for node in inventory.nodes if node.cards != 0))
     nodes = {node.name: node for node in inventory.nodes}
-    runner = OverSsh(nodes, wish.parallel, options=Options(config=wish.ssh_config))
+    transport = Transport(options=Options(config=wish.ssh_config), parallel=wish.parallel)
+    runner = SshRunner(nodes, transport)
     ui.say(Message("mesh.asking", {"count": len(nodes)}), err=True)
-    heard = survey(inventory.nodes, replace(runner, ask=naming(ui)))
-    surveyed = devices_of(inventory.nodes, heard)
+    heard = survey(inventory.nodes, SshRunner(nodes, replace(transport, ask=naming(ui))))
+    surveyed = find_devices(inventory.nodes, heard)
     run, state = _prepared(wish, inventory, surveyed, runner)
     with _Kept(ui, wish, run, state) as kept:
         _tell_time(ui, wish, run)
         _go_on(ui, run, kept)
-    missing = (*surveyed.missing, *gone(run.plan.devices, surveyed))
-    finished = Finished(run.plan, run.results, missing, run.lost, time.monotonic() - began)
+    missing = (*surveyed.missing, *vanished_devices(run.plan.devices, surveyed))
+    finished = MeshResult(run.plan, run.results, missing, run.lost, time.monotonic() - began)
     _report(ui, wish, finished)
     return int(finished.code)
 
 
-def _prepared(wish: Wish, inventory: Inventory, surveyed: Surveyed, runner: OverSsh) -> tuple[Run, Path]:
+def _prepared(wish: Wish, inventory: Inventory, surveyed: Survey, runner: SshRunner) -> tuple[Run, Path]:
     """The run, from the start or from where it was broken off, and where its state is kept. Raises BadInput."""
-    from npuenv.cluster.mesh import planning, state
+    from npuenv.cluster.mesh import FULL, SAMPLED, Results, load_results, planning, require_same_devices
     from npuenv.cluster.mesh.running import Run
-    from npuenv.cluster.mesh.types import FULL, SAMPLED, Results
 
     if wish.state is not None:
-        results, mode = state.load(wish.state)
+        results, mode = load_results(wish.state)
         if wish.mode not in (None, mode):
             args = {"path": str(wish.state), "mode": Message(f"mesh.mode-{mode}")}
             raise BadInput(Message("mesh.other-mode", args), Message("mesh.other-mode-hint"))
-        state.require_same(results.devices, surveyed.devices, {node.name for node in inventory.nodes}, wish.state)
+        require_same_devices(results.devices, surveyed.devices, {node.name for node in inventory.nodes}, wish.state)
     else:
         results = Results.empty(surveyed.devices)
         mode = wish.mode or (FULL if len(surveyed.devices) <= planning.MOST_FOR_FULL else SAMPLED)
@@ -176,9 +177,9 @@ def _new_state(results: Results) -> Path:
 def _tell_time(ui: Ui, wish: Wish, run: Run) -> None:
     """Says how long it takes, measured on the first pings, and asks where that is much. Raises BadInput."""
     from npuenv.cli.prompt import confirm
+    from npuenv.cluster.mesh import FULL
     from npuenv.cluster.mesh.document import estimate
     from npuenv.cluster.mesh.planning import MOST_FOR_FULL
-    from npuenv.cluster.mesh.types import FULL
 
     is_resumed = run.results.num_timed > 0
     each_s = run.measure()
@@ -203,10 +204,10 @@ class _Kept:
 
     def save(self) -> None:
         """Writes what is done by now. Raises BadInput."""
-        from npuenv.cluster.mesh.state import save
+        from npuenv.cluster.mesh import save_results
 
         try:
-            save(self._path, self._run.results, self._run.plan.mode)
+            save_results(self._path, self._run.results, self._run.plan.mode)
         except OSError as error:
             args = {"path": str(self._path), "reason": error.strerror or str(error)}
             raise BadInput(Message("cli.cannot-save", args), Message("cli.cannot-save-hint")) from error
@@ -217,7 +218,7 @@ class _Kept:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from npuenv.cluster.mesh.types import Outcome
+        from npuenv.cluster.mesh import Outcome
 
         if isinstance(error, KeyboardInterrupt) and self._run.results.num_timed:
             self.save()
@@ -267,12 +268,12 @@ def _go_on(ui: Ui, run: Run, kept: _Kept) -> None:
             done += 1
             progress.show(done, Message("mesh.progress", {"done": done, "total": total}))
 
-        run.tell = tell
-        for _ in run.go_on():
+        run.on_ping = tell
+        for _ in run.run_remaining():
             kept.save()
 
 
-def _report(ui: Ui, wish: Wish, finished: Finished) -> None:
+def _report(ui: Ui, wish: Wish, finished: MeshResult) -> None:
     """Prints the report, or writes it where it was asked to go and says so. Raises BadInput."""
     from npuenv.cluster.mesh.document import document
     from npuenv.report.mesh import brief, lines, render_html

@@ -20,11 +20,11 @@ from npuenv.core.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from npuenv.cluster.probing.transport import Heard, Way
-    from npuenv.cluster.ray import Clash, Here, Plan
-    from npuenv.cluster.ray_state import Cluster, Started
-    from npuenv.cluster.ray_status import Seen
-    from npuenv.cluster.types import Inventory, Node
+    from npuenv.cluster.inventory import Inventory, Node
+    from npuenv.cluster.ray import NodeState, Plan, StartConflict
+    from npuenv.cluster.ray_state import Cluster, StartedNode
+    from npuenv.cluster.ray_status import RayStatus
+    from npuenv.cluster.transport import ProbeResult, Transport
     from npuenv.report.ray_cluster import Row
     from npuenv.resolve.types import Stack
 
@@ -72,12 +72,12 @@ def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> 
     starts only the missing nodes.
     """
     from npuenv.cluster.inventory import read
-    from npuenv.cluster.ray_state import place_of
+    from npuenv.cluster.ray_state import state_path
 
     if hosts is None:
         raise BadInput(Message("cluster.ray-hosts"), Message("cluster.ray-hosts-hint"))
     inventory = read(hosts)
-    case = Case(ui, _way(ui, ssh_config), place_of(inventory, os.environ), hosts, ssh_config, options["ray"])
+    case = Case(ui, _way(ui, ssh_config), state_path(inventory, os.environ), hosts, ssh_config, options["ray"])
     plan = _plan(inventory, options)
     with _alone(case.place):
         return int(_up(case, plan))
@@ -116,7 +116,7 @@ def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
     if cluster is None:
         raise BadInput(Message("cluster.ray-none"), _hint_none(case, inventory.nodes if inventory else ()))
     with _alone(place):
-        rows = {name: _down_row(each) for name, each in ray.take_down(cluster, way).items()}
+        rows = {name: _down_row(each) for name, each in ray.stop(cluster, way).items()}
         _keep(case, cluster.without(*(name for name, row in rows.items() if row.is_well)))
     code = ExitCode.FINE if all(row.is_well for row in rows.values()) else ExitCode.PROBLEMS
     then = Message("cluster.ray-next-down", case.commands) if code else None
@@ -125,15 +125,15 @@ def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
     return int(code)
 
 
-def _way(ui: Ui, ssh_config: str | None) -> Way:
+def _way(ui: Ui, ssh_config: str | None) -> Transport:
     from npuenv.cli.pending import naming
-    from npuenv.cluster.probing.transport import Way
     from npuenv.cluster.ssh import Options
+    from npuenv.cluster.transport import Transport
 
     if ssh_config is not None and not Path(ssh_config).is_file():
         args = {"path": ssh_config}
         raise BadInput(Message("cluster.no-ssh-config", args), Message("cluster.no-ssh-config-hint"))
-    return Way(options=Options(config=ssh_config), ask=naming(ui))
+    return Transport(options=Options(config=ssh_config), ask=naming(ui))
 
 
 def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
@@ -149,19 +149,19 @@ def _known(hosts: str | None) -> tuple[Cluster | None, Path, Inventory | None]:
     try:
         inventory = read(hosts)
     except BadInput:
-        place = ray_state.place_of(hosts, os.environ)
+        place = ray_state.state_path(hosts, os.environ)
         cluster = ray_state.load(place)
         if cluster is None:
             raise
         return cluster, place, None
-    place = ray_state.place_of(inventory, os.environ)
+    place = ray_state.state_path(inventory, os.environ)
     return ray_state.load(place), place, inventory
 
 
 def _only_one() -> tuple[Cluster, Path, None]:
     from npuenv.cluster import ray_state
 
-    places = sorted(ray_state.folder_of_states(os.environ).glob("*.json"))
+    places = sorted(ray_state.state_folder(os.environ).glob("*.json"))
     found = [(cluster, place) for place in places if (cluster := ray_state.load(place)) is not None]
     if not found:
         raise BadInput(Message("cluster.ray-none-at-all"), Message("cluster.ray-none-hint"))
@@ -175,9 +175,9 @@ def _only_one() -> tuple[Cluster, Path, None]:
 def _hint_none(case: Case, nodes: Sequence[Node]) -> Message:
     """What to do where nothing was started for this inventory: another one may have its nodes."""
     from npuenv.cluster.nodeset import fold
-    from npuenv.cluster.ray_state import sharing
+    from npuenv.cluster.ray_state import clusters_sharing
 
-    for cluster, names in sharing(nodes, os.environ, case.place):
+    for cluster, names in clusters_sharing(nodes, os.environ, case.place):
         if cluster.source:
             return Message(
                 "cluster.ray-none-other", {"names": fold(names), "command": case.command("down", cluster.source)}
@@ -229,15 +229,15 @@ def _up(case: Case, plan: Plan) -> ExitCode:
 
     before = ray_state.load(case.place)
     if before is not None:
-        heard = ray.ask_alive(before, case.way)
+        heard = ray.query_processes(before, case.way)
         running = [name for name, each in heard.items() if runs(each, is_head=name == before.head)]
         if running:
             return _go_on(case, plan, before, running)
-        silent = [(name, each.why) for name, each in heard.items() if each.told is None]
+        silent = [(name, each.why) for name, each in heard.items() if each.answer is None]
         if silent:
             says = Message("cluster.ray-left", case.commands)
             lines = tuple(f"{name}: {why}" for name, why in silent)
-            return _refuse(case.ui, [ray.Clash(says, tuple(name for name, _ in silent), lines)])
+            return _refuse(case.ui, [ray.StartConflict(says, tuple(name for name, _ in silent), lines)])
         stuck = _end_rest(case, before)  # where the raylets are gone
         if stuck:
             return _refuse(case.ui, stuck)
@@ -257,7 +257,7 @@ def _go_on(case: Case, plan: Plan, before: Cluster, running: Sequence[str]) -> E
     head = before.head_node
     if head is None or head.name not in running:
         args = {**case.commands, "head": before.head, "names": fold(running)}
-        return _refuse(case.ui, [ray.Clash(Message("cluster.ray-headless", args), (before.head,))])
+        return _refuse(case.ui, [ray.StartConflict(Message("cluster.ray-headless", args), (before.head,))])
     case.ui.say(Message("cluster.ray-is-up", {"address": before.address}), err=True)
     missing = [node for node in plan.nodes if node.name not in running]
     if not missing:
@@ -271,21 +271,21 @@ def _go_on(case: Case, plan: Plan, before: Cluster, running: Sequence[str]) -> E
     return _begin(case, plan, before, missing)
 
 
-def _end_rest(case: Case, cluster: Cluster) -> list[Clash]:
+def _end_rest(case: Case, cluster: Cluster) -> list[StartConflict]:
     """Ends what is left of an earlier start; what would not end there stays written down, and nothing is started."""
-    from npuenv.cluster.ray import Clash, take_down
+    from npuenv.cluster.ray import StartConflict, stop
     from npuenv.report.ray_cluster import refused_line
 
-    rows = {name: _down_row(each) for name, each in take_down(cluster, case.way).items()}
+    rows = {name: _down_row(each) for name, each in stop(cluster, case.way).items()}
     stuck = [name for name, row in rows.items() if not row.is_well]
     lines = tuple(refused_line(name, rows[name], case.ui.lang) for name in stuck)
-    return [Clash(Message("cluster.ray-stuck", case.commands), tuple(stuck), lines)] if stuck else []
+    return [StartConflict(Message("cluster.ray-stuck", case.commands), tuple(stuck), lines)] if stuck else []
 
 
 def _begin(case: Case, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> ExitCode:
     """Looks at all nodes of the plan, and starts those that are named."""
     from npuenv.cluster import ray
-    from npuenv.cluster.ray_state import sharing
+    from npuenv.cluster.ray_state import clusters_sharing
 
     case.ui.say(Message("cluster.ray-asking", {"count": len(plan.nodes)}), err=True)
     found = ray.survey(plan.nodes, plan.ray, case.way)
@@ -294,10 +294,10 @@ def _begin(case: Case, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> E
     found = [here if here.node.name in names else replace(here, running=()) for here in found]
     others = {
         name: case.command("down", other.source)
-        for other, theirs in sharing(plan.nodes, os.environ, case.place)
+        for other, theirs in clusters_sharing(plan.nodes, os.environ, case.place)
         for name in theirs
     }
-    wrong = ray.clashes(found, others)
+    wrong = ray.start_conflicts(found, others)
     if wrong:
         return _refuse(case.ui, wrong)
     if not cluster.started:
@@ -306,7 +306,7 @@ def _begin(case: Case, plan: Plan, cluster: Cluster, nodes: Sequence[Node]) -> E
     return _raise(case, plan, cluster, [here for here in found if here.node.name in names])
 
 
-def _address(ui: Ui, head: Here) -> str:
+def _address(ui: Ui, head: NodeState) -> str:
     """By which the nodes reach the head: as the inventory says where that is an address of its own; else the one of
     the login, for a name may lead to it from here alone, as one of the ssh configuration does. "": the inventory's.
     """
@@ -318,7 +318,7 @@ def _address(ui: Ui, head: Here) -> str:
     return head.login
 
 
-def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:
+def _refuse(ui: Ui, wrong: Sequence[StartConflict]) -> ExitCode:
     """Says why nothing is started."""
     from npuenv.report.ray_cluster import refused_document, refused_lines
 
@@ -329,7 +329,7 @@ def _refuse(ui: Ui, wrong: Sequence[Clash]) -> ExitCode:
     return ExitCode.PROBLEMS
 
 
-def _raise(case: Case, plan: Plan, cluster: Cluster, found: Sequence[Here]) -> ExitCode:
+def _raise(case: Case, plan: Plan, cluster: Cluster, found: Sequence[NodeState]) -> ExitCode:
     """Starts nodes; each is written down before and after, so that an interrupt leaves nothing unknown."""
     from npuenv.cluster import ray
     from npuenv.core.messages.visible import clean
@@ -337,15 +337,15 @@ def _raise(case: Case, plan: Plan, cluster: Cluster, found: Sequence[Here]) -> E
 
     rows: dict[str, Row] = {}
 
-    def note(more: Started) -> None:
+    def note(more: StartedNode) -> None:
         nonlocal cluster
         cluster = cluster.with_started(more)
         _keep(case, cluster)
 
     try:
-        for number, result in enumerate(ray.raise_up(plan, found, case.way, note), start=1):
+        for number, result in enumerate(ray.start(plan, found, case.way, note), start=1):
             head: dict[str, object] = {"number": number, "total": len(found), "name": result.node.name}
-            if isinstance(result, ray.Failed):
+            if isinstance(result, ray.StartFailure):
                 line = result.said.splitlines()[-1] if result.said else ""
                 rows[result.node.name] = Row("not-up", line, result.said)
                 case.ui.say(Message("cluster.ray-failed", {**head, "line": clean(line)}), err=True)
@@ -397,15 +397,14 @@ def _keep(case: Case, cluster: Cluster) -> None:
         case.place.unlink(missing_ok=True)
 
 
-def _await_nodes(cluster: Cluster, way: Way) -> Seen:
+def _await_nodes(cluster: Cluster, way: Transport) -> RayStatus:
     """What Ray says as soon as it counts all that was started, or after a while."""
-    from npuenv.cluster import ray
-    from npuenv.cluster import ray_status as ray_seen
+    from npuenv.cluster import ray, ray_status
 
     deadline = time.monotonic() + _JOIN_S
     while True:
-        seen = ray_seen.read(ray.ask_ray(cluster, STATUS_S, way), STATUS_S)
-        if ray_seen.is_whole(seen, cluster) or time.monotonic() > deadline:
+        seen = ray_status.read(ray.query_ray(cluster, STATUS_S, way), STATUS_S)
+        if ray_status.is_complete(seen, cluster) or time.monotonic() > deadline:
             return seen
         time.sleep(0.5)
 
@@ -419,11 +418,11 @@ def _not_started(nodes: Sequence[Node], cluster: Cluster) -> dict[str, Row]:
     return {node.name: Row("not-up", line) for node in nodes if node.name not in started}
 
 
-def _down_row(heard: Heard) -> Row:
+def _down_row(heard: ProbeResult) -> Row:
     from npuenv.report.ray_cluster import Row
 
-    if heard.told is None:
+    if heard.answer is None:
         return Row("not-down", heard.why)
-    left = int(heard.told["left"])
+    left = int(heard.answer["left"])
     line = Message("cluster.ray-processes-left", {"count": left}) if left else ""
-    return Row("not-down" if left else "down", line, ended=int(heard.told["ended"]))
+    return Row("not-down" if left else "down", line, ended=int(heard.answer["ended"]))

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from npuenv.cli.common import Ui
-    from npuenv.cluster.types import Answer, Node
+    from npuenv.cluster.inventory import Node
+    from npuenv.cluster.parallel_ssh import Answer
 
 _FIRST_S = 2.0  # what takes longer than this is to say that it goes on
 _AGAIN_S = 15.0
@@ -20,10 +21,10 @@ _AGAIN_S = 15.0
 
 def naming(ui: Ui, *, first_s: float = _FIRST_S) -> Callable[..., Generator[Answer, None, None]]:
     """`npuenv.cluster.parallel_ssh.ask` that names on stderr, after a while and now and again, who has not answered."""
-    from npuenv.cluster import parallel_ssh as fanout
+    from npuenv.cluster import parallel_ssh
 
     def ask(nodes: Sequence[Node], *args: Any, **options: Any) -> Generator[Answer, None, None]:
-        answers = fanout.ask(nodes, *args, **options)
+        answers = parallel_ssh.ask(nodes, *args, **options)
         with contextlib.closing(answers), _naming(ui, [node.name for node in nodes], first_s) as heard:
             for answer in answers:
                 heard(answer.node.name)
