@@ -85,7 +85,7 @@ def main() -> None:
                 row.step()
     finally:
         for row in rows:
-            row.parts.close()
+            row.trainer.close()
     print("run                           step s   learner idle   generators idle   1 generator over it")
     base = statistics.median(rows[1].seconds[2:])
     for row in rows:
