@@ -101,7 +101,7 @@ def floor_of(package: str, name: str) -> int:
     for level, names in enumerate(FLOORS[package]):
         if part in names:
             return level
-    raise AssertionError(f"{name} stands on no floor: give it a place in FLOORS and in CONTRIBUTING's layout")
+    raise AssertionError(f"{name} stands on no floor: give it a place in FLOORS and in docs/ARCHITECTURE.md")
 
 
 @pytest.mark.parametrize("package", ["npuenv", "trainer"])

@@ -1,4 +1,4 @@
-# Read this with `.` to get the settings of CANN and of stack verl-0.7.0-cann8.3.RC1. Reading it again changes nothing.
+# Source this file (`.`) to get the settings of CANN and stack verl-0.7.0-cann8.3.RC1. Sourcing it again changes nothing.
 if [ "${NPUENV_STACK-}" != verl-0.7.0-cann8.3.RC1 ]; then
     export NPUENV_STACK=verl-0.7.0-cann8.3.RC1
     . /usr/local/Ascend/ascend-toolkit/set_env.sh

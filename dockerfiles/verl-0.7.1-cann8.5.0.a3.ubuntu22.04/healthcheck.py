@@ -1,4 +1,4 @@
-# Compares installed versions with those given (torch==2.8.0, without +cpu); --doctor asks the doctor beside it too.
+# Compares installed versions with the given ones (torch==2.8.0, without +cpu); --doctor also runs the doctor here.
 import json
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-# Read this with `.` to get the settings of CANN and of stack verl-qwen3.5-cann8.5.0. Reading it again changes nothing.
+# Source this file (`.`) to get the settings of CANN and stack verl-qwen3.5-cann8.5.0. Sourcing it again changes nothing.
 if [ "${NPUENV_STACK-}" != verl-qwen3.5-cann8.5.0 ]; then
     export NPUENV_STACK=verl-qwen3.5-cann8.5.0
     . /usr/local/Ascend/cann-8.5.0/set_env.sh

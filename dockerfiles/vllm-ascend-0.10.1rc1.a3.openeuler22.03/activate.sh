@@ -1,4 +1,4 @@
-# Read this with `.` to get the settings of CANN and of stack vllm-ascend-0.10.1rc1. Reading it again changes nothing.
+# Source this file (`.`) to get the settings of CANN and stack vllm-ascend-0.10.1rc1. Sourcing it again changes nothing.
 if [ "${NPUENV_STACK-}" != vllm-ascend-0.10.1rc1 ]; then
     export NPUENV_STACK=vllm-ascend-0.10.1rc1
     . /usr/local/Ascend/ascend-toolkit/set_env.sh

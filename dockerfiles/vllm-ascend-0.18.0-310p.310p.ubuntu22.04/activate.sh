@@ -1,4 +1,4 @@
-# Read this with `.` to get the settings of CANN and of stack vllm-ascend-0.18.0-310p. Reading it again changes nothing.
+# Source this file (`.`) to get the settings of CANN and stack vllm-ascend-0.18.0-310p. Sourcing it again changes nothing.
 if [ "${NPUENV_STACK-}" != vllm-ascend-0.18.0-310p ]; then
     export NPUENV_STACK=vllm-ascend-0.18.0-310p
     . /usr/local/Ascend/cann-8.5.1/set_env.sh

@@ -1,4 +1,4 @@
-# Read this with `.` to get the settings of CANN and of stack vllm-ascend-0.23.0. Reading it again changes nothing.
+# Source this file (`.`) to get the settings of CANN and stack vllm-ascend-0.23.0. Sourcing it again changes nothing.
 if [ "${NPUENV_STACK-}" != vllm-ascend-0.23.0 ]; then
     export NPUENV_STACK=vllm-ascend-0.23.0
     . /usr/local/Ascend/cann-9.1.0/set_env.sh

@@ -12,10 +12,8 @@ from npuenv.lock.store import find_lock
 from npuenv.matrix import load_matrix
 from npuenv.render import docker, upstream
 from npuenv.render.base import unpinned
-from npuenv.render.container.description import describe
-from npuenv.render.container.formats import FORMS, render_container
-from npuenv.render.container.options import Wish
-from npuenv.render.container.writing import changed_files, write_files
+from npuenv.render.container.description import Wish, describe
+from npuenv.render.container.writing import FORMS, changed_files, render_container, write_files
 from npuenv.render.folder import write_folders
 from npuenv.render.image_files import DOCTOR
 

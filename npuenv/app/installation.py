@@ -21,8 +21,7 @@ from npuenv.facts.manifest import describe
 from npuenv.facts.pip import for_uv
 from npuenv.host.local import LocalHost
 from npuenv.install import executor
-from npuenv.install.current_link import points_to
-from npuenv.install.environments import is_complete, remember
+from npuenv.install.environments import is_complete, points_to, remember
 from npuenv.install.executor import chosen, unmet
 from npuenv.install.locations import Target, data_folder, target_for
 from npuenv.install.plan import make

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from npuenv.bundle.offline.reader import Bundle
     from npuenv.core.errors import NothingFits
     from npuenv.core.messages import Message
-    from npuenv.install.difference import Change
+    from npuenv.install.environments import Change
     from npuenv.install.executor import Event, Outcome
     from npuenv.install.locations import Target
     from npuenv.install.plan import Plan, Step

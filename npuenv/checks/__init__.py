@@ -1,6 +1,18 @@
-"""Declared checks over facts: what is wrong, why, and what mends it. Start from `check_all`."""
+"""Declared checks over facts: what is wrong, why, and what fixes it. Start from `check_all`."""
 
-from npuenv.checks.base import Check, Context, Finding, Fix, Status, Verdict, title
+from npuenv.checks.base import Check, CheckResult, Context, title
 from npuenv.checks.run import by_severity, check_all, exit_code
+from npuenv.core.finding import Finding, Fix, Status
 
-__all__ = ["Check", "Context", "Finding", "Fix", "Status", "Verdict", "by_severity", "check_all", "exit_code", "title"]
+__all__ = [
+    "Check",
+    "CheckResult",
+    "Context",
+    "Finding",
+    "Fix",
+    "Status",
+    "by_severity",
+    "check_all",
+    "exit_code",
+    "title",
+]

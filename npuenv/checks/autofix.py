@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.checks.base import Context, Fix
+    from npuenv.checks.base import Context
+    from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Python
 
 _REQUIREMENT = re.compile(

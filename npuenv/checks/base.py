@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npuenv.core.finding import SEVERITY, Fix, Status
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from npuenv.core.fact import Evidence
-    from npuenv.core.plan import Want
+    from npuenv.core.plan import Condition
     from npuenv.facts.collect import Facts
     from npuenv.matrix import Matrix
     from npuenv.resolve.types import Stack
@@ -37,54 +37,17 @@ CATALOGUES = {
     "stack": "stack",
 }
 
-
-class Status(enum.Enum):
-    """What a check came to."""
-
-    OK = "ok"
-    WARN = "warn"  # works, but is worth knowing
-    FAIL = "fail"
-    UNKNOWN = "unknown"  # an input could not be read
-    SKIP = "skip"  # does not apply here, with the reason
-
-
-SEVERITY = {Status.FAIL: 0, Status.UNKNOWN: 1, Status.WARN: 2, Status.OK: 3, Status.SKIP: 4}
 _PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
-    """What mends it. Each command is an argv; one that starts with `source` or `export` is for the user's own shell."""
-
-    says: Message
-    commands: tuple[tuple[str, ...], ...] = ()
-    is_dangerous: bool = False  # touches other users, other processes or security: shown with its cost, never run
-    is_automatic: bool = False  # `doctor --fix` may run the commands: programs, safe to run twice
-    needs_root: bool = False
-    undo: tuple[tuple[str, ...], ...] = ()  # what takes an automatic one back; empty: it cannot be taken back
-    done_when: tuple[Want, ...] = ()  # what holds once it is mended; empty: only the check itself can tell
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a check's function gives back; the runner adds the id, the source and the evidence of what was read."""
+class CheckResult:
+    """What a check's function returns; the runner adds the id, the source and the evidence of what was read."""
 
     status: Status
     says: Message
     fix: Fix | None = None
     evidence: tuple[Evidence, ...] = ()  # the deciding lines; empty: those of the facts that the check reads
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check's outcome."""
-
-    check: str
-    status: Status
-    says: Message
-    evidence: tuple[Evidence, ...]
-    source: str
-    fix: Fix | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +67,7 @@ class Check:
     id: str  # area.what; never changes its meaning
     reads: tuple[str, ...]  # dotted paths into `Facts`: npu.smi
     source: str
-    judge: Callable[[Context], Verdict]
+    judge: Callable[[Context], CheckResult]
     is_about_cards: bool = False  # skipped for cpu, and where nothing hints at a card
     level: int = 0  # the level from which its facts are collected
     required_for: frozenset[str] = frozenset()  # with --for one of these, unknown means: cannot tell
@@ -116,37 +79,37 @@ def message(name: str, /, **args: object) -> Message:
     return Message(f"check_{area}.{rest}" if area else f"checks.{name}", args)
 
 
-def ok(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
+def ok(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
     """All is well."""
-    return Verdict(Status.OK, message(name, **args), None, evidence)
+    return CheckResult(Status.OK, message(name, **args), None, evidence)
 
 
-def warn(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> Verdict:
+def warn(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
     """Worth knowing."""
-    return Verdict(Status.WARN, message(name, **args), fix, evidence)
+    return CheckResult(Status.WARN, message(name, **args), fix, evidence)
 
 
-def fail(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> Verdict:
+def fail(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
     """A problem, with what mends it."""
-    return Verdict(Status.FAIL, message(name, **args), fix, evidence)
+    return CheckResult(Status.FAIL, message(name, **args), fix, evidence)
 
 
-def unsure(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> Verdict:
+def unsure(name: str, /, *evidence: Evidence, fix: Fix | None = None, **args: object) -> CheckResult:
     """Could not tell."""
-    return Verdict(Status.UNKNOWN, message(name, **args), fix, evidence)
+    return CheckResult(Status.UNKNOWN, message(name, **args), fix, evidence)
 
 
-def skip(name: str, /, *evidence: Evidence, **args: object) -> Verdict:
+def skip(name: str, /, *evidence: Evidence, **args: object) -> CheckResult:
     """Does not apply."""
-    return Verdict(Status.SKIP, message(name, **args), None, evidence)
+    return CheckResult(Status.SKIP, message(name, **args), None, evidence)
 
 
-def unread(cards: Mapping[Any, Evidence]) -> Verdict | None:
+def unread(cards: Mapping[Any, Evidence]) -> CheckResult | None:
     """Unknown for the cards of which nothing could be read, each with the line that says why; None for no card."""
     return unsure("cards-unread", *cards.values(), cards=tuple(cards)) if cards else None
 
 
-def worst(outcomes: Iterable[Verdict | None], *, otherwise: Verdict) -> Verdict:
+def worst(outcomes: Iterable[CheckResult | None], *, otherwise: CheckResult) -> CheckResult:
     """The verdict of a check over several cards: as grave as the gravest outcome, with what each of them says.
 
     No outcome hides another: those that fail, warn or could not be judged are all told, the gravest first, with their
@@ -162,13 +125,13 @@ def worst(outcomes: Iterable[Verdict | None], *, otherwise: Verdict) -> Verdict:
     return functools.reduce(_joined, problems)
 
 
-def _joined(first: Verdict, other: Verdict) -> Verdict:
+def _joined(first: CheckResult, other: CheckResult) -> CheckResult:
     """Two outcomes as one; of their lines in turn, as only the first ones are shown."""
     lines = itertools.chain.from_iterable(itertools.zip_longest(first.evidence, other.evidence))
     says = message("both", first=first.says, other=other.says)
     fixes = [verdict.fix for verdict in (first, other) if verdict.fix]
     cure = functools.reduce(_both_fixes, fixes) if fixes else None
-    return Verdict(first.status, says, cure, tuple(dict.fromkeys(filter(None, lines))))
+    return CheckResult(first.status, says, cure, tuple(dict.fromkeys(filter(None, lines))))
 
 
 def _both_fixes(first: Fix, other: Fix) -> Fix:
@@ -190,7 +153,7 @@ def fix(
     is_automatic: bool = False,
     needs_root: bool = False,
     undo: tuple[tuple[str, ...], ...] = (),
-    done_when: tuple[Want, ...] = (),
+    done_when: tuple[Condition, ...] = (),
     **args: object,
 ) -> Fix:
     """A cure; the sentence of `fix("area.name")` has the key `fix-name` in the catalogue `check_area`."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
+    from npuenv.core.finding import Fix
     from npuenv.facts.ray.placement import Never
     from npuenv.facts.ray.status import Demand, Status, Trouble
 
@@ -53,7 +54,7 @@ def _runs_here(context: Context) -> bool | None:
     return None if found is None else any(item.name in _SERVERS and not item.is_zombie for item in found.ours)
 
 
-def _address(context: Context) -> Verdict:
+def _address(context: Context) -> CheckResult:
     """An address leads to a cluster only where a node of it runs here; else `ray.init` waits for nobody."""
     address = context.facts.ray.address
     if address.value is None:
@@ -68,7 +69,7 @@ def _address(context: Context) -> Verdict:
     return warn("ray.address-noted", *address.evidence, fix=cure, address=address.value, path=source)
 
 
-def _answers(context: Context) -> Verdict:
+def _answers(context: Context) -> CheckResult:
     """Each refusal has its own cure; nobody there is the business of `ray.address` where no node runs here."""
     value = context.facts.ray.status.value
     if value is None:
@@ -97,7 +98,7 @@ def _cure(trouble: Trouble) -> Fix:
     return fix(f"ray.refused-{trouble.kind.value}", *commands.get(trouble.kind, ()))
 
 
-def _npu(context: Context) -> Verdict:
+def _npu(context: Context) -> CheckResult:
     status = _status(context)
     if status is None:
         return skip("ray.no-status")
@@ -114,7 +115,7 @@ def _npu(context: Context) -> Verdict:
     return fail("ray.npu-none", fix=cure, chips=chips)
 
 
-def _gpu(context: Context) -> Verdict:
+def _gpu(context: Context) -> CheckResult:
     """With `--num-gpus` Ray up to 2.48 registers both; from 2.49 on one of them, by the chance of a hash."""
     status = _status(context)
     if status is None:
@@ -129,7 +130,7 @@ def _gpu(context: Context) -> Verdict:
     return warn("ray.gpu-both", fix=fix("ray.gpu"), gpus=f"{gpus:g}", npus=f"{npus:g}")
 
 
-def _count(context: Context) -> Verdict:
+def _count(context: Context) -> CheckResult:
     """A node that joined with fewer cards than it has does so without a word."""
     status, chips = _status(context), _chips(context)
     npus = status.total("NPU") if status else 0.0
@@ -146,7 +147,7 @@ def _count(context: Context) -> Verdict:
     return warn("ray.count-fewer", fix=fix("ray.count-fewer"), **words)
 
 
-def _demands(context: Context) -> Verdict:
+def _demands(context: Context) -> CheckResult:
     """What waits because others are at work will run; what is larger than a node or the cluster never will."""
     status = _status(context)
     if status is None:
@@ -196,7 +197,7 @@ def _never(context: Context, demand: Demand, status: Status) -> Never | None:
     return never(demand, status.total, nodes, count)
 
 
-def _never_told(context: Context, demand: Demand, short: Never, status: Status) -> Verdict:
+def _never_told(context: Context, demand: Demand, short: Never, status: Status) -> CheckResult:
     from npuenv.facts.ray.placement import Lack
 
     line = Evidence(context.facts.ray.status.evidence[0].command, demand.line)
@@ -207,7 +208,7 @@ def _never_told(context: Context, demand: Demand, short: Never, status: Status) 
     return fail(f"ray.demand-{name}", line, *context.facts.ray.status.evidence[:1], fix=cure, nodes=nodes, **words)
 
 
-def _cpus(context: Context) -> Verdict:
+def _cpus(context: Context) -> CheckResult:
     """Too few processors look exactly like missing cards: everything waits without an end. What Ray was told counts."""
     facts = context.facts
     cpus, chips, status = facts.machine.cpus.value, _chips(context), _status(context)
@@ -243,7 +244,7 @@ def _takes_three(verl: str | None, framework: str | None) -> bool:
         return False  # a version of the user's own making says nothing
 
 
-def _folder(context: Context) -> Verdict:
+def _folder(context: Context) -> CheckResult:
     session = context.facts.ray.session.value
     if session is None:
         return skip("ray.no-session")
@@ -253,7 +254,7 @@ def _folder(context: Context) -> Verdict:
     return fail("ray.folder-fail", fix=cure, path=session.folder)
 
 
-def _length(context: Context) -> Verdict:
+def _length(context: Context) -> CheckResult:
     environ = context.facts.environment.value or {}
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if environ.get(name)), None)
     if name is None or (name == "TMPDIR" and _ray(context) is None):
@@ -266,7 +267,7 @@ def _length(context: Context) -> Verdict:
     return fail("ray.length-fail", line, fix=cure, path=folder, length=len(folder.encode()), most=_FOLDER_AT_MOST)
 
 
-def _disk(context: Context) -> Verdict:
+def _disk(context: Context) -> CheckResult:
     """On a disk this full Ray writes no object any more, however much is left."""
     folder = context.facts.ray.session_disk.value
     if folder is None and _ray(context) is not None:
@@ -281,7 +282,7 @@ def _disk(context: Context) -> Verdict:
     return warn("ray.disk-full", fix=fix("ray.disk"), share=f"{share:.0%}", path=folder.path)
 
 
-def _noset(context: Context) -> Verdict:
+def _noset(context: Context) -> CheckResult:
     """ROLL sets it for its own workers; in the shell it takes from vLLM's workers the one card that each expects."""
     value = (context.facts.environment.value or {}).get(_NOSET)
     if value is None:

@@ -6,11 +6,12 @@ import traceback
 from typing import TYPE_CHECKING
 
 from npuenv.checks.autofix import declared
-from npuenv.checks.base import SEVERITY, Check, Context, Finding, Status, Verdict, skip, unsure
+from npuenv.checks.base import Check, CheckResult, Context, skip, unsure
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.registry import CHECKS
 from npuenv.core.errors import ExitCode
 from npuenv.core.fact import Evidence, State
+from npuenv.core.finding import SEVERITY, Finding, Status
 from npuenv.facts.collector import was_asked
 from npuenv.matrix import load_matrix
 
@@ -72,7 +73,7 @@ def _area(check: Check) -> str:
     return check.id.partition(".")[0]
 
 
-def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]) -> Verdict:
+def _judge(check: Check, context: Context, level: int, owners: Mapping[str, str]) -> CheckResult:
     if check.is_about_cards and context.framework == "cpu":
         return skip("skip-cpu")
     if check.is_about_cards and not has_sign_of_cards(context.facts):
@@ -107,7 +108,7 @@ def _owner(facts: Facts, name: str, owners: Mapping[str, str]) -> str | None:
     return None
 
 
-def _finding(check: Check, verdict: Verdict, context: Context) -> Finding:
+def _finding(check: Check, verdict: CheckResult, context: Context) -> Finding:
     evidence = verdict.evidence or _evidence(context.facts, check.reads)
     if verdict.status is Status.SKIP:
         evidence = verdict.evidence

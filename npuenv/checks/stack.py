@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -17,7 +17,7 @@ from npuenv.core.fact import Evidence
 _SEEN = re.compile(r"(VLLM|HCCL|RAY|OMP|ASCEND|PYTORCH|TORCH|TASK|NPU)_\w+")
 
 
-def _cann(context: Context) -> Verdict:
+def _cann(context: Context) -> CheckResult:
     """Another release of CANN than the stack's was not published with it; another patch of it is worth knowing."""
     pin = context.stack.pin("cann") if context.stack else None
     cann = context.facts.cann.toolkit.value
@@ -36,7 +36,7 @@ def _cann(context: Context) -> Verdict:
     return verdict("stack.cann-differs", *told, fix=cure, **args)
 
 
-def _python(context: Context) -> Verdict:
+def _python(context: Context) -> CheckResult:
     """The wheels of a stack are for one Python."""
     python = context.facts.python.interpreter.value
     if context.stack is None or python is None:
@@ -48,7 +48,7 @@ def _python(context: Context) -> Verdict:
     return fail("stack.python-differs", fix=fix("stack.python", ("npuenv", "install", context.stack.name)), **args)
 
 
-def _settings(context: Context) -> Verdict:
+def _settings(context: Context) -> CheckResult:
     """The variables that the stack is published with. What its environment's activation script sets is not set here."""
     environment = context.facts.environment.value or {}
     wanted = {

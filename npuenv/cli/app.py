@@ -15,43 +15,46 @@ from npuenv.terminal.entry import run_command
 
 # In the order of `npuenv --help`: the main path first, then what belongs to it.
 _COMMANDS = {
-    "up": ("up", "Walk the whole road: doctor, install, smoke-train"),
+    "up": ("up", "Run doctor, install and smoke-train in one go"),
     "doctor": (
         "doctor",
-        "Say what is wrong on this machine for training on Ascend NPUs, why, and which command mends it",
+        "Find what prevents training on Ascend NPUs on this machine, with causes and the commands that fix them",
     ),
-    "install": ("install", "Install a stack into an environment of its own, from its lock, and verify it"),
-    "env": ("env", "See and tidy the environments that npuenv made"),
+    "install": ("install", "Install a stack from its lock into a new environment, and verify it"),
+    "env": ("env", "Manage the environments made by npuenv"),
     "bundle": (
         "bundle",
-        "Put everything that a machine without a network needs for a stack into one folder or archive",
+        "Bundle everything an offline machine needs for a stack into one folder or archive",
     ),
     "render-docker": (
         "render_docker",
-        "Render the same environment as a Dockerfile with its hashed requirements, and files that run its container",
+        "Render the environment as a Dockerfile with hashed requirements, and files to run its container",
     ),
     "render-launch": (
         "render_launch",
-        "Render the files that start a training run: verl's overrides and YAML, or ROLL's YAML, and start scripts",
+        "Render the files that start a training run: verl overrides and YAML or ROLL YAML, and start scripts",
     ),
     "preflight": (
         "preflight",
-        "Say what will not work in a launch of verl or ROLL before it is started, with the corrected lines",
+        "Find what will not work in a launch of verl or ROLL before starting it, with corrected lines",
     ),
     "smoke-train": (
         "smoke_train",
-        "Train a tiny model with GRPO in an environment and say whether training works there",
+        "Train a tiny model with GRPO in an environment to test whether training works there",
     ),
-    "resolve": ("resolve", "Say which versions fit together, on one screen; --why gives the reasons, -v everything"),
-    "lock": ("lock", "Give the full hashed lock of a stack: every package with version, hashes and who needs it"),
+    "resolve": (
+        "resolve",
+        "Show which versions work together, on one screen; --why explains them, -v shows everything",
+    ),
+    "lock": ("lock", "Create the full hashed lock of a stack: every package with its version, hashes and dependents"),
     "matrix": (
         "matrix",
-        "Check the tables of what fits together, hold a checkout against them, or them against the indexes",
+        "Check the compatibility tables, check a source tree against them, or compare them with the indexes",
     ),
-    "cluster": ("cluster", "Work with all nodes of an inventory at once, over the system's ssh"),
-    "pack-doctor": ("pack_doctor", "Write the doctor as one file, to carry to a host where nothing can be installed"),
-    "completion": ("completion", "Print the script that completes commands and options in a shell"),
-    "man": ("man", "Print the manual page: the help of all commands"),
+    "cluster": ("cluster", "Manage all nodes of an inventory over ssh"),
+    "pack-doctor": ("pack_doctor", "Pack the doctor into a single file for hosts where nothing can be installed"),
+    "completion": ("completion", "Print the completion script for a shell"),
+    "man": ("man", "Print the manual page with the help of all commands"),
 }
 
 
@@ -74,13 +77,13 @@ class _Root(Group):
 )
 @click.version_option(__version__, prog_name="npuenv")
 def npuenv() -> None:
-    """From a bare Ascend NPU host to a proven reinforcement-learning training environment.
+    """Set up and verify reinforcement-learning training environments on Ascend NPU hosts.
 
-    Start with `npuenv up --for cpu --yes` to see the whole road on any machine. On one that has cards: `npuenv doctor`,
+    Start with `npuenv up --for cpu --yes` to try everything on any machine. On a machine with cards: `npuenv doctor`,
     `npuenv resolve --for verl` (or roll), `npuenv install --for verl`, `npuenv smoke-train`.
 
-    Exit codes: 0 fine, 1 problems found or a step failed, 2 wrong usage or input, 3 could not tell, 4 nothing fits
-    together, 130 interrupted.
+    Exit codes: 0 success, 1 problems found or a step failed, 2 invalid usage or input, 3 unknown, 4 no compatible
+    versions, 130 interrupted.
     """
 
 

@@ -34,15 +34,27 @@ _MIB = 1024**2
 
 @click.command("bundle", cls=Command)
 @request_options
-@click.option("--platform", type=click.Choice(("aarch64", "x86_64")), help="What the bundle is for; as --arch.")
-@click.option("--python-archive", type=_FILE, metavar="FILE", help="Add an interpreter that is unpacked on the target.")
-@click.option("--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="Add a file of CANN.")
-@click.option("--source", "given", multiple=True, metavar="NAME=PATH", help="Take a source from an archive or folder.")
-@click.option("--without-source", "left_out", multiple=True, metavar="NAME", help="Leave a source to the user.")
-@click.option("-o", "--output", "out", type=_FILE, metavar="FILE|DIR", help="A folder, or an archive (.tar).")
-@click.option("--dry-run", is_flag=True, help="Say what would go in; fetch nothing.")
-@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes first.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--platform", type=click.Choice(("aarch64", "x86_64")), help="Architecture of the target; same as --arch."
+)
+@click.option("--python-archive", type=_FILE, metavar="FILE", help="Add a Python interpreter, unpacked on the target.")
+@click.option(
+    "--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="Add a CANN file; repeatable."
+)
+@click.option(
+    "--source", "given", multiple=True, metavar="NAME=PATH", help="Take a source from an archive or folder; repeatable."
+)
+@click.option(
+    "--without-source",
+    "left_out",
+    multiple=True,
+    metavar="NAME",
+    help="Leave a source out; the user adds it; repeatable.",
+)
+@click.option("-o", "--output", "out", type=_FILE, metavar="FILE|DIR", help="Output folder, or .tar archive.")
+@click.option("--dry-run", is_flag=True, help="Show what the bundle would contain; download nothing.")
+@click.option("--fill", is_flag=True, help="First complete a partial lock from its indexes.")
+@click.option("-y", "--yes", is_flag=True, help="Do not prompt.")
 @common_options
 def command(
     ui: Ui,
@@ -58,10 +70,11 @@ def command(
     fill: bool,
     yes: bool,
 ) -> int:
-    """Put everything that a machine without a network needs for a stack into one folder or archive.
+    """Bundle everything an offline machine needs for a stack into one folder or archive.
 
-    For the platform of the target, whatever this machine is. There, `sh install.sh` in the bundle does the rest. What
-    the bundle cannot hold (CANN, drivers, system packages) is listed with names and sizes.
+    The bundle is for the platform of the target, which may differ from this machine's. On the target, run
+    `sh install.sh` in the bundle. What a bundle cannot hold (CANN, drivers, system packages) is listed with names and
+    sizes.
     """
     if out:
         check_place(absolute(out))

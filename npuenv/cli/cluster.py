@@ -7,19 +7,19 @@ import click
 from npuenv.cli.help import Group
 
 _COMMANDS = {
-    "up": ("cluster_ray:up", "Start Ray on all nodes: the head first, then the others one after another"),
+    "up": ("cluster_ray:up", "Start Ray on all nodes: first the head, then the others one by one"),
     "status": (
         "cluster_ray:status",
-        "Say how the cluster is that `npuenv cluster up` has started: each node, and what Ray says of itself",
+        "Show the state of the cluster that `npuenv cluster up` started: each node, and Ray's own view",
     ),
-    "down": ("cluster_ray:down", "End what `npuenv cluster up` has started, and nothing else"),
+    "down": ("cluster_ray:down", "Stop what `npuenv cluster up` started, and nothing else"),
     "mesh": (
         "cluster_mesh",
-        "Ping between the device addresses of all cards of a cluster, and name the fewest culprits",
+        "Ping between the device addresses of all cards and report the smallest set of suspects",
     ),
 }
 
 
 @click.group("cluster", cls=Group, lazy=_COMMANDS)
 def command() -> None:
-    """Work with all nodes of an inventory at once, over the system's ssh."""
+    """Manage all nodes of an inventory over ssh."""

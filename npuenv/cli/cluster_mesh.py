@@ -72,29 +72,40 @@ def _form_of(out: str | None) -> str:
 
 
 @click.command("mesh", cls=Command)
-@click.option("--hosts", metavar="FILE|-", required=True, help="The inventory: a line a node, or a range of them.")
-@click.option("--full", "is_full", is_flag=True, help="Every device to every other (default up to 64 devices).")
-@click.option("--sampled", "is_sampled", is_flag=True, help="At most 4 pings a device; finds any single dead one.")
-@click.option("--resume", "state", type=click.Path(path_type=Path), metavar="FILE", help="Go on with a broken off run.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before a full mesh of more than 64 devices.")
+@click.option("--hosts", metavar="FILE|-", required=True, help="Inventory file: one node or range of nodes per line.")
+@click.option("--full", "is_full", is_flag=True, help="Ping every pair of devices (default up to 64 devices).")
+@click.option("--sampled", "is_sampled", is_flag=True, help="At most 4 pings per device; finds any single dead one.")
+@click.option("--resume", "state", type=click.Path(path_type=Path), metavar="FILE", help="Resume an interrupted run.")
+@click.option("-y", "--yes", is_flag=True, help="Do not prompt before a full mesh of more than 64 devices.")
 @click.option(
-    "--limit", "limit_s", type=click.FloatRange(1, 600), default=_LIMIT_S, show_default=True, help="Of one ping."
+    "--limit",
+    "limit_s",
+    type=click.FloatRange(1, 600),
+    default=_LIMIT_S,
+    show_default=True,
+    help="Timeout of one ping, in seconds.",
 )
 @click.option(
-    "--parallel", type=click.IntRange(1, _PARALLEL), default=None, metavar="N", help="Nodes at once (default: all)."
+    "--parallel",
+    type=click.IntRange(1, _PARALLEL),
+    default=None,
+    metavar="N",
+    help="Nodes to contact at once (default: all).",
 )
-@click.option("--ssh-config", metavar="FILE", help="An ssh configuration in place of your own.")
-@click.option("--format", "form", type=click.Choice(_FORMS), help="Form of the report.")
-@click.option("-o", "--output", "out", metavar="FILE", help="Write the report there; .html and .json say its form.")
+@click.option("--ssh-config", metavar="FILE", help="ssh configuration to use instead of your own.")
+@click.option("--format", "form", type=click.Choice(_FORMS), help="Report format.")
+@click.option(
+    "-o", "--output", "out", metavar="FILE", help="Write the report to FILE; .html and .json select its format."
+)
 @common_options
 def command(ui: Ui, *, is_full: bool, is_sampled: bool, form: str | None, **options: Any) -> int:
-    """Ping between the device addresses of all cards of a cluster, and name the fewest culprits.
+    """Ping between the device addresses of all cards and report the smallest set of suspects.
 
-    Every node is asked over ssh for the addresses of its cards, and then runs hccn_tool, one ping after another. The
-    time that it takes is measured on the first pings and told. What is done is kept, so that a run that was broken off
-    can go on with --resume.
+    Each node reports the addresses of its cards over ssh and then runs hccn_tool, one ping at a time. The run time is
+    estimated from the first pings. Results are saved, so an interrupted run can continue with --resume.
 
-    Exit codes: 0 every ping came back, 1 pings failed, 2 wrong usage, 3 not everything could be tried, 130 interrupted.
+    Exit codes: 0 all pings succeeded, 1 pings failed, 2 invalid usage, 3 not everything could be tried, 130
+    interrupted.
     """
     if is_full and is_sampled:
         raise BadInput(Message("mesh.two-modes"), Message("mesh.two-modes-hint"))

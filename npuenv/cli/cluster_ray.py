@@ -43,8 +43,8 @@ _FRAMEWORKS = ("verl", "roll", "vllm-ascend")
 def _reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that say which nodes, and how they are reached."""
     for option in (
-        click.option("--ssh-config", metavar="FILE", help="An ssh configuration in place of your own."),
-        click.option("--hosts", metavar="FILE|-", help="The inventory, as for `npuenv doctor --hosts`."),
+        click.option("--ssh-config", metavar="FILE", help="ssh configuration to use instead of your own."),
+        click.option("--hosts", metavar="FILE|-", help="Inventory file, as for `npuenv doctor --hosts`."),
     ):
         command = option(command)
     return command
@@ -52,30 +52,32 @@ def _reaching(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("up", cls=Command)
 @_reaching
-@click.option("--head", metavar="NAME", help="The node that becomes the head (default: the first of the inventory).")
+@click.option("--head", metavar="NAME", help="Head node (default: the first in the inventory).")
 @click.option(
     "--ray",
     metavar="PATH",
     default="",
-    help="The program ray on the nodes, or its environment's folder (default: PATH).",
+    help="The ray program on the nodes, or its environment's folder (default: from PATH).",
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="The head's port.")
+@click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="Port of the head.")
 @click.option(
-    "--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True, help="The dashboard's port."
+    "--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True, help="Port of the dashboard."
 )
-@click.option("--for", "framework", type=click.Choice(_FRAMEWORKS), default="verl", help="What will run there.")
-@click.option("--stack", metavar="NAME", help="With the settings of a published stack.")
 @click.option(
-    "--limit", "limit_s", type=click.FloatRange(min=5), default=120.0, metavar="SECONDS", help="For each node."
+    "--for", "framework", type=click.Choice(_FRAMEWORKS), default="verl", help="Framework that will run on it."
+)
+@click.option("--stack", metavar="NAME", help="Use the settings of a published stack.")
+@click.option(
+    "--limit", "limit_s", type=click.FloatRange(min=5), default=120.0, metavar="SECONDS", help="Time limit per node."
 )
 @common_options
 def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> int:
-    """Start Ray on all nodes: the head first, then the others one after another.
+    """Start Ray on all nodes: first the head, then the others one by one.
 
-    Versions and cards are compared before anything is started. Cards that Ray sees are counted by Ray; where it cannot
-    see them it is told how many the inventory names (cards=). Where the environment of --ray has an activate.sh, as
-    those of npuenv have, Ray starts with what that sets. A Ray that runs already is left alone and said. Once more, it
-    starts the nodes that are missing.
+    Versions and cards are compared before anything is started. Ray counts the cards it can detect; otherwise it gets
+    the number from the inventory (cards=). If the environment of --ray has an activate.sh, as those made by npuenv do,
+    Ray starts with its settings. A Ray that is already running is reported and left alone. Running the command again
+    starts only the missing nodes.
     """
     if hosts is None:
         raise BadInput(Message("cluster.ray-hosts"), Message("cluster.ray-hosts-hint"))
@@ -90,9 +92,9 @@ def up(ui: Ui, *, hosts: str | None, ssh_config: str | None, **options: Any) -> 
 @_reaching
 @common_options
 def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
-    """Say how the cluster is that `npuenv cluster up` has started: each node, and what Ray says of itself.
+    """Show the state of the cluster that `npuenv cluster up` started: each node, and Ray's own view.
 
-    Where it has started none on these nodes: whether a Ray of somebody else runs there.
+    If it started none on these nodes, show whether someone else's Ray is running there.
     """
     context, cluster, nodes = _known_context(ui, hosts, ssh_config)
     if cluster is not None:
@@ -104,7 +106,7 @@ def status(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
 @_reaching
 @common_options
 def down(ui: Ui, *, hosts: str | None, ssh_config: str | None) -> int:
-    """End what `npuenv cluster up` has started, and nothing else."""
+    """Stop what `npuenv cluster up` started, and nothing else."""
     context, cluster, nodes = _known_context(ui, hosts, ssh_config)
     if cluster is None:
         raise BadInput(Message("cluster.ray-none"), _hint_none(context, nodes))

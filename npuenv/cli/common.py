@@ -96,36 +96,40 @@ def request_options(command: Command) -> Command:
 
     decorated: Any = with_request
     for option in (
-        click.option("--pin", multiple=True, metavar="PACKAGE==VERSION", help="Insist on a version; repeatable."),
+        click.option("--pin", multiple=True, metavar="PACKAGE==VERSION", help="Require this version; repeatable."),
         click.option(
             "-c",
             "--constraint",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Insist on the versions of a requirements file (its == lines).",
+            help="Require the == versions of a requirements file.",
         ),
         click.option(
             "--host",
             metavar="this|CAPTURE",
-            help="Take hardware, system, driver and CANN from this machine (default where it has cards) or a capture.",
+            help="Take hardware, system, driver and CANN from this machine (default if it has cards) or a capture.",
         ),
         click.option(
-            "--newest", "is_newest", is_flag=True, help="The newest that fits, rather than the best attested."
+            "--newest", "is_newest", is_flag=True, help="Prefer the newest versions over the best-proven ones."
         ),
-        click.option("--as-of", "as_of", metavar="DATE", help="Only what was published by that day (YYYY-MM-DD)."),
-        click.option("--driver", metavar="VERSION", help="Driver (HDK) version of the host."),
+        click.option("--as-of", "as_of", metavar="DATE", help="Only use what was published by this day (YYYY-MM-DD)."),
+        click.option("--driver", metavar="VERSION", help="Driver (HDK) version."),
         click.option("--cann", metavar="VERSION", help="CANN version."),
-        click.option("--python", metavar="X.Y", help="Python of the environment."),
-        click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (lock, install: this machine's)."),
-        click.option("--os", metavar="NAME", help="Operating system, like ubuntu22.04."),
+        click.option("--python", metavar="X.Y", help="Python version of the environment."),
         click.option(
-            "--hardware", metavar="NAME", help="310p, a2, a3 or 950; a chip or product, like 910B3, 'Atlas 800T A3'."
+            "--arch", metavar="ARCH", help="x86_64 or aarch64 (default for lock and install: this machine's)."
+        ),
+        click.option("--os", metavar="NAME", help="Operating system, e.g. ubuntu22.04."),
+        click.option(
+            "--hardware",
+            metavar="NAME",
+            help="310p, a2, a3, 950, or a chip or product name, e.g. 910B3 or 'Atlas 800T A3'.",
         ),
         click.option(
             "--for",
             "framework",
             metavar="FRAMEWORK",
-            help="verl, roll, vllm-ascend, torch-npu or cpu; verl==0.7.1 for a release.",
+            help="verl, roll, vllm-ascend, torch-npu or cpu; for one release: verl==0.7.1.",
         ),
         click.argument("stack", required=False),
     ):

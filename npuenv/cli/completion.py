@@ -13,11 +13,11 @@ VARIABLE = "_NPUENV_COMPLETE"
 @click.command("completion", cls=Command)
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> int:
-    """Print the script that completes commands and options in a shell.
+    """Print the completion script for a shell.
 
     \b
     bash: npuenv completion bash > ~/.local/share/bash-completion/completions/npuenv
-    zsh:  echo 'eval "$(npuenv completion zsh)"' >> ~/.zshrc    (behind compinit)
+    zsh:  echo 'eval "$(npuenv completion zsh)"' >> ~/.zshrc    (after compinit)
     fish: npuenv completion fish > ~/.config/fish/completions/npuenv.fish
     """
     from click.shell_completion import get_completion_class

@@ -22,39 +22,41 @@ if TYPE_CHECKING:
 
 @click.command("doctor", cls=Command)
 @partial(with_options, DOCTOR)
-@click.option("--hosts", metavar="FILE|-", help="Look at all nodes of an inventory, over ssh.")
-@click.option("--ssh-config", metavar="FILE", help="With --hosts: an ssh configuration in place of your own.")
+@click.option("--hosts", metavar="FILE|-", help="Check all nodes of an inventory over ssh.")
+@click.option("--ssh-config", metavar="FILE", help="With --hosts: ssh configuration to use instead of your own.")
 @click.option(
     "--limit",
     "limit_s",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="With --hosts: how long a node may take (default: 60, 120, 600 or 1800, by level).",
+    help="With --hosts: time limit per node (default: 60, 120, 600 or 1800, by level).",
 )
 @click.option(
     "--parallel",
     type=click.IntRange(1, 512),
     metavar="N",
-    help="With --hosts: how many nodes are asked at once (default: 32).",
+    help="With --hosts: nodes to check at once (default: 32).",
 )
 @click.option(
     "--shared",
     metavar="DIR",
-    help="With --hosts: try whether DIR is the same folder on all nodes (a small file is written there and removed).",
+    help="With --hosts: check that DIR is the same folder on all nodes (writes and removes a small file there).",
 )
-@click.option("--fix", "is_fixing", is_flag=True, help="Show what can be mended, ask, do it, and look again.")
-@click.option("--dry-run", "is_dry_run", is_flag=True, help="With --fix: show the plan only.")
-@click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
+@click.option(
+    "--fix", "is_fixing", is_flag=True, help="Fix what can be fixed, after showing a plan and asking; then check again."
+)
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="With --fix: only show the plan.")
+@click.option("-y", "--yes", is_flag=True, help="With --fix: do not prompt.")
 @partial(with_options, DOCTOR_OUTPUT)
 @common_options
 def command(ui: Ui, **values: Any) -> int:
-    """Say what is wrong on this machine for training on Ascend NPUs, why, and which command mends it.
+    """Find what prevents training on Ascend NPUs on this machine, with causes and the commands that fix them.
 
-    Nothing on the machine is changed, except with --fix, which asks first. The report is complete even where torch
-    cannot be imported. What could not be looked at is "unknown", never "fine".
+    Changes nothing, except with --fix, which prompts first. The report is complete even if torch cannot be imported.
+    What cannot be checked is "unknown", never "ok".
 
-    With --hosts it looks at every node of an inventory over the system's ssh, and at what must agree between them. A
-    line of the file is like `node[01-64] user=root port=22 jump=bastion cards=8`; --save and --from then take a folder.
+    With --hosts, checks every node of an inventory over ssh, and what must be consistent between them. A line of the
+    file looks like `node[01-64] user=root port=22 jump=bastion cards=8`; --save and --from then take a folder.
     """
     many = {name: values.pop(name) for name in ("hosts", "ssh_config", "limit_s", "parallel", "shared")}
     ui, asked = doctor_command(ui, values)

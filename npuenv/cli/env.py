@@ -26,13 +26,13 @@ _WIDE = 10_000  # columns: more than any table here takes
 
 @click.group("env", cls=Group)
 def command() -> None:
-    """See and tidy the environments that npuenv made."""
+    """Manage the environments made by npuenv."""
 
 
 @command.command("list")
 @common_options
 def list_all(ui: Ui) -> int:
-    """List the environments: stack, lock, state, place."""
+    """List the environments with stack, lock, status and folder."""
     host, data = _here()
     found = environments(host, data)
     if ui.is_json:
@@ -50,7 +50,7 @@ def list_all(ui: Ui) -> int:
 @click.argument("name")
 @common_options
 def show(ui: Ui, *, name: str) -> int:
-    """Show what an environment (STACK, STACK/LOCK or a folder) was made from, and what was verified when."""
+    """Show what an environment (STACK, STACK/LOCK or a folder) was made from, and when it was verified."""
     kept = find(*_here(), name)
     own = kept.described
     document = {**_row(kept), "size_mib": size_mib(Path(own.root))}
@@ -73,7 +73,7 @@ def show(ui: Ui, *, name: str) -> int:
 
 @command.command("remove")
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not prompt.")
 @common_options
 def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
     """Delete an environment (STACK, STACK/LOCK or a folder)."""
@@ -91,11 +91,11 @@ def remove_one(ui: Ui, *, name: str, yes: bool) -> int:
 
 
 @command.command("clean")
-@click.option("--cache", is_flag=True, help="Also drop what uv's cache no longer needs.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--cache", is_flag=True, help="Also prune uv's cache.")
+@click.option("-y", "--yes", is_flag=True, help="Do not prompt.")
 @common_options
 def clean(ui: Ui, *, cache: bool, yes: bool) -> int:
-    """Delete the environments that are neither in force nor the one to return to, and remains of deletions."""
+    """Delete environments that are neither active nor kept for rollback, and leftovers of deletions."""
     host, data = _here()
     paths = left_over(host, data)
     for path in paths:

@@ -15,7 +15,7 @@ from npuenv.core.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-WHAT, WHERE, HOW, SHOW = "What to take", "Where to and where from", "How it is done", "How to show it"
+WHAT, WHERE, HOW, SHOW = "Selection options", "Path options", "Run options", "Output options"
 OTHERS = "Options"
 # By the first long name of an option. What is in none of them is the command's own and stands first, as `Options`.
 SECTIONS = {

@@ -28,26 +28,32 @@ _FILE = click.Path(path_type=Path)
 
 @click.command("install", cls=Command)
 @request_options
-@click.option("--target", metavar="DIR", help="The environment's folder (default: in the user's data folder).")
-@click.option("--as", "kind", type=click.Choice(["venv", "conda"]), default="venv", help="What the environment is.")
-@click.option("--into", metavar="EXE", help="Put the packages into the environment of this Python instead.")
-@click.option("--dry-run", is_flag=True, help="Print the plan; change nothing.")
-@click.option("--script", is_flag=True, help="Print the plan as a POSIX shell script; change nothing.")
-@click.option("--offline", type=_FILE, metavar="BUNDLE", help="Take everything from a bundle; use no network.")
-@click.option("--update", is_flag=True, help="Build the stack's present lock beside the old environment and switch.")
-@click.option("--repair", is_flag=True, help="Restore what was altered in an environment, from its own lock.")
-@click.option("--rollback", is_flag=True, help="Return to the environment before the last update.")
-@click.option("--base-python", metavar="EXE", help="The interpreter that the environment is made from.")
+@click.option("--target", metavar="DIR", help="Folder of the environment (default: in the user's data folder).")
+@click.option("--as", "kind", type=click.Choice(["venv", "conda"]), default="venv", help="Type of environment.")
+@click.option("--into", metavar="EXE", help="Install into the existing environment of this Python.")
+@click.option("--dry-run", is_flag=True, help="Only print the plan.")
+@click.option("--script", is_flag=True, help="Only print the plan, as a POSIX shell script.")
+@click.option("--offline", type=_FILE, metavar="BUNDLE", help="Install from a bundle, without using the network.")
+@click.option("--update", is_flag=True, help="Build the current lock beside the old environment, then switch.")
+@click.option("--repair", is_flag=True, help="Restore changed or missing files from the environment's own lock.")
+@click.option("--rollback", is_flag=True, help="Go back to the environment before the last update.")
+@click.option("--base-python", metavar="EXE", help="Python interpreter to create the environment with.")
 @click.option(
-    "--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="CANN to install; repeatable."
+    "--cann-file", "cann_files", type=_FILE, multiple=True, metavar="FILE", help="CANN file to install; repeatable."
 )
-@click.option("--source", "sources", multiple=True, metavar="NAME=PATH", help="An archive or folder instead of git.")
-@click.option("--with-system", is_flag=True, help="Also install the operating system's packages that lack.")
-@click.option("--replace", "is_replacing", is_flag=True, help="Give up another environment in the target's folder.")
-@click.option("--only-step", metavar="ID", help="Run this step alone.")
-@click.option("--from-step", metavar="ID", help="Run this step and those after it.")
-@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes first.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="Use an archive or folder instead of git; repeatable.",
+)
+@click.option("--with-system", is_flag=True, help="Also install missing system packages (apt, dnf).")
+@click.option("--replace", "is_replacing", is_flag=True, help="Overwrite another environment in the target folder.")
+@click.option("--only-step", metavar="ID", help="Run only this step.")
+@click.option("--from-step", metavar="ID", help="Run this step and all later ones.")
+@click.option("--fill", is_flag=True, help="First complete a partial lock from its indexes.")
+@click.option("-y", "--yes", is_flag=True, help="Do not prompt.")
 @common_options
 def command(
     ui: Ui,
@@ -65,10 +71,10 @@ def command(
     yes: bool,
     **options: Any,
 ) -> int:
-    """Install a stack into an environment of its own, from its lock, and verify it.
+    """Install a stack from its lock into a new environment, and verify it.
 
-    Every step asks whether it is done before it acts: after an interruption, the same command goes on where it was.
-    An environment that is complete is verified again, and packages with damaged or missing files are put in anew.
+    After an interruption, the same command continues where it stopped: every step first checks whether it is already
+    done. A complete environment is verified again, and packages with damaged or missing files are reinstalled.
     """
     _require_one(**{"--only-step": options["only_step"], "--from-step": options["from_step"]})
     verb = _require_one(**{"--update": update, "--repair": repair, "--rollback": rollback})

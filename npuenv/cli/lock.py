@@ -51,20 +51,22 @@ FORMS = ("toml", "requirements", "pylock")
 @click.command("lock", cls=Command)
 @request_options
 @click.argument("more", nargs=-1, metavar="")
-@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes; with --all, all of them.")
-@click.option("--renew", is_flag=True, help="Resolve anew even where a lock exists.")
-@click.option("--offline", is_flag=True, help="Resolve from uv's cache alone.")
-@click.option("--all", "is_all", is_flag=True, help="Lock every published stack (those that the options leave).")
-@click.option("--verify", is_flag=True, help="Ask whether all that locks name is still there: [FILE|STACK]...")
+@click.option("--fill", is_flag=True, help="Complete a partial lock from its indexes; with --all, every partial lock.")
+@click.option("--renew", is_flag=True, help="Resolve again even if a lock exists.")
+@click.option("--offline", is_flag=True, help="Resolve from uv's cache only.")
+@click.option("--all", "is_all", is_flag=True, help="Lock every published stack that matches the options.")
+@click.option("--verify", is_flag=True, help="Check that everything in the locks is still available: [FILE|STACK]...")
 @click.option(
     "--installed",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Hold an environment, or a folder of packages, against the lock and what its packages require.",
+    help="Compare an environment or a folder of packages with the lock and check its requirements.",
 )
-@click.option("--format", "form", type=click.Choice(FORMS), default="toml", help="Form of the lock (default: toml).")
-@click.option("--bundle", type=click.Path(path_type=Path), metavar="DIR", help="For pylock: the folder of the files.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write it there (default: print it).")
+@click.option("--format", "form", type=click.Choice(FORMS), default="toml", help="Lock format (default: toml).")
+@click.option("--bundle", type=click.Path(path_type=Path), metavar="DIR", help="For pylock: folder of the files.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write the lock to DIR (default: print it)."
+)
 @common_options
 def command(
     ui: Ui,
@@ -81,10 +83,10 @@ def command(
     bundle: Path | None,
     out: Path | None,
 ) -> int:
-    """Give the full hashed lock of a stack: every package with version, hashes and who needs it.
+    """Create the full hashed lock of a stack: every package with its version, hashes and dependents.
 
-    A lock is partial where an index is out of reach, and says for which pins (exit 3); it is impossible where the
-    published set does not resolve, and says which requirements clash (exit 4).
+    A lock is partial if an index cannot be reached, and lists the pins concerned (exit 3); it is impossible if the
+    published set does not resolve, and lists the conflicting requirements (exit 4).
     """
     if more and not verify:
         raise BadInput(Message("lock.one-stack", {"words": more}))

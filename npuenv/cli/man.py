@@ -18,7 +18,7 @@ _SIGNS = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^"
 
 @click.command("man", cls=Command)
 def command() -> int:
-    """Print the manual page: the help of all commands.
+    """Print the manual page with the help of all commands.
 
     \b
     read it:  npuenv man | man -l -

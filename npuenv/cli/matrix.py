@@ -21,7 +21,7 @@ from npuenv.report.matrix import Checked, check_json, lint_json, refresh_json, s
 
 @click.group("matrix", cls=Group)
 def command() -> None:
-    """Check the tables of what fits together, hold a checkout against them, or them against the indexes."""
+    """Check the compatibility tables, check a source tree against them, or compare them with the indexes."""
 
 
 _folder = click.option(
@@ -29,7 +29,7 @@ _folder = click.option(
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Take the tables of this folder (default: those that come with npuenv).",
+    help="Use the tables in this folder (default: npuenv's own).",
 )
 
 
@@ -37,9 +37,9 @@ _folder = click.option(
 @_folder
 @common_options
 def check_command(ui: Ui, *, folder: Path | None) -> int:
-    """Say whether the tables are valid, where their sources contradict each other, and which side is believed.
+    """Validate the tables, and show where their sources contradict each other and which side npuenv trusts.
 
-    Exit 0: valid, and every contradiction is written down. 1: one that nobody has written down. 2: not valid.
+    Exit codes: 0 valid, every contradiction is recorded; 1 unrecorded contradiction; 2 invalid.
     """
     checked = _checked(folder)
     code = ExitCode.PROBLEMS if checked.has_unsettled else ExitCode.FINE
@@ -62,10 +62,10 @@ def _checked(folder: Path | None) -> Checked:
 @_folder
 @common_options
 def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int:
-    """Say what in a checkout's requirements, Dockerfiles and scripts cannot hold together, or will bite.
+    """Find conflicts and pitfalls in the requirements, Dockerfiles and scripts of a checkout.
 
-    PATH is a file or the root of a checkout. Nothing of it is run. Exit 0: no error (warnings alone included).
-    1: errors. 2: no such path.
+    PATH is a file or the root of a checkout. Nothing in it is executed. Exit codes: 0 no errors (warnings are allowed),
+    1 errors, 2 no such path.
     """
     complaints = lint_paths(paths, load_matrix(folder))
     code = ExitCode.PROBLEMS if any(each.severity == "error" for each in complaints) else ExitCode.FINE
@@ -78,14 +78,14 @@ def lint_command(ui: Ui, *, paths: tuple[Path, ...], folder: Path | None) -> int
 
 @command.command("refresh")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--thorough", is_flag=True, help="Read again what is older than its row, too (0.5 GB of archives).")
+@click.option("--thorough", is_flag=True, help="Also read again what is older than its row (0.5 GB of archives).")
 @_folder
 @common_options
 def refresh_command(ui: Ui, *, names: tuple[str, ...], thorough: bool, folder: Path | None) -> int:
-    """Propose, as a diff for `patch -p1`, what the package indexes say now and the tables do not; nothing is changed.
+    """Print what the package indexes have and the tables lack, as a diff for `patch -p1`; changes nothing.
 
-    NAME is torch-npu, triton-ascend, vllm-ascend or vllm (default: all). Exit 0: nothing new. 1: there are proposals.
-    3: an index was out of reach. Needs npuenv's extra `matrix`.
+    NAME is torch-npu, triton-ascend, vllm-ascend or vllm (default: all). Exit codes: 0 nothing new, 1 proposals,
+    3 an index cannot be reached. Needs npuenv's extra `matrix`.
     """
     import sys
 

@@ -21,13 +21,13 @@ from npuenv.core.messages import Message
     metavar="FILE",
     default="npuenv-doctor.pyz",
     show_default=True,
-    help="The file to write.",
+    help="File to write.",
 )
 @common_options
 def command(ui: Ui, *, out: Path) -> int:
-    """Write the doctor as one file, to carry to a host where nothing can be installed.
+    """Pack the doctor into a single file for hosts where nothing can be installed.
 
-    There, any Python from 3.9 on runs it: python3 npuenv-doctor.pyz [OPTIONS OF npuenv doctor]
+    It runs on any Python from 3.9 on: python3 npuenv-doctor.pyz [OPTIONS OF npuenv doctor]
     """
     size = build(out)
     if ui.is_json:

@@ -37,27 +37,38 @@ _MOST_WORD = 100_000  # bytes; Linux takes no word of a command above 128 KiB
 
 @click.command("preflight", cls=Command)
 @click.argument("words", nargs=-1, required=True, metavar="FILE | -- COMMAND...")
-@click.option("--for", "framework", metavar="RELEASE", help="verl==0.7.1 or roll==0.3.0: what will run it.")
-@click.option("--stack", metavar="NAME", help="Take the release and the packages of a published stack.")
-@click.option("--target", type=click.Path(path_type=Path), metavar="ENV", help="Take them from an environment.")
-@click.option("--hardware", metavar="NAME", help="310p, a2, a3 or 950; a chip or product, like 910B3, 'Atlas 800T A3'.")
-@click.option("--cards-per-node", type=click.IntRange(1, 4096), metavar="N", help="Cards of one node.")
-@click.option("--nodes", type=click.IntRange(1, 100_000), metavar="N", help="Nodes that take part.")
-@click.option("--card-memory", type=click.FloatRange(1, 4096), metavar="GIB", help="Memory of one card.")
-@click.option("--here/--elsewhere", "is_here", default=False, help="It runs on this machine: look at its paths, too.")
+@click.option(
+    "--for",
+    "framework",
+    metavar="RELEASE",
+    help="Framework and release that will run it, e.g. verl==0.7.1 or roll==0.3.0.",
+)
+@click.option("--stack", metavar="NAME", help="Take release and packages from a published stack.")
+@click.option(
+    "--target", type=click.Path(path_type=Path), metavar="ENV", help="Take release and packages from an environment."
+)
+@click.option(
+    "--hardware", metavar="NAME", help="310p, a2, a3, 950, or a chip or product name, e.g. 910B3 or 'Atlas 800T A3'."
+)
+@click.option("--cards-per-node", type=click.IntRange(1, 4096), metavar="N", help="Cards per node.")
+@click.option("--nodes", type=click.IntRange(1, 100_000), metavar="N", help="Number of nodes.")
+@click.option("--card-memory", type=click.FloatRange(1, 4096), metavar="GIB", help="Memory per card.")
+@click.option(
+    "--here/--elsewhere", "is_here", default=False, help="The launch runs on this machine: also check its paths."
+)
 @click.option("--fix", "is_fixing", is_flag=True, help="Write a corrected copy and show what changed.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="The corrected copy.")
-@click.option("--force", "is_forced", is_flag=True, help="Overwrite the file after -o.")
-@click.option("--format", "form", type=click.Choice(("text", "json", "sarif", "junit")), help="Form of the report.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="File of the corrected copy.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite the output file.")
+@click.option("--format", "form", type=click.Choice(("text", "json", "sarif", "junit")), help="Report format.")
 @common_options
 def command(ui: Ui, *, words: tuple[str, ...], form: str | None, **options: Any) -> int:
-    """Say what will not work in a launch of verl or ROLL before it is started, with the corrected lines.
+    """Find what will not work in a launch of verl or ROLL before starting it, with corrected lines.
 
-    FILE is a verl or ROLL YAML, or a shell script that starts one of them; or give the command itself after --.
-    Nothing of it is run.
+    FILE is a verl or ROLL YAML, or a shell script that starts one of them; or pass the command itself after --.
+    Nothing is executed.
 
-    Exit codes: 0 nothing wrong (warnings alone included), 1 errors, 2 not readable, 3 nothing wrong was found but the
-    release is not known, so most rules could not judge.
+    Exit codes: 0 no errors (warnings are allowed), 1 errors, 2 unreadable, 3 no errors found but the release is
+    unknown, so most rules did not apply.
     """
     form = form or ("json" if ui.is_json else "text")
     _require_sense(ui, form, options)

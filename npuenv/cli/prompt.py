@@ -14,7 +14,7 @@ from npuenv.core.messages.visible import clean
 if TYPE_CHECKING:
     from npuenv.app.job import InstallJob
     from npuenv.cli.common import Ui
-    from npuenv.install.difference import Change
+    from npuenv.install.environments import Change
     from npuenv.install.plan import Plan
 
 
@@ -55,7 +55,7 @@ def confirm(ui: Ui, *, is_yes_usual: bool = True) -> None:
 
 def list_plan(ui: Ui, job: InstallJob, part: Plan) -> None:
     """A part of the plan as text, with pip's settings in force, and what it leaves to the user."""
-    from npuenv.render.listing import list_plan as as_text
+    from npuenv.report.plan import list_plan as as_text
 
     stack, settings = job.request.stack, job.request.resolver.settings
     args = {"stack": stack.name, "platform": stack.platform.tag, "path": job.target.root}

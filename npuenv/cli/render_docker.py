@@ -15,7 +15,7 @@ from npuenv.cli.help import Command as HelpfulCommand
 from npuenv.cli.progress import StepProgress
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message, say
-from npuenv.render.container.options import Wish
+from npuenv.render.container.description import Wish
 
 if TYPE_CHECKING:
     from npuenv.resolve.types import Request
@@ -38,16 +38,22 @@ def container_options(command: Command) -> Command:
     """Adds what is said about a running container; each option is a field of `Wish`."""
     decorated: Any = command
     for option in (
-        click.option("--add-ons", "has_add_ons", is_flag=True, help="Mount /usr/local/Ascend/add-ons where it exists."),
-        click.option("--command", metavar="LINE", help="What runs inside (default: a shell)."),
-        click.option("--user", metavar="UID[:GID]", help="Who runs inside (default: the image's user)."),
-        click.option("--shm-gib", type=int, metavar="N", help="Shared memory of its own (default: the host's)."),
-        click.option("--models", type=click.Path(path_type=Path), metavar="DIR", help="Weights: /data/models inside."),
-        click.option("--data", type=click.Path(path_type=Path), metavar="DIR", help="Data and results: /data inside."),
-        click.option("--name", metavar="NAME", help="Name of container and job (default: from the stack)."),
-        click.option("--image", metavar="NAME:TAG", help="The built image (default: as the Dockerfile's head says)."),
-        click.option("--nodes", type=int, default=1, metavar="N", help="Machines, all alike.", show_default=True),
-        click.option("--cards", metavar="LIST", help="Cards of each node, like 0-7 or 4,7 (default: all, a2 and a3)."),
+        click.option("--add-ons", "has_add_ons", is_flag=True, help="Mount /usr/local/Ascend/add-ons if it exists."),
+        click.option("--command", metavar="LINE", help="Command to run inside (default: a shell)."),
+        click.option("--user", metavar="UID[:GID]", help="User inside (default: the image's user)."),
+        click.option("--shm-gib", type=int, metavar="N", help="Private shared memory (default: share the host's)."),
+        click.option(
+            "--models", type=click.Path(path_type=Path), metavar="DIR", help="Weights; mounted at /data/models."
+        ),
+        click.option(
+            "--data", type=click.Path(path_type=Path), metavar="DIR", help="Data and results; mounted at /data."
+        ),
+        click.option("--name", metavar="NAME", help="Container and job name (default: from the stack)."),
+        click.option("--image", metavar="NAME:TAG", help="Built image (default: the tag in the Dockerfile's header)."),
+        click.option(
+            "--nodes", type=int, default=1, metavar="N", help="Number of identical machines.", show_default=True
+        ),
+        click.option("--cards", metavar="LIST", help="Cards per node, e.g. 0-7 or 4,7 (default for a2 and a3: all)."),
     ):
         decorated = option(decorated)
     return decorated  # type: ignore[no-any-return]
@@ -55,23 +61,25 @@ def container_options(command: Command) -> Command:
 
 @click.command("render-docker", cls=HelpfulCommand)
 @request_options
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The parent folder.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Parent folder of the output.")
 @click.option(
     "--as",
     "forms",
     multiple=True,
     metavar="FORM",
-    help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable, or a comma list (default: dockerfile).",
+    help="dockerfile, run, compose, k8s, slurm, apptainer or all; repeatable or comma-separated (default: dockerfile).",
 )
-@click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image (else said to be unpinned).")
-@click.option("--image-user", metavar="NAME", default=ROOT, show_default=True, help="Who owns and runs the image.")
+@click.option("--base-digest", "digest", metavar="sha256:...", help="Pin the base image to this digest.")
+@click.option(
+    "--image-user", metavar="NAME", default=ROOT, show_default=True, help="User that owns and runs the image."
+)
 @click.option(
     "--with-doctor/--without-doctor",
     "with_doctor",
     default=None,
-    help="Put the doctor in, for the image's health check to ask; else that compares versions (default: put it in).",
+    help="Add the doctor for the image's health check; without it, the check only compares versions (default: with).",
 )
-@click.option("--check", "is_check", is_flag=True, help="Write nothing: compare with the published Dockerfile.")
+@click.option("--check", "is_check", is_flag=True, help="Only compare with the published Dockerfile.")
 @container_options
 @click.option("--force", is_flag=True, help="Replace files that differ.")
 @common_options
@@ -88,11 +96,11 @@ def command(
     force: bool,
     **wish: Any,
 ) -> int:
-    """Render the same environment as a Dockerfile with its hashed requirements, and files that run its container.
+    """Render the environment as a Dockerfile with hashed requirements, and files to run its container.
 
-    One folder STACK.HARDWARE.OS for both architectures; --arch limits it to one. Files that run it lie beside it, in
-    STACK.HARDWARE.OS.run. With --check the image is compared with the Dockerfile that is published for the stack:
-    every difference in base, packages, sources, order and settings is listed.
+    Writes one folder STACK.HARDWARE.OS for both architectures (--arch limits it to one), and the files to run it to
+    STACK.HARDWARE.OS.run beside it. With --check, compares the image with the stack's published Dockerfile and lists
+    every difference in base, packages, sources, order and settings.
     """
     about = {"--base-digest": digest is not None, "--image-user": image_user != ROOT}
     if with_doctor is not None:

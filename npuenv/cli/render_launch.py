@@ -31,31 +31,35 @@ _SCRIPT_MODE, _FILE_MODE = 0o755, 0o644
 @click.command("render-launch", cls=Command)
 @request_options
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The folder of the files.")
-@click.option("--recipe", metavar="NAME", help="A published run; --list names them.")
-@click.option("--list", "is_list", is_flag=True, help="With --for: name the recipes and end.")
-@click.option("--release", metavar="V", help="Release or commit of the framework (default: the stack's).")
-@click.option("--model", metavar="PATH|NAME", help="The model's folder, or its name on a hub.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Output folder.")
+@click.option("--recipe", metavar="NAME", help="Published run to start from; see --list.")
+@click.option("--list", "is_list", is_flag=True, help="With --for: list the recipes and exit.")
+@click.option("--release", metavar="V", help="Framework release or commit (default: the stack's).")
+@click.option("--model", metavar="PATH|NAME", help="Model folder, or its name on a hub.")
 @click.option(
-    "--cards-per-node", type=int, metavar="N", help="Cards of a node (default: the recipe's, at most the host's)."
+    "--cards-per-node", type=int, metavar="N", help="Cards per node (default: the recipe's, at most the host's)."
 )
-@click.option("--nodes", type=int, metavar="N", help="Nodes (default: the recipe's).")
-@click.option("--train-cards", "train", metavar="L", help="Cards that train, like 0-3,8-11.")
-@click.option("--infer-cards", "infer", metavar="L", help="Cards that generate.")
-@click.option("--reference-cards", "reference", metavar="L", help="Cards of the reference model.")
-@click.option("--layout", type=click.Choice(("split", "colocated")), help="Training and generation apart or together.")
-@click.option("--card-memory", "card_memory_gib", type=float, metavar="GIB", help="Memory of one card (default: 64).")
-@click.option("--head", default="", metavar="ADDR", help="Address of the first of several nodes.")
-@click.option("--allow-local-code", "allows_local_code", is_flag=True, help="Rewards may run the model's code here.")
-@click.option("--force", is_flag=True, help="Write even what does not fit, and over files that differ.")
+@click.option("--nodes", type=int, metavar="N", help="Number of nodes (default: the recipe's).")
+@click.option("--train-cards", "train", metavar="L", help="Training cards, e.g. 0-3,8-11.")
+@click.option("--infer-cards", "infer", metavar="L", help="Generating cards.")
+@click.option("--reference-cards", "reference", metavar="L", help="Reference model cards.")
+@click.option(
+    "--layout", type=click.Choice(("split", "colocated")), help="Train and generate on separate or on the same cards."
+)
+@click.option("--card-memory", "card_memory_gib", type=float, metavar="GIB", help="Memory per card (default: 64).")
+@click.option("--head", default="", metavar="ADDR", help="Address of the head node.")
+@click.option(
+    "--allow-local-code", "allows_local_code", is_flag=True, help="Let rewards run model-written code on the nodes."
+)
+@click.option("--force", is_flag=True, help="Write even if it does not fit; overwrite files that differ.")
 @common_options
 def command(
     ui: Ui, *, request: Request, settings: tuple[str, ...], out: Path | None, is_list: bool, force: bool, **said: Any
 ) -> int:
-    """Render the files that start a training run: verl's overrides and YAML, or ROLL's YAML, and start scripts.
+    """Render the files that start a training run: verl overrides and YAML or ROLL YAML, and start scripts.
 
-    A recipe is a published run; KEY=VALUE changes its values. The cards are shared out as published, as the lists say,
-    or as planned; what memory that takes is estimated, and a run that does not fit is not written (exit 1).
+    A recipe is a published run; KEY=VALUE changes its values. Cards are assigned as published, as listed, or as
+    planned. The memory is estimated, and a run that does not fit is not written (exit 1).
     """
     if request.stack is not None and "=" in request.stack:
         settings = (request.stack, *settings)

@@ -34,14 +34,14 @@ _EVERY = "*"
     is_flag=False,
     flag_value=_EVERY,
     metavar="[PACKAGE]",
-    help="Give the reasons: why each version, why not a newer one; of one package where it is named.",
+    help="Explain each version, and why not a newer one; with PACKAGE, only that package.",
 )
 @common_options
 def command(ui: Ui, *, request: Request, why: str | None) -> int:
-    """Say which versions fit together, on one screen; --why gives the reasons, -v everything.
+    """Show which versions work together, on one screen; --why explains them, -v shows everything.
 
-    STACK is a published stack by name; or describe what is wanted with options. Where nothing fits, the smallest set
-    of clashing demands is printed with its sources and with ways out that were checked (exit 4).
+    STACK is the name of a published stack; or describe one with options. If nothing fits, the smallest set of
+    conflicting requirements is printed with sources and verified solutions (exit 4).
     """
     request = app.resolution.for_this_host(request)
     stack = app.resolve(request)

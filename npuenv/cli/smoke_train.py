@@ -29,29 +29,33 @@ if TYPE_CHECKING:
 @click.option(
     "--target",
     type=click.Path(path_type=Path),
-    help="The environment to test (default: the activated one, else the newest one in force).",
+    help="Environment to test (default: the activated one, else the newest).",
 )
 @click.option(
     "--backend",
     type=click.Choice(("builtin", "verl", "roll")),
     default="builtin",
     show_default=True,
-    help="What trains: the packaged trainer, or a framework that is installed in the environment.",
+    help="Trainer to run: the built-in one, or a framework installed in the environment.",
 )
-@click.option("--model", metavar="PATH|NAME", help="The model of a framework's run (default: Qwen2.5-0.5B-Instruct).")
-@click.option("--train-cards", metavar="LIST", help="Cards that learn, a rank each: 0-3. Ray starts the processes.")
-@click.option("--infer-cards", metavar="LIST", help="Cards that generate: 4-7 (default: those that learn, by turns).")
-@click.option("--nodes", type=click.IntRange(1), help="Nodes over which the numbers of the cards run on.")
-@click.option("--ray", metavar="auto|local|HOST:PORT", help="The Ray to join; local: one of its own.")
+@click.option("--model", metavar="PATH|NAME", help="Model for a framework's run (default: Qwen2.5-0.5B-Instruct).")
 @click.option(
-    "--off-policy", type=click.IntRange(0, 1), help="1: the next batch is generated while this one is learnt."
+    "--train-cards", metavar="LIST", help="Training cards, one rank each, e.g. 0-3. Ray starts the processes."
 )
-@click.option("--stack", metavar="NAME", help="Test the installed environment of this stack.")
+@click.option(
+    "--infer-cards", metavar="LIST", help="Generating cards, e.g. 4-7 (default: the training cards, in turn)."
+)
+@click.option("--nodes", type=click.IntRange(1), help="Number of nodes; cards are numbered across all of them.")
+@click.option("--ray", metavar="auto|local|HOST:PORT", help="Ray cluster to join; local: start its own.")
+@click.option(
+    "--off-policy", type=click.IntRange(0, 1), help="1: generate the next batch while training on the current one."
+)
+@click.option("--stack", metavar="NAME", help="Test the environment of this stack.")
 @click.option(
     "-o",
     "--out",
     type=click.Path(path_type=Path),
-    help="Folder for records and plot (default: the user's state folder).",
+    help="Folder for metrics and plot (default: the user's state folder).",
 )
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @common_options
@@ -66,37 +70,37 @@ def command(
     settings: tuple[str, ...],
     **options: str | int | None,
 ) -> int:
-    """Train a tiny model with GRPO in an environment and say whether training works there.
+    """Train a tiny model with GRPO in an environment to test whether training works there.
 
-    Without --target and --stack that is the activated environment, else the newest one in force that npuenv made, else
-    the Python of the session where it has torch. The first line and the verdict name it.
+    Tests the activated environment by default, else the newest one made by npuenv, else the session's Python if it has
+    torch. The first line and the verdict name it.
 
-    The run makes its own small decoder and task, needs no download, and takes seconds on a CPU. Stage by stage it asks:
-    do the stack's own packages work (Ray, vllm, where they are installed), is the device there and does it compute
-    what the CPU computes, is there memory, do the ranks add up; then, while it trains: do answers end, are the rewards
-    finite, different and those of their answers, do the weights move, is the mask exact, does the sampler hold the
-    learner's weights and agree on log-probabilities, does held-out accuracy rise by more than chance, does a
-    checkpoint come back bit for bit. The verdict's first sentence names what is wrong.
+    The run creates its own small decoder and task, downloads nothing, and takes seconds on a CPU. It checks in stages:
+    the stack's own packages (Ray, vllm, if installed), the device and its results against the CPU, memory, and
+    collectives; then, while training: that responses end, rewards are finite, varied and match their responses, weights
+    change, the mask is exact, the sampler has the learner's weights and agrees on log-probabilities, held-out accuracy
+    rises by more than chance, and a checkpoint restores bit for bit. The first sentence of the verdict names the cause.
 
-    KEY=VALUE settings go to the trainer, for instance steps=400, seed=1, task=addition, device=cpu; `python -m trainer
-    --help` lists them all. Trying Ray and vllm takes 5 to 25 s where they are installed; with probe_packages=false they
-    are left out, and the verdict says so. The first use of a card compiles operators for minutes: that is announced,
-    counted apart, and no hang.
+    KEY=VALUE settings go to the trainer, e.g. steps=400, seed=1, task=addition, device=cpu; `python -m trainer --help`
+    lists them all. Testing Ray and vllm takes 5 to 25 s if they are installed; probe_packages=false skips them, and
+    the verdict says so. On first use a card compiles operators for minutes: this is announced, timed separately, and
+    not a hang.
 
-    With --train-cards the run is many processes that Ray starts, on this node or on those of a cluster; cards are
-    counted over the nodes. Where there are no cards the numbers count processes on the CPU, and the records say so. A
-    process or a node that is lost is replaced, and the run goes on from its last checkpoint. Started on several nodes
-    with RANK, WORLD_SIZE (nodes) and MASTER_ADDR set, the first leads and says the verdict; the others end as it does.
+    With --train-cards, Ray starts several processes on this node or on those of a cluster; cards are numbered across
+    the nodes. Without cards the numbers stand for CPU processes, and the metrics say so. A lost process or node is
+    replaced, and the run continues from its last checkpoint. When started on several nodes with RANK, WORLD_SIZE
+    (nodes) and MASTER_ADDR set, the first leads and gives the verdict, and the others exit with its code.
 
-    With fault=NAME the run is broken on purpose, to see that the verdict names it: lr-zero, shuffled-reward,
+    fault=NAME breaks the run on purpose, to show that the verdict names it: lr-zero, shuffled-reward,
     constant-reward, reward-raises, reward-hangs, zero-advantage, mask-off-by-one, stale-sampler, nan-gradient,
     wrong-arithmetic, no-end-token, no-signal, skipped-validation, corrupt-checkpoint, full-disk, and with
     ranks=2 rank-dies, rank-differs, with generators=1 generator-dies, generator-garbage, stale-weights.
 
-    With --backend verl or roll the framework's own smallest GRPO runs, as render-launch writes it for the installed
-    release: on at most two cards, in a Ray of its own, with a few made-up questions. Its numbers are judged in the same
-    words; what it does not print is said not to be looked at. Settings are then steps=N (3), cards=N,
-    silence_limit_s=N (900), pending_limit_s=N (60) and keys of the framework. Not installed: exit 2; no card: exit 3.
+    With --backend verl or roll, the framework runs its own smallest GRPO, as rendered by render-launch for the
+    installed release: on at most two cards, in its own Ray, with a few made-up questions. The verdict has the same
+    form; what the framework does not print is reported as not checked. Settings are then steps=N (3), cards=N,
+    silence_limit_s=N (900), pending_limit_s=N (60) and keys of the framework. Exit 2 if it is not installed, 3 without
+    a card.
     """
     settings_given = with_options(parse_settings(settings), options)
     if target and stack:

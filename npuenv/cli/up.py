@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @click.command("up", cls=Command)
 @request_options
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; install what the plan says.")
+@click.option("-y", "--yes", is_flag=True, help="Do not prompt before installing.")
 @functools.partial(common_options, has_document=False)
 def command(ui: Ui, *, request: Request, yes: bool) -> int:
-    """Walk the whole road: doctor, install, smoke-train.
+    """Run doctor, install and smoke-train in one go.
 
-    `npuenv up --for cpu --yes` works on any Linux machine and shows everything but the cards.
+    `npuenv up --for cpu --yes` works on any Linux machine, without cards.
     """
     if not (request.stack or request.framework):
         raise BadInput(Message("cli.up-what"), Message("cli.up-what-hint"))

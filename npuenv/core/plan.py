@@ -37,7 +37,7 @@ Action = Run | WriteFile
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class Condition:
     """A condition: the fact `fact` about `of` has `value`. `execute` asks it through `npuenv.facts`.
 
     Facts that can be asked stand in `npuenv.facts.conditions` (paths, distributions), `npuenv.facts.environment`
@@ -56,7 +56,7 @@ class Step:
     id: str
     why: Message
     do: tuple[Action, ...]
-    done_when: tuple[Want, ...] = ()
+    done_when: tuple[Condition, ...] = ()
     after: tuple[str, ...] = ()
     needs_root: bool = False
     needs_network: bool = False

@@ -1,11 +1,11 @@
-"""Answers to single conditions of a plan: one `Want`, one `Fact`. Start from `ask`.
+"""Answers to single conditions of a plan: one `Condition`, one `Fact`. Start from `ask`.
 
 An answer of `known` with another value, or `absent`, means the condition does not hold; `unknown`: nobody could tell.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
@@ -14,17 +14,8 @@ from npuenv.host.base import PathState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npuenv.core.plan import Condition
     from npuenv.host.base import Host
-
-
-class Condition(Protocol):
-    """The part of a plan's `Want` that is a question. Plans lie above facts, hence this small protocol."""
-
-    @property
-    def fact(self) -> str: ...
-
-    @property
-    def of(self) -> tuple[str, ...]: ...
 
 
 _VERSION_OF = """

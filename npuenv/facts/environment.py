@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
 from npuenv.core.json_input import JsonError, loads
-from npuenv.facts.conditions import Condition, ask
+from npuenv.facts.conditions import ask
 from npuenv.host.base import PathState
 
 if TYPE_CHECKING:
+    from npuenv.core.plan import Condition
     from npuenv.host.base import Host, Ran
 
 INSPECTOR = ".npuenv/inspector.py"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
 from npuenv.facts.manifest import MARKER, describe
-from npuenv.install.current_link import CURRENT
-from npuenv.install.environments import environments
+from npuenv.install.environments import CURRENT, environments
 from npuenv.install.locations import data_folder
 
 if TYPE_CHECKING:

@@ -5,25 +5,129 @@ Those of the data folder are found by looking; of those elsewhere the data folde
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from npuenv import __version__
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.core.messages import Message
-from npuenv.facts.manifest import DAMAGED, MARKER, Described, describe
-from npuenv.host.writing import claimed, write_whole
-from npuenv.install.current_link import CURRENT, PREVIOUS, points_to
+from npuenv.facts.manifest import DAMAGED, MARKER, SCHEMA, Described, describe, text_hash
+from npuenv.host.writing import claimed, settle, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npuenv.host.base import Host
     from npuenv.install.locations import Target
     from npuenv.lock.file import Lock
+    from npuenv.resolve.types import Stack
+
+CURRENT, PREVIOUS = "current", "previous"
+
+
+def points_to(link: Path) -> str:
+    """The last part of where a link points; "" where there is no link."""
+    return Path(os.readlink(link)).name if link.is_symlink() else ""
+
+
+def previous_of(home: Path) -> Path:
+    """The environment that a rollback would return to. Raises BadInput where there is none."""
+    name = points_to(home / PREVIOUS)
+    if not name or name == points_to(home / CURRENT) or not (home / name).is_dir():
+        raise BadInput(Message("store.no-previous", {"path": str(home)}), Message("store.no-previous-hint"))
+    return home / name
+
+
+def roll_back(home: Path) -> tuple[Path, Path]:
+    """Exchanges current and previous; gives back the environment now in force and the one that was.
+
+    A stop between the two renames leaves `current` where a rollback wants it. Raises BadInput, StepFailed.
+    """
+    before, now = home / points_to(home / CURRENT), previous_of(home)
+    try:
+        _point(home / CURRENT, now)
+        if before != home:  # no current link at all: nothing to go back to
+            _point(home / PREVIOUS, before)
+    except OSError as error:
+        said = {"path": str(home), "why": error.strerror or str(error)}
+        raise StepFailed(Message("store.not-switched", said)) from error
+    return now, before
+
+
+def _point(link: Path, root: Path) -> None:
+    new = link.with_name(f"{link.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(root)
+    new.replace(link)
+    settle(link.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A package or source that is not the same in both; "" where one side does not have it."""
+
+    name: str
+    before: str
+    after: str
+
+
+def changes(before: Lock, after: Lock) -> tuple[Change, ...]:
+    """By name. A package of the same version whose files changed is listed with its hash's first digits."""
+    old, new = _versions(before), _versions(after)
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        one, other = old.get(name, ("", "")), new.get(name, ("", ""))
+        if one == other:
+            continue
+        has_same_version = one[0] == other[0]
+        found.append(Change(name, *(" ".join(each) if has_same_version else each[0] for each in (one, other))))
+    return tuple(found)
+
+
+def _versions(lock: Lock) -> dict[str, tuple[str, str]]:
+    """Name -> version and what tells two files of one version apart."""
+    packages = {each.name: (each.version, ",".join(digest[:8] for digest in each.sha256)) for each in lock.packages}
+    return {**packages, **{each.name: (each.ref, each.repo) for each in lock.sources}}
+
+
+def manifest_text(
+    stack: Stack,
+    lock: Lock,
+    *,
+    kind: str,
+    origin: str,
+    steps: Sequence[str],
+    request: Mapping[str, Any],
+    supplied: Mapping[str, str],
+    files: Mapping[str, str],
+) -> str:
+    """The manifest that the last step writes. The same plan gives the same text: no clock, no host.
+
+    `files`: path below the environment -> text of what the plan itself writes there and puts back when it is lost.
+    `supplied`: by name, what a source is that came from no repository: `sha256:HEX`, `tree:HEX` or `folder PATH`.
+    """
+    sources = [{"name": each.name, "ref": each.ref, "how": each.how} for each in stack.git_sources]
+    document = {
+        "schema": SCHEMA,
+        "npuenv": __version__,
+        "stack": stack.name,
+        "framework": stack.framework,
+        "platform": lock.platform,
+        "lock": lock.hash,
+        "kind": kind,
+        "origin": origin,
+        "steps": list(steps),
+        "sources": [{**each, "from": supplied[each["name"]]} if each["name"] in supplied else each for each in sources],
+        "request": dict(request),
+        "files": {path: text_hash(text) for path, text in files.items()},
+    }
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
 
 # Begins the name that an environment has while it is being deleted: never taken for one again.
 _DYING = ".removing-"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import json_input as _json
 from npuenv.core.errors import BadInput, ExitCode, NpuenvError, StepFailed
 from npuenv.core.messages import Message
-from npuenv.core.plan import Action, Plan, Run, Step, Want, WriteFile
+from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile
 from npuenv.facts.environment import INSPECTOR, ask_environment
 from npuenv.facts.manifest import MARKER, describe
 from npuenv.facts.pip import UvSettings, without_secrets
@@ -151,7 +151,7 @@ def _is_worth_another_try(steps: Sequence[Step], session: Session, error: StepFa
     return any(value not in (None, want.value) for want, value in zip(wants, found))
 
 
-def unmet(step: Step, host: Host) -> tuple[tuple[Want, Fact[str]], ...]:
+def unmet(step: Step, host: Host) -> tuple[tuple[Condition, Fact[str]], ...]:
     """The conditions of a step that do not hold now, with what was found."""
     asked = ((want, ask_environment(host, want)) for want in step.done_when)
     return tuple((want, fact) for want, fact in asked if fact.value != want.value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import LANGUAGES, Message, say
-from npuenv.matrix import error_patterns as problems
+from npuenv.matrix import error_patterns
 from npuenv.matrix.load import dangling
 from npuenv.matrix.tables import FRAMEWORK_FILES
 
@@ -53,8 +53,11 @@ def tables_of(matrix: Matrix) -> Iterator[Table]:
     yield from ((name, getattr(matrix, name)) for name in _TABLES)
     yield "built", matrix.built
     yield from ((f"frameworks/{file}", matrix.recipes_of(file)) for file in FRAMEWORK_FILES)
-    if (matrix.folder / "problems").is_dir():  # the tables that a test makes up have none
-        yield from ((f"problems/{name}", rows) for name, rows in problems.tables_of(matrix.folder / "problems").items())
+    if (matrix.folder / "error_patterns").is_dir():  # the tables that a test makes up have none
+        yield from (
+            (f"error_patterns/{name}", rows)
+            for name, rows in error_patterns.tables_of(matrix.folder / "error_patterns").items()
+        )
     if (matrix.folder / "keys").is_dir():
         yield from (("keys/choices", matrix.choices), ("keys/bounds", matrix.bounds), ("keys/moved", matrix.moved_keys))
 

@@ -1,6 +1,6 @@
 """Known problems: which texts and signs in a report speak for which cause, what mends it, what tells two apart.
 
-Rows lie in the folder `problems`, one file an area. Start from `load_problems`. Everything a row looks for is one of
+Rows lie in the folder `error_patterns`, one file an area. Start from `load_problems`. What a row looks for is one of
 
     a text        as the software prints it; `*` stands for anything within the line, case does not count.
                   What `shows` names counts only where it is printed, not in a line that sets or types something

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from npuenv.core.json_input import loads
 from npuenv.core.messages import Message, say
-from npuenv.core.plan import Action, Plan, Step, Want, WriteFile
+from npuenv.core.plan import Action, Condition, Plan, Step, WriteFile
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.prerequisites import PREFIX_PYTHON
@@ -135,7 +135,7 @@ def _step(step: Step, head: str, lang: str) -> list[str]:
     return [f"if {condition}; then", f"echo {skipped}", "else", f"echo {shlex.quote(_one_line(head))}", *body, "fi"]
 
 
-def _test(want: Want) -> str | None:
+def _test(want: Condition) -> str | None:
     """The condition as shell, or None where shell cannot ask it: then the step always runs."""
     place, wanted = want.of[0], shlex.quote(want.value)
     path = shlex.quote(place)
@@ -164,7 +164,7 @@ def _test(want: Want) -> str | None:
     return None
 
 
-def _test_below(want: Want) -> str:
+def _test_below(want: Condition) -> str:
     """Conditions about what an environment stands on, from the same files and databases as `facts.prerequisites`."""
     if want.fact == "system.packages":
         database, *names = want.of

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.checks import Status, by_severity, exit_code
+from npuenv.checks import by_severity, exit_code
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 from npuenv.core.shell import can_be_written_down
 from npuenv.facts.collect import to_json
@@ -19,7 +20,7 @@ from npuenv.facts.collect import to_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from npuenv.checks import Finding, Fix
+    from npuenv.core.finding import Finding, Fix
     from npuenv.facts.collect import Facts
 
 SCHEMA = "npuenv.doctor/1"

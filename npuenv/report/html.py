@@ -13,7 +13,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from npuenv import __version__
-from npuenv.checks import Status, title
+from npuenv.checks import title
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
@@ -23,7 +24,7 @@ from npuenv.report.doctor import PROBLEMS, Group, counts, grouped, in_order, mac
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from npuenv.checks import Finding, Fix
+    from npuenv.core.finding import Finding, Fix
     from npuenv.facts.collect import Facts
 
 _STYLE = """

@@ -10,7 +10,8 @@ import html
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks import Status, title
+from npuenv.checks import title
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
@@ -19,7 +20,7 @@ from npuenv.report.doctor import counts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 _ELEMENTS = {Status.FAIL: "failure", Status.UNKNOWN: "error", Status.SKIP: "skipped", Status.WARN: "system-out"}
 # XML 1.0 has no place for these, escaped or not.

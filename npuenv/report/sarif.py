@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from npuenv import __version__
-from npuenv.checks import Status, exit_code, title
+from npuenv.checks import exit_code, title
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
@@ -19,9 +20,9 @@ from npuenv.report.doctor import in_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from npuenv.checks import Finding
     from npuenv.core.errors import ExitCode
     from npuenv.core.fact import Evidence
+    from npuenv.core.finding import Finding
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Status.FAIL: "error", Status.WARN: "warning", Status.UNKNOWN: "note"}

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks import Finding, Status
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
-from npuenv.report.advice import advice
 from npuenv.report.doctor import finding_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rich.console import Console
+
+# A trainer of another version may know more; what has no sentence here is left out.
+IDS = ("memory-full", "micro-batch", "memory-fraction", "length-clipped", "length-unused", "generation-slow")
+
+
+def advice(records: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """One message for each advice record that has a sentence, in the order of the records."""
+    found = [record for record in records if record.get("kind") == "advice" and record.get("id") in IDS]
+    return [Message(f"advice.{record['id']}", dict(record.get("args") or {})) for record in found]
+
 
 Record = Mapping[str, Any]
 

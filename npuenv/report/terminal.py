@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks import Status, title
+from npuenv.checks import title
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message, say
 from npuenv.core.messages.visible import clean
 from npuenv.core.shell import shell_line
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from npuenv.checks import Finding, Fix
+    from npuenv.core.finding import Finding, Fix
     from npuenv.facts.collect import Facts
 
     Span = tuple[str, str]  # text and the name of a style

@@ -7,7 +7,6 @@ picks the finding that explains the others. What the records do not hold is unkn
 
 from npuenv.smoke.judge import cause, judge
 from npuenv.smoke.learning import gain_by_chance
-from npuenv.smoke.node import head_elsewhere, lent
 from npuenv.smoke.run import (
     LOG,
     METRICS,
@@ -15,6 +14,8 @@ from npuenv.smoke.run import (
     Target,
     default_out,
     follow,
+    head_elsewhere,
+    lent,
     parse_record,
     records_of,
     sole_use,

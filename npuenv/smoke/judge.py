@@ -6,7 +6,7 @@ import math
 import signal
 from typing import TYPE_CHECKING
 
-from npuenv.checks import Finding, Status
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
 from npuenv.smoke.learning import accuracy_rises, is_calibrated, too_little
 from npuenv.smoke.machine import MACHINE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks import Finding, Status
+from npuenv.core.finding import Finding, Status
 from npuenv.smoke.reading import Reading, finding, number
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from npuenv.checks import Finding, Fix, Status
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Fix, Status
 from npuenv.core.messages import Message
 from npuenv.smoke.run import METRICS, Record
 

@@ -40,37 +40,39 @@ class Option:
 
 COMMON = (
     Option("--lang", "lang", "Language of messages (default: the locale's).", choices=LANGUAGES),
-    Option("--json", "as_json", "One JSON document on stdout.", type=bool),
-    Option("-q --quiet", "quiet", "Only what went wrong.", type=bool),
-    Option("-v --verbose", "verbose", "Everything, not only what needs attention.", type=bool),
-    Option("--no-color", "no_color", "No colours (NO_COLOR does the same).", type=bool),
+    Option("--json", "as_json", "Print one JSON document on stdout.", type=bool),
+    Option("-q --quiet", "quiet", "Show only what went wrong.", type=bool),
+    Option("-v --verbose", "verbose", "Show everything, not only what needs attention.", type=bool),
+    Option("--no-color", "no_color", "Disable colours (same as NO_COLOR).", type=bool),
 )
 DOCTOR = (
-    Option("--for", "framework", "Judge for this use; cpu skips the cards.", choices=FRAMEWORKS),
+    Option("--for", "framework", "Check for this use; cpu skips the cards.", choices=FRAMEWORKS),
     Option(
         "--stack",
         "stack",
-        "Judge against the versions and settings of a published stack.",
+        "Check against the versions and settings of a published stack.",
         metavar="NAME",
         is_portable=False,
     ),
     Option(
         "--level",
         "level",
-        "0 reads files only; 1 also asks tools and imports; 2 uses cards and network; 3 burns in.",
+        "0 only reads files; 1 also runs tools and imports packages; 2 uses cards and network; 3 stress-tests.",
         type=int,
         choices=range(4),
         default=1,
     ),
-    Option("--python", "python", "The interpreter whose packages are judged (default: the session's).", metavar="EXE"),
-    Option("--hash", "hashes", "Compare the hash of every installed file (level 2 does).", type=bool),
-    Option("--save", "save", "Also write what was seen, redacted.", metavar="FILE", type=Path),
-    Option("--from", "capture", "Judge a saved capture.", metavar="FILE", type=Path),
+    Option(
+        "--python", "python", "Python interpreter whose packages are checked (default: the session's).", metavar="EXE"
+    ),
+    Option("--hash", "hashes", "Verify the hash of every installed file (default from level 2).", type=bool),
+    Option("--save", "save", "Also save everything that was collected, redacted.", metavar="FILE", type=Path),
+    Option("--from", "capture", "Check a saved capture.", metavar="FILE", type=Path),
     Option("--from-report", "report", "Find the cause in a pasted report or log.", metavar="FILE|-"),
 )
 DOCTOR_OUTPUT = (
-    Option("--format", "format", "Form of the report (default: by the name after -o, else text).", choices=FORMATS),
-    Option("-o --output", "out", "Write the report there instead of to stdout.", metavar="FILE"),
+    Option("--format", "format", "Report format (default: from the -o file name, else text).", choices=FORMATS),
+    Option("-o --output", "out", "Write the report to FILE instead of stdout.", metavar="FILE"),
 )
 
 

@@ -72,7 +72,7 @@ def test_a_file_of_any_kind_with_one_other_byte_is_named(file: str, bundle_folde
     path.write_bytes(bytes([data[0] ^ 1]) + data[1:] if data else b"x")
     said = refusal(bundle_folder)
     assert file in said
-    assert ("altered" in said) == bool(data)
+    assert ("sha256" in said) == bool(data)
 
 
 @pytest.mark.parametrize("file", [*FILES, "manifest.json"])
@@ -242,7 +242,7 @@ def test_an_edited_manifest_is_refused(bundle_folder: Path) -> None:
     _edit(bundle_folder, schema="npuenv.bundle/2")
     assert "npuenv.bundle/2" in refusal(bundle_folder)
     (bundle_folder / "manifest.json").write_bytes(b"\xff{")
-    assert "no JSON" in refusal(bundle_folder)
+    assert says(refusal(bundle_folder), "bundle.no-json")
 
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "a//b", "./a", "a\nb", "manifest.json", "é"])

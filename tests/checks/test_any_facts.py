@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.core.fact import Fact
+from npuenv.core.finding import Status
 from tests.support.changes import HEALTHY, WHY, gone
 
 GROUPS = [field.name for field in dataclasses.fields(HEALTHY) if field.name != "environment"]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks import Context, Fix
+from npuenv.checks import Context
 from npuenv.checks.autofix import declared
 from npuenv.core.fact import known
+from npuenv.core.finding import Fix
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.facts.python.interpreter import Python

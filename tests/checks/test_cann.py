@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.registry import CHECKS
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts import absent, known
 from npuenv.facts.cann.installs import Entry, Install, Installs
@@ -101,21 +102,21 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cann.found", both(lost("toolkit"), put(closed=SHUT)), Status.FAIL, "/root/Ascend, where"),
     ("cann.found", lost("toolkit"), Status.UNKNOWN, "toolkit"),
     ("cann.found", part("toolkit", has_install_file=False), Status.WARN, "ascend_toolkit_install.info"),
-    ("cann.found", both(put(toolkit=None), BROKEN_LINK), Status.FAIL, f"{LATEST} leads nowhere"),
+    ("cann.found", both(put(toolkit=None), BROKEN_LINK), Status.FAIL, f"{LATEST} is a dangling link"),
     ("cann.found", both(put(toolkit=None), put(installs=Installs((), (LATEST,), {}))), Status.FAIL, "no CANN"),
     ("cann.found", BROKEN_LINK, Status.OK, "8.5.0"),
-    ("cann.links", BROKEN_LINK, Status.WARN, "leads nowhere"),
+    ("cann.links", BROKEN_LINK, Status.WARN, "is a dangling"),
     ("cann.kernels", both(NO_TABLE, kernels()), Status.FAIL, "no compiled operators"),
-    ("cann.kernels", both(NO_TABLE, kernels("ascend910b")), Status.UNKNOWN, "npu-smi does not say"),
-    ("cann.kernels", both(NO_TABLE, lost("kernels")), Status.UNKNOWN, "could not be looked at"),
+    ("cann.kernels", both(NO_TABLE, kernels("ascend910b")), Status.UNKNOWN, "npu-smi does not report"),
+    ("cann.kernels", both(NO_TABLE, lost("kernels")), Status.UNKNOWN, "cannot read"),
     ("cann.sourced", both(lost("toolkit"), put(closed=SHUT)), Status.SKIP, "cann.found"),
     ("cann.links", put(installs=Installs((HERE,), (), {})), Status.OK, ROOT),
-    ("cann.links", put(installs=Installs((HERE,), ("/usr/local/Ascend/cann",), {})), Status.WARN, "leads nowhere"),
+    ("cann.links", put(installs=Installs((HERE,), ("/usr/local/Ascend/cann",), {})), Status.WARN, "is a dangling"),
     (
         "cann.links",
         put(installs=Installs((HERE,), (), {"/usr/local/Ascend/ascend-toolkit/latest": (OLD, f"{OLD}.1")})),
         Status.WARN,
-        "belong to several installs",
+        "to different installations",
     ),
     ("cann.one-version", entries(entry("LD_LIBRARY_PATH", f"{ROOT}/lib64", ROOT)), Status.OK, ROOT),
     ("cann.one-version", entries(LIBRARY), Status.FAIL, "cann-9.1.0"),
@@ -127,7 +128,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
             entry("LD_LIBRARY_PATH", f"{OTHER}/lib64", OTHER, position=1),
         ),
         Status.WARN,
-        "behind",
+        "after those of",
     ),
     ("cann.one-version", entries(entry("PATH", f"{OTHER}/bin", OTHER)), Status.WARN, "PATH"),
     # The link `latest` of the older layout leads to the same install: no mixture.
@@ -181,14 +182,14 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cann.writable", put(writes=(Written("HOME", "/root/atc_data", "read-only"),)), Status.WARN, "/root/atc_data"),
     ("cann.writable", put(writes=(Written("HOME", "/root/ascend", "writable"),)), Status.OK, ""),
     ("cann.parts", parts(compiler="8.5.0", opp="8.5.0"), Status.OK, "8.5.0"),
-    ("cann.parts", parts(compiler="8.5.0", opp="8.3.RC1"), Status.FAIL, "opp of 8.3.RC1"),
+    ("cann.parts", parts(compiler="8.5.0", opp="8.3.RC1"), Status.FAIL, "opp from 8.3.RC1"),
     ("cann.parts", parts(compiler="8.5.0", opp="8.5.1"), Status.WARN, "8.5.1"),
     ("cann.parts", parts(compiler="8.5.0", opp_kernel="8.3.RC1"), Status.OK, ""),
     (
         "cann.parts",
         put(**{"cann.parts": None, "cann.running": Running({"runtime": "8.0.0", "opp": "8.1.RC1"}, {}, {})}),
         Status.FAIL,
-        "runtime of 8.0.0",
+        "runtime from 8.0.0",
     ),
     ("cann.ops", ops("8.5.0"), Status.OK, "8.5.0"),
     ("cann.ops", ops("8.3.RC1"), Status.FAIL, "8.3.RC1"),
@@ -199,7 +200,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cann.kernels", kernels("ascend910b"), Status.OK, "ascend910b"),
     ("cann.kernels", kernels("ascend310p"), Status.FAIL, "ascend310p"),
     ("cann.kernels", kernels(), Status.FAIL, "not installed"),
-    ("cann.kernels", kernels(hollow=("ascend910b",)), Status.FAIL, "next to no operators"),
+    ("cann.kernels", kernels(hollow=("ascend910b",)), Status.FAIL, "almost empty"),
     ("cann.kernels", both(with_table("Ascend910"), kernels("ascend910b")), Status.FAIL, "needs ascend910_93"),
     ("cann.kernels", both(with_table("Ascend910"), kernels("ascend910_93", "ascend910b")), Status.OK, "ascend910_93"),
     ("cann.kernels", both(lost("kernels"), ops("8.5.0", chip="310p")), Status.FAIL, "310p"),

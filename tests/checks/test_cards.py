@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status, check_all, exit_code
+from npuenv.checks import check_all, exit_code
 from npuenv.checks.npu.boards import CHECKS as BOARDS
 from npuenv.checks.npu.cards import CHECKS as CARDS
 from npuenv.checks.npu.devices import CHECKS as DEVICES
 from npuenv.checks.npu.driver import CHECKS as DRIVER
 from npuenv.core.errors import ExitCode
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.core.toml_input import load_file
 from npuenv.facts import Evidence
@@ -154,25 +155,25 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("cards.complete", put(pci_addresses=("0000:c1:00.0", "0000:c1:00.3")), Status.OK, "8 chips"),
     ("cards.complete", both(cards(bus_id=None), put(pci_addresses=("0000:ff:00.0",))), Status.OK, "8 chips"),
     ("cards.complete", nodes(0, 1, 2), Status.SKIP, "nodes"),
-    ("cards.complete", part("smi", is_complete=False), Status.UNKNOWN, "cut"),
+    ("cards.complete", part("smi", is_complete=False), Status.UNKNOWN, "truncated"),
     ("cards.one-kind", cards(name="910B3"), Status.WARN, "910B2, 910B3"),
     ("cards.one-kind", chips("9391", "9392"), Status.WARN, "Ascend910 9391, Ascend910 9392"),
-    ("cards.one-kind", chips("9391", "9391"), Status.OK, "one kind"),
-    ("cards.whole", cards(npu=32768), Status.OK, "1 slices"),
+    ("cards.one-kind", chips("9391", "9391"), Status.OK, "same model"),
+    ("cards.whole", cards(npu=32768), Status.OK, "1 vNPUs"),
     ("cards.free", holder(), Status.WARN, "your own processes 4711"),
     ("cards.free", holder(uid=1001), Status.WARN, "other users"),
     ("cards.free", holder(is_here=False, uid=None, is_in_container=True), Status.WARN, "in containers"),
-    ("cards.free", holder(is_zombie=True), Status.WARN, "dead but not gone"),
-    ("cards.free", holder(is_here=False, uid=None), Status.WARN, "processes run on NPU 2"),
+    ("cards.free", holder(is_zombie=True), Status.WARN, "zombie processes"),
+    ("cards.free", holder(is_here=False, uid=None), Status.WARN, "running on NPU 2"),
     ("cards.free", cards(hbm_used_mib=61440), Status.WARN, "hold memory"),
     ("cards.free", both(holder(), cards(hbm_used_mib=61440)), Status.WARN, "chips 0.0"),
     ("cards.free", both(cards(hbm_used_mib=61440), part("smi", listed=())), Status.UNKNOWN, "NPU 0, 1, 2"),
     ("cards.stuck", cards(busy_percent=100), Status.WARN, "0.0"),
     ("cards.stuck", both(cards(busy_percent=100), CONTAINER), Status.SKIP, "container"),
-    ("cards.stuck", cards(busy_percent=99), Status.OK, "busy"),
-    ("cards.stuck", both(cards(busy_percent=100), cards(hbm_used_mib=61440)), Status.OK, "none of"),
-    ("cards.answer", put(silent=(Refusal("timeout", "did not end"),)), Status.FAIL, "1 questions"),
-    ("cards.answer", put(silent=None), Status.SKIP, "does not tell"),
+    ("cards.stuck", cards(busy_percent=99), Status.OK, "idle"),
+    ("cards.stuck", both(cards(busy_percent=100), cards(hbm_used_mib=61440)), Status.OK, "idle"),
+    ("cards.answer", put(silent=(Refusal("timeout", "did not end"),)), Status.FAIL, "1 queries"),
+    ("cards.answer", put(silent=None), Status.SKIP, "does not report"),
     ("cards.memory", ecc(HBM_Double_Bit_Error_Count=2), Status.WARN, "3.0"),
     ("cards.memory", ecc(HBM_Double_Bit_Isolated_Pages_Count=1), Status.WARN, "3.0"),
     ("cards.memory", ecc(HBM_Single_Bit_Error_Count=9, HBM_Double_Bit_Aggregate_Total_Err_Cnt=1), Status.OK, "1 cards"),
@@ -184,36 +185,36 @@ CASES: list[tuple[str, Change, Status, str]] = [
      put(boards=(BOARD, dataclasses.replace(BOARD, firmware=None, driver=None))),
      Status.UNKNOWN, "cards 0"),
     ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT OK"),)), Status.FAIL, "NPU 0"),
-    ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT SUPPORT"),)), Status.SKIP, "tell"),
+    ("cards.compatible", put(boards=(dataclasses.replace(BOARD, compatibility="NOT SUPPORT"),)), Status.SKIP, "report"),
     ("cards.linked", links("HCCS", n1_6="SYS"), Status.WARN, "1-6"),
     ("cards.linked", links("SYS"), Status.OK, "PCIe only"),
-    ("cards.linked", part("topology", is_complete=False), Status.UNKNOWN, "cut"),
+    ("cards.linked", part("topology", is_complete=False), Status.UNKNOWN, "truncated"),
     ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5))), Status.OK, "server 4"),
     ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, server=3))), Status.FAIL, "0/3, 0/4"),
     ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, npu=1))), Status.FAIL, "16777216"),
     ("cards.super-pod", put(spods=(SPOD, dataclasses.replace(SPOD, sdid=5, pod=None))), Status.UNKNOWN, "0.0"),
-    ("cards.events", put(faults=()), Status.OK, "no present fault"),
+    ("cards.events", put(faults=()), Status.OK, "no active"),
     ("cards.events", put(faults=(FaultEvent(0, "81AF8000", 2, ""),)), Status.WARN, "81AF8000"),
     ("cards.events", put(faults=(FaultEvent(0, "80E18402", 2, ""),)), Status.FAIL, "80E18402"),
     ("cards.events", put(faults=(FaultEvent(0, "80E21007", 1, ""),)), Status.OK, "80E21007"),
-    ("cards.kernel", put_kernel((EVENTS["abnormal"],)), Status.WARN, "device 5"),
-    ("cards.kernel", put_kernel((EVENTS["exception"],)), Status.WARN, "device 5"),
-    ("cards.kernel", put_kernel((EVENTS["conflict"],)), Status.OK, "since the boot"),
+    ("cards.kernel", put_kernel((EVENTS["abnormal"],)), Status.WARN, "devices 5"),
+    ("cards.kernel", put_kernel((EVENTS["exception"],)), Status.WARN, "devices 5"),
+    ("cards.kernel", put_kernel((EVENTS["conflict"],)), Status.OK, "since boot"),
     ("cards.kernel", both(put_kernel((EVENTS["abnormal"],)), cards(health="Alarm")), Status.SKIP, "health"),
     ("cards.claimed", put(claims=(Claim(0, 4711, (0, 1), False),)), Status.WARN, "4711"),
     ("cards.claimed",
      put(claims=(Claim(0, 4711, (0, 1), True), Claim(128, 1, (0,), False))),
      Status.OK, "no container"),
     ("cards.claimed", both(put(claims=(Claim(0, 4711, (0, 1), False),)), holder()), Status.SKIP, "processes"),
-    ("cards.claimed", both(put(claims=(Claim(0, 4711, (0, 1), False),)), CONTAINER), Status.SKIP, "tell"),
-    ("devices.computes", devices(error="RuntimeError: drvRetCode=87"), Status.FAIL, "held by another container"),
+    ("cards.claimed", both(put(claims=(Claim(0, 4711, (0, 1), False),)), CONTAINER), Status.SKIP, "report"),
+    ("devices.computes", devices(error="RuntimeError: drvRetCode=87"), Status.FAIL, "another container"),
     ("devices.computes", devices(error="ModuleNotFoundError: x"), Status.FAIL, "ModuleNotFoundError"),
     ("devices.computes",
      devices(dataclasses.replace(RUN, computes_correctly=False), *EIGHT[1:]),
      Status.FAIL, "devices 0 is wrong"),
     ("devices.computes",
      devices(dataclasses.replace(RUN, copies_exactly=False), *EIGHT[1:]),
-     Status.FAIL, "devices 0 came back"),
+     Status.FAIL, "devices 0 and back"),
     ("devices.computes",
      devices(*(dataclasses.replace(run, computes_correctly=False) for run in EIGHT)),
      Status.FAIL, "8 devices"),
@@ -231,15 +232,15 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("devices.answers",
      both(devices(*EIGHT[:7], dataclasses.replace(EIGHT[7], error="busy")), holder()),
      Status.WARN, "7"),
-    ("devices.answers", devices(dataclasses.replace(RUN, error="x"), error="x"), Status.SKIP, "alone"),
-    ("devices.burn-in", burn(*EIGHT), Status.OK, "8 products"),
+    ("devices.answers", devices(dataclasses.replace(RUN, error="x"), error="x"), Status.SKIP, "individual"),
+    ("devices.burn-in", burn(*EIGHT), Status.OK, "8 matrix products"),
     ("devices.burn-in", burn(*EIGHT[:7], dataclasses.replace(EIGHT[7], computes_correctly=False)), Status.FAIL, "7"),
-    ("devices.burn-in", gone("burn", Evidence("npu-smi info", "processes run on the cards")), Status.SKIP, "not done"),
+    ("devices.burn-in", gone("burn", Evidence("npu-smi info", "processes run on the cards")), Status.SKIP, "not run"),
     ("devices.dmi", dmi(driver="HEALTH", aicore="PASS", prbs="SKIP"), Status.OK, "driver, aicore"),
     ("devices.dmi", dmi(driver="HEALTH", aicore="EMERGENCY_WARN"), Status.FAIL, "aicore EMERGENCY_WARN"),
     ("devices.dmi", dmi(driver="HEALTH", aicore="FAIL"), Status.FAIL, "aicore FAIL"),
     ("devices.dmi", dmi(driver="GENERAL_WARN"), Status.WARN, "driver GENERAL_WARN"),
-    ("devices.dmi", dmi(prbs="SKIP"), Status.SKIP, "nothing to say"),
+    ("devices.dmi", dmi(prbs="SKIP"), Status.SKIP, "not applicable"),
 ]  # fmt: skip
 
 
@@ -406,7 +407,7 @@ def test_a_healthy_table_gives_no_alarm(path: Path, container: str | None) -> No
     found = check_all(facts, level=3, checks=(*OURS, *DRIVER))
     loud = {item.check: say(item.says) for item in found if item.status in (Status.WARN, Status.FAIL)}
     if path.stem in BUSY:
-        assert "run on NPU" in loud.pop("cards.free")
+        assert "running on NPU" in loud.pop("cards.free")
     if path.stem in FIRST_GENERATION:
         assert "first-generation" in loud.pop("cards.supported")
     assert loud == {}

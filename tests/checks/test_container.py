@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.checks.base import NPU_FRAMEWORKS
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine.cgroup import Cgroup
 from npuenv.facts.machine.hardware import Processor
@@ -28,8 +28,8 @@ def groups(
 
 CASES: list[tuple[str, Change, Status, str]] = [
     ("container.emulated", put(processor=Processor("x86_64", "GenuineIntel", "Xeon", True, True)), FAIL, "x86_64"),
-    ("container.emulated", put(arch="riscv64"), SKIP, "not described"),
-    ("container.emulated", put(processor=None), SKIP, "not described"),
+    ("container.emulated", put(arch="riscv64"), SKIP, "not available"),
+    ("container.emulated", put(processor=None), SKIP, "not available"),
     ("container.memory-limit", groups(memory=16 * GIB), WARN, "16.0 GiB"),
     ("container.memory-limit", groups(memory=512 * GIB), OK, "512.0 GiB"),
     ("container.memory-limit", groups(), SKIP, "no such limit"),
@@ -39,7 +39,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("container.tasks-limit", put(cgroup=None), SKIP, "no such limit"),
     ("container.oom-kills", groups(kills=3), WARN, "3 processes"),
     ("container.oom-kills", groups(), OK, "none"),
-    ("container.oom-kills", groups(kills=None), SKIP, "not counted"),
+    ("container.oom-kills", groups(kills=None), SKIP, "no counter"),
 ]
 
 

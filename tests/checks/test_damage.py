@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
+from npuenv.core.finding import Status
 from npuenv.core.messages import Message
 from npuenv.facts.python.interpreter import Import
 from npuenv.facts.python.packages import Owned

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.npu.driver import CHECKS
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts import Evidence
 from npuenv.facts.machine.account import Account
@@ -57,9 +58,9 @@ BY_RUNTIME = variables(ASCEND_VISIBLE_DEVICES="0-7")
 
 CASES: list[tuple[str, Change, Status, str]] = [
     ("driver.library-path", both(LIBRARIES, UNLOADED), Status.FAIL, "/usr/local/Ascend/driver/lib64/driver"),
-    ("driver.library-path", both(LIBRARIES, UNLOADED, NAMED), Status.OK, "finds"),
-    ("driver.library-path", LIBRARIES, Status.OK, "finds"),
-    ("driver.library-path", UNLOADED, Status.OK, "finds"),
+    ("driver.library-path", both(LIBRARIES, UNLOADED, NAMED), Status.OK, "find them"),
+    ("driver.library-path", LIBRARIES, Status.OK, "find them"),
+    ("driver.library-path", UNLOADED, Status.OK, "find them"),
     ("driver.library-path", both(UNLOADED, put(library_files=None)), Status.SKIP, "no driver library"),
     ("driver.library-path", lost("library_files"), Status.UNKNOWN, "library_files"),
     ("driver.library-path",
@@ -67,27 +68,27 @@ CASES: list[tuple[str, Change, Status, str]] = [
      Status.SKIP, "npu-smi"),
     ("container.mounts", LOST_INFO, Status.WARN, "/etc/ascend_install.info"),
     ("container.mounts", both(LOST_INFO, BY_RUNTIME), Status.OK, "mounted"),
-    ("driver.installed", NO_DRIVER_FILE, Status.FAIL, "no version file"),
+    ("driver.installed", NO_DRIVER_FILE, Status.FAIL, "version file"),
     ("driver.installed", both(NO_DRIVER_FILE, BY_RUNTIME), Status.OK, "25.5.1"),
-    ("driver.installed", both(NO_DRIVER_FILE, BY_RUNTIME, INIT), Status.FAIL, "no version file"),
-    ("driver.npu-smi", both(INIT, UPGRADED), Status.FAIL, "changed after the boot"),
+    ("driver.installed", both(NO_DRIVER_FILE, BY_RUNTIME, INIT), Status.FAIL, "version file"),
+    ("driver.npu-smi", both(INIT, UPGRADED), Status.FAIL, "after boot"),
     ("driver.npu-smi", both(INIT, BEFORE), Status.FAIL, "Possible"),
-    ("driver.npu-smi", both(INIT, UPGRADED, CONTAINER), Status.FAIL, "changed after the boot"),
-    ("driver.npu-smi", both(INIT, UPGRADED, put(modules=())), Status.FAIL, "no kernel module"),
+    ("driver.npu-smi", both(INIT, UPGRADED, CONTAINER), Status.FAIL, "after boot"),
+    ("driver.npu-smi", both(INIT, UPGRADED, put(modules=())), Status.FAIL, "no driver kernel"),
     ("driver.npu-smi", both(INIT, nodes(0, shut="/dev/davinci0")), Status.SKIP, "reported under: device access"),
     ("driver.npu-smi", both(IN_USE, put(claims=(OTHER,))), Status.FAIL, "2679173"),
     ("driver.npu-smi",
      both(IN_USE, put(claims=(dataclasses.replace(OTHER, namespace=130),))),
      Status.FAIL, "another container"),
     ("driver.npu-smi", both(IN_USE, put(claims=None)), Status.FAIL, "-8020"),
-    ("driver.npu-smi", trouble(Trouble.TIMEOUT), Status.FAIL, "hangs"),
-    ("driver.npu-smi", trouble(Trouble.UNEXECUTABLE), Status.FAIL, "cannot be run"),
+    ("driver.npu-smi", trouble(Trouble.TIMEOUT), Status.FAIL, "hung driver"),
+    ("driver.npu-smi", trouble(Trouble.UNEXECUTABLE), Status.FAIL, "be executed"),
     ("driver.agrees", put(driver=NEW), Status.WARN, "25.5.2"),
-    ("driver.agrees", both(put(driver=NEW), UPGRADED), Status.SKIP, "after the boot"),
+    ("driver.agrees", both(put(driver=NEW), UPGRADED), Status.SKIP, "after boot"),
     ("driver.agrees", both(put(driver=NEW), UPGRADED, CONTAINER), Status.WARN, "25.5.2"),
-    ("driver.rebooted", both(put(driver=NEW), UPGRADED), Status.FAIL, "25.5.1 still runs"),
-    ("driver.rebooted", UPGRADED, Status.OK, "25.5.1 runs"),
-    ("driver.rebooted", both(part("smi", driver="25.5.1.b010"), UPGRADED), Status.OK, "25.5.1.b010 runs"),
+    ("driver.rebooted", both(put(driver=NEW), UPGRADED), Status.FAIL, "25.5.1 is still running"),
+    ("driver.rebooted", UPGRADED, Status.OK, "25.5.1 is running"),
+    ("driver.rebooted", both(part("smi", driver="25.5.1.b010"), UPGRADED), Status.OK, "25.5.1.b010 is running"),
     ("driver.rebooted", both(part("smi", driver="strange"), UPGRADED), Status.SKIP, "host"),
     ("driver.rebooted", both(put(driver=NEW), UPGRADED, CONTAINER), Status.SKIP, "host"),
     ("driver.rebooted", put(changed=None), Status.SKIP, "host"),
@@ -104,11 +105,11 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("driver.libraries", both(NO_LIBRARIES, CONTAINER), Status.SKIP, "container"),
     ("driver.for-all", put(install_info=SHUT, account=BOB), Status.WARN, "HwHiAiUser"),
     ("driver.for-all", put(install_info=SHUT, account=IN_GROUP), Status.OK, "in"),
-    ("driver.for-all", put(install_info=SHUT, account=ROOT), Status.OK, "open"),
+    ("driver.for-all", put(install_info=SHUT, account=ROOT), Status.OK, "accessible"),
     ("driver.for-all", both(put(install_info=SHUT, account=BOB), CONTAINER), Status.SKIP, "host"),
     ("driver.line", part("smi", driver="25.7.rc1"), Status.FAIL, "25.7.rc1"),
     ("driver.line", part("smi", driver="25.5.2"), Status.OK, "a2"),
-    ("driver.line", part("smi", driver=None), Status.SKIP, "not known"),
+    ("driver.line", part("smi", driver=None), Status.SKIP, "unknown"),
     ("driver.firmware", put(driver=DRIVER, firmware=FIRMWARE), Status.OK, "7.1.0.11.220"),
     ("driver.firmware",
      put(driver=DRIVER, firmware=dataclasses.replace(FIRMWARE, version="7.8.0.2.212")),
@@ -121,13 +122,13 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ),
     ("driver.firmware",
      put(driver=dataclasses.replace(DRIVER, compatible_firmware=""), firmware=FIRMWARE),
-     Status.SKIP, "demand"),
+     Status.SKIP, "requirement"),
     ("driver.installer", log(), Status.OK, "successfully"),
     ("driver.installer", log(outcome="failed", missing_tools=("ifconfig",)), Status.FAIL, "ifconfig"),
     ("driver.installer", log(outcome="failed", line="no space left"), Status.FAIL, "no space left"),
     ("driver.installer", log(outcome="unfinished", line="upgradePercentage:30%"), Status.WARN, "30%"),
-    ("driver.installer", log(needs_reboot=True), Status.WARN, "asks for a reboot"),
-    ("driver.installer", put(installer=None), Status.SKIP, "answers"),
+    ("driver.installer", log(needs_reboot=True), Status.WARN, "requests a reboot"),
+    ("driver.installer", put(installer=None), Status.SKIP, "the driver works"),
 ]  # fmt: skip
 
 

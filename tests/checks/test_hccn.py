@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.network.hccn import CHECKS
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import collect
 from npuenv.report.doctor import grouped
@@ -178,7 +179,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         "network.link-flaps",
         every("link_stat", code=1, err="Get invalid major cmd type.\n"),
         Status.SKIP,
-        "no such thing",
+        "not available",
     ),
     ("network.hccn-tool", ask(3, "link", code=3, err=SICK), Status.UNKNOWN, "cards 3"),
     ("network.hccn-tool", ask(0, "link", code=3, err=SICK), Status.UNKNOWN, "cards 0"),
@@ -194,7 +195,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ("network.tls-agrees", both(PLAN, switch(2, "1", block(0))), Status.FAIL, "on for devices 2"),
     ("network.tls-agrees", PLAN, Status.OK, "off for all 8"),
     ("network.tls-agrees", both(PLAN, line("tls_enable_3=0\n", "")), Status.UNKNOWN, "devices 3"),
-    ("network.tls-agrees", both(PLAN, line("tls_enable_3=0", "tls_enable_3=")), Status.UNKNOWN, "cannot be read"),
+    ("network.tls-agrees", both(PLAN, line("tls_enable_3=0", "tls_enable_3=")), Status.UNKNOWN, "cannot parse"),
     ("network.tls-agrees", lambda host: host.unreadable("/etc/hccn.conf"), Status.UNKNOWN, "hccn.conf"),
     ("network.hccn-conf", both(PLAN, line("gateway_5=", "gateway five ")), Status.WARN, "gateway five"),
     ("network.hccn-conf", PLAN, Status.OK, "8 devices"),
@@ -237,7 +238,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
     ),
     ("network.card-mtu", both(conf(mtu="4200"), line("mtu_2=4200", "mtu_2=1500")), Status.WARN, "2: 1500"),
     ("network.card-mtu", conf(mtu="4200"), Status.OK, "8 cards"),
-    ("network.hccn-tool", both(UNLINKED, NO_TOOL, PLAN), Status.UNKNOWN, "hccn_tool is not here"),
+    ("network.hccn-tool", both(UNLINKED, NO_TOOL, PLAN), Status.UNKNOWN, "hccn_tool is not installed"),
     ("network.hccn-tool", UNLINKED, Status.OK, "not on PATH"),
     (
         "network.hccn-tool",
@@ -249,7 +250,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         "network.hccn-tool",
         every("optical", code=12, err="permission denied: pls check this cmd run permission.\n"),
         Status.UNKNOWN,
-        "refuses this user",
+        "denies access",
     ),
     (
         "network.hccn-tool",
@@ -263,7 +264,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         Status.UNKNOWN,
         "timed out",
     ),
-    ("network.hccn-tool", ask(0, "link", "who knows\n"), Status.OK, "answers"),
+    ("network.hccn-tool", ask(0, "link", "who knows\n"), Status.OK, "works"),
     ("network.card-links", ask(3, "link", "link status: DOWN\n"), Status.FAIL, "cards 3"),
     (
         "network.card-links",
@@ -287,11 +288,11 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         Status.FAIL,
         "no gateway",
     ),
-    ("network.card-health", every("net_health", "net health status: Init\n"), Status.OK, "not set up"),
+    ("network.card-health", every("net_health", "net health status: Init\n"), Status.OK, "no detection address"),
     ("network.card-health", ask(6, "net_health", "net health status: Init\n"), Status.OK, "7 cards reach"),
     ("network.card-health", ask(6, "net_health", "net health status: Unknown\n"), Status.UNKNOWN, "cards "),
     ("network.card-speeds", ask(1, "speed", "Speed: 100000 Mb/s\n"), Status.WARN, "100 Gb/s"),
-    ("network.card-speeds", ask(1, "speed", "Speed: Unknown!\n"), Status.WARN, "speed is not known"),
+    ("network.card-speeds", ask(1, "speed", "Speed: Unknown!\n"), Status.WARN, "speed is unknown"),
     ("network.card-speeds", ask(1, "speed", "Speed: fast\n"), Status.UNKNOWN, "cards "),
     (
         "network.optical",
@@ -322,7 +323,7 @@ CASES: list[tuple[str, Edit, Status, str]] = [
         "expires soon",
     ),
     ("network.tls-certificate", both(PLAN, every_of(switch(c, "1", block(0)) for c in range(8))), Status.OK, "8 cards"),
-    ("network.tls-certificate", both(PLAN, every_of(switch(c, "1") for c in range(8))), Status.UNKNOWN, "does not say"),
+    ("network.tls-certificate", both(PLAN, every_of(switch(c, "1") for c in range(8))), Status.UNKNOWN, "not report"),
     ("network.tls-certificate", both(PLAN, every_of(switch(c, "0", block(2)) for c in range(8))), Status.SKIP, "off"),
     (
         "network.tls-certificate",
@@ -395,7 +396,7 @@ A3_CASES: list[tuple[str, Edit, Status, str]] = [
         Status.OK,
         "15 chips",
     ),
-    ("network.card-links", both(CABLED, ask(9, "link", "link status: DOWN\n")), Status.FAIL, "cards 9 is down (of 16)"),
+    ("network.card-links", both(CABLED, ask(9, "link", "link status: DOWN\n")), Status.FAIL, "9 are down (of 16)"),
     ("network.card-speeds", CABLED, Status.OK, "200 Gb/s on 16"),
     ("network.card-ping", CABLED, Status.OK, "14 cards"),
 ]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.checks.registry import CHECKS
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.machine.account import Account
 from npuenv.facts.machine.folders import Cache
@@ -52,7 +52,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 100)), FAIL, "64.0 GiB"),
     ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 3 * GIB)), WARN, "3.0 GiB"),
     ("machine.shared-memory-free", put(shared_memory=Space(64 * GIB, 30 * GIB)), OK, "30.0 GiB"),
-    ("machine.shared-memory-free", put(shared_memory=Space(65536, 0)), SKIP, "too little"),
+    ("machine.shared-memory-free", put(shared_memory=Space(65536, 0)), SKIP, "too small"),
     ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/opt/gcc7/lib64/libstdc++.so.6", 19, True)), FAIL, "3.4.19"),
     ("machine.libstdcxx", put(libstdcxx=CxxLibrary("/usr/lib64/libstdc++.so.6", 19, False)), FAIL, "/usr/lib64"),
     ("machine.libstdcxx", both(put(libstdcxx=CxxLibrary("/x", 19, False)), put(glibc="2.17")), SKIP, "C library"),
@@ -71,7 +71,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.memory", put(memory=memory(3 * GIB)), WARN, "3.0 GiB"),
     ("machine.memory", put(memory=memory(100 * GIB)), OK, "100.0 GiB"),
     ("machine.memory", put(memory=memory(GIB, 4 * GIB)), OK, "1.0 GiB"),  # a small machine that is idle
-    ("machine.memory", put(memory=Memory(GIB, None, None, None, None, None)), SKIP, "does not say"),
+    ("machine.memory", put(memory=Memory(GIB, None, None, None, None, None)), SKIP, "does not report"),
     ("machine.clock", put(time="1970-01-01T00:03:00Z"), FAIL, "1970"),
     ("machine.clock", put(time="2106-02-07T06:28:15Z"), FAIL, "2106"),
     ("machine.clock", put(time="2026-11-21T10:00:00Z"), OK, "2026"),
@@ -80,9 +80,9 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.encoding", both(put(encoding="gb18030"), variables(PYTHONUTF8="1")), OK, ""),
     ("machine.user-entry", put(account=Account(1000, 1000, None, (1000,), ())), FAIL, "1000"),
     ("machine.user-entry", put(account=BOB), OK, "1000"),
-    ("machine.user-entry", put(account=None), SKIP, "not known"),
+    ("machine.user-entry", put(account=None), SKIP, "unknown"),
     ("machine.driver-group", both(put(driver_group=None), put(container=None)), WARN, "HwHiAiUser"),
-    ("machine.driver-group", put(driver_group=1000, container=None), OK, "there"),
+    ("machine.driver-group", put(driver_group=1000, container=None), OK, "exists"),
     ("machine.driver-group", put(driver_group=None, container="docker"), SKIP, "host"),
     ("machine.leftovers", table((7, 1, "Sl", "VLLM::EngineCor")), WARN, "7"),
     ("machine.leftovers", table((7, 1, "Sl", "VLLM::EngineCor"), init="vllm"), OK, "none"),  # the server is process 1
@@ -92,16 +92,16 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("machine.leftovers", table((5, 3, "Sl", "python3"), (6, 5, "Sl", "raylet")), OK, "none"),  # of ray.init()
     ("machine.leftovers", table((7, 99, "Zl", "VLLMEngineCor")), WARN, "7"),
     ("machine.leftovers", table((7, 1, "Sl", "python3")), OK, "none"),  # started with nohup
-    ("machine.leftovers", put(processes=None), SKIP, "cannot be seen"),
-    ("machine.zombies", table((7, 1, "Z", "python3 <defunct>"), init="sleep"), WARN, "1 processes"),
-    ("machine.zombies", table(*((n, 5, "Z", "python3 <defunct>") for n in range(10, 20))), WARN, "10 processes"),
+    ("machine.leftovers", put(processes=None), SKIP, "be listed"),
+    ("machine.zombies", table((7, 1, "Z", "python3 <defunct>"), init="sleep"), WARN, "1 Python"),
+    ("machine.zombies", table(*((n, 5, "Z", "python3 <defunct>") for n in range(10, 20))), WARN, "10 Python"),
     ("machine.zombies", table((7, 5, "Z", "python3 <defunct>")), OK, "none"),  # its parent may be about to look
     ("machine.home", put(home=folder("/home/npu", is_writable=False)), FAIL, "/home/npu"),
     ("machine.home", put(home=folder("/home/npu", is_writable=None)), UNKNOWN, "/home/npu"),
     ("machine.home", put(home=folder("/home/npu")), OK, "/home/npu"),
-    ("machine.home", put(home=None), FAIL, "not there"),
+    ("machine.home", put(home=None), FAIL, "not exist"),
     ("machine.tmp", put(tmp=None), FAIL, "/tmp"),
-    ("machine.tmp", put(tmp=folder(is_writable=False)), FAIL, "cannot be written"),
+    ("machine.tmp", put(tmp=folder(is_writable=False)), FAIL, "not writable"),
     ("machine.tmp", put(tmp=folder(free=100 << 10, mount=Mount("/tmp", "tmpfs", ("rw",)))), FAIL, "100 MiB"),
     ("machine.tmp", put(tmp=folder(free=GIB, mount=Mount("/tmp", "tmpfs", ("rw",)))), WARN, "1.0 GiB"),
     ("machine.tmp", both(put(tmp=folder(free=100)), put(home=folder("/root", free=100))), OK, "/tmp"),  # one disk
@@ -127,7 +127,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "machine.file-locks",
         put(home=folder("/lustre/bob", mount=Mount("/lustre", "lustre", ("rw", "flock")))),
         OK,
-        "nothing",
+        "no problem",
     ),
 ]
 

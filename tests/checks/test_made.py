@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.manifest import LOCK as LOCK_FILE
 from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, Described, Verified, described, seal_of, text_hash
@@ -20,7 +20,7 @@ from tests.support.changes import HEALTHY, both, find, part, put
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 LOCK = "aabbccddeeff"
 MARK = {"stack": "cpu", "platform": "x86_64-cp311-glibc2.28", "lock": LOCK}
@@ -40,12 +40,12 @@ def finding_of(root: Path, marker: object, verified: object) -> Finding:
 @pytest.mark.parametrize(
     ("marker", "verified", "status", "words"),
     [
-        (None, None, Status.SKIP, "did not make"),
-        ("{torn", None, Status.SKIP, "did not make"),
+        (None, None, Status.SKIP, "not created"),
+        ("{torn", None, Status.SKIP, "not created"),
         ({**MARK, "status": "building"}, None, Status.FAIL, "never finished"),
         ({**MARK, "status": "building"}, PROVEN, Status.FAIL, "never finished"),
-        ({**MARK, "status": "complete"}, None, Status.WARN, "not verified"),
-        ({**MARK, "status": "complete"}, {**PROVEN, "lock": "of another"}, Status.WARN, "not verified"),
+        ({**MARK, "status": "complete"}, None, Status.WARN, "not been verified"),
+        ({**MARK, "status": "complete"}, {**PROVEN, "lock": "of another"}, Status.WARN, "not been verified"),
         ({**MARK, "status": "complete"}, PROVEN, Status.OK, "11 packages verified 2026-01-02T03:04:05Z"),
     ],
 )

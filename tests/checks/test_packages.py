@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.python import CHECKS
 from npuenv.core.fact import Evidence, Fact, absent, known, unknown
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.cann.installs import Install, Installs
 from npuenv.facts.collector import not_asked
@@ -108,20 +109,20 @@ def requires(owner: str, *texts: str) -> Change:
 CASES: list[tuple[str, Change, Status, str]] = [
     ("python.found", python(broken=Broken("no-home", "/opt/py311/bin")), Status.FAIL, "/opt/py311/bin"),
     ("python.found", python(broken=Broken("no-folder", "/opt/env")), Status.FAIL, "/opt/env"),
-    ("python.found", python(broken=Broken("no-program", "/opt/env/bin/python")), Status.FAIL, "link to nothing"),
+    ("python.found", python(broken=Broken("no-program", "/opt/env/bin/python")), Status.FAIL, "dangling link"),
     ("python.found", python(broken=None), Status.FAIL, "no Python"),
     ("python.found", python(broken=Broken("too-old", "2.7.18")), Status.FAIL, "Python 2.7.18"),
-    ("python.found", python(broken=Broken("garbled", "/opt/env/bin/python")), Status.UNKNOWN, "cannot be read"),
+    ("python.found", python(broken=Broken("garbled", "/opt/env/bin/python")), Status.UNKNOWN, "cannot parse"),
     ("python.found", lost("interpreter"), Status.UNKNOWN, "no answer"),
     (
         "python.active",
         variables(VIRTUAL_ENV="/opt/env", CONDA_PREFIX="/opt/conda", PATH="/opt/conda/bin:/opt/env/bin:/usr/bin"),
         Status.WARN,
-        "/opt/conda/bin stands before",
+        "/opt/conda/bin is ahead",
     ),
     ("python.active", variables(VIRTUAL_ENV="/opt/env", PATH="/opt/env/bin:/usr/bin"), Status.OK, "/opt/env/bin"),
     ("python.active", variables(VIRTUAL_ENV="/opt/env", PATH="/usr/bin"), Status.OK, "not on PATH"),
-    ("python.active", variables(VIRTUAL_ENV=None, CONDA_PREFIX=None), Status.SKIP, "no environment"),
+    ("python.active", variables(VIRTUAL_ENV=None, CONDA_PREFIX=None), Status.SKIP, "no active"),
     ("python.readable", pkg(unreadable={SITE: "Permission denied"}), Status.FAIL, SITE),
     ("python.readable", files(unreadable=("torch/lib",)), Status.FAIL, "torch/lib"),
     (
@@ -146,7 +147,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "python.shadowed",
         pkg(shadows=(Shadow("torch_npu", SITE, "package", ""),)),
         Status.WARN,
-        "no installed package owns",
+        "no installed package",
     ),
     ("python.abi", pkg(foreign_wheels={"tensordict": "cp313-cp313-manylinux_2_28_aarch64"}), Status.FAIL, "tensordict"),
     ("python.abi", pkg(foreign_extensions={"rpds-py": "rpds/rpds.cpython-313.so"}), Status.FAIL, "rpds-py"),
@@ -166,7 +167,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ),
     ("python.torch-build", packages(torch="2.8.0+cu128"), Status.SKIP, "python.torch-pair"),
     ("python.torch-pair", packages(torch="2.8.0+cu128"), Status.WARN, "2.8.0+cu128"),
-    ("python.torch-build", packages(nvidia_cublas_cu12="12.8.4.1"), Status.OK, "not built for GPUs"),
+    ("python.torch-build", packages(nvidia_cublas_cu12="12.8.4.1"), Status.OK, "not a GPU"),
     (
         "python.torch-npu-imports",
         both(
@@ -174,7 +175,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
             elf(missing=(MissingLibrary(NPU_SO, "libhccl.so", CANN_LIB),)),
         ),
         Status.FAIL,
-        f"libhccl.so, which lies in {CANN_LIB}",
+        f"libhccl.so, which is in {CANN_LIB}",
     ),
     (
         "python.torch-npu-imports",
@@ -198,7 +199,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "python.torch-npu-imports",
         fails("torch_npu", "ModuleNotFoundError: No module named 'torch_npu._C'"),
         Status.FAIL,
-        "its part torch_npu._C",
+        "submodule torch_npu._C",
     ),
     (
         "python.torch-npu-imports",
@@ -217,7 +218,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "python.numpy-imports",
         fails("numpy", "ImportError: numpy.core.multiarray failed to import"),
         Status.FAIL,
-        "does not go with numpy 1.26.4",
+        "with numpy 1.26.4",
     ),
     (
         "python.pyarrow-imports",
@@ -275,7 +276,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "python.vllm-imports",
         fails("vllm", "ImportError: cannot import name 'SamplingParams' from 'vllm' (unknown location)"),
         Status.FAIL,
-        "empty shell",
+        "empty package",
     ),
     (
         "python.vllm-imports",
@@ -308,7 +309,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         Status.FAIL,
         "torch==2.7.1",
     ),
-    ("python.requirements", requires("pip", "click<8"), Status.WARN, "click<8 (here: 8.1.8)"),
+    ("python.requirements", requires("pip", "click<8"), Status.WARN, "click<8 (found: 8.1.8)"),
     ("python.requirements", requires("pip", "never-there>=1"), Status.WARN, "never-there>=1"),
     ("python.requirements", requires("pip", 'never-there; python_version < "3.8"'), Status.OK, ""),
     ("python.requirements", requires("pip", "never-there; broken marker", "@@", ""), Status.OK, ""),
@@ -371,15 +372,15 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "python.hashes",
         part("hashes", altered=(Owned("jinja2", 2, 0, ("jinja2/a.py",)),)),
         Status.OK,
-        "2 have other contents than recorded, in packages that people edit: jinja2",
+        "2 differ from the record, in packages that users commonly edit: jinja2",
     ),
     (
         "python.hashes",
         part("hashes", altered=(Owned("jinja2", 2, 0, ("jinja2/a.py",)),), is_complete=False),
         Status.OK,
-        "before the time ran out; 2 have other contents",
+        "time limit; 2 differ",
     ),
-    ("python.hashes", part("hashes", is_complete=False), Status.OK, "before the time ran out"),
+    ("python.hashes", part("hashes", is_complete=False), Status.OK, "time limit"),
     ("python.machine", elf(foreign={VA_SO: "x86_64"}), Status.FAIL, "vllm_ascend_C.so"),
     ("python.machine", elf(unread={VA_SO: "ELFError: Magic number does not match"}), Status.FAIL, "vllm_ascend_C.so"),
     ("python.libraries", elf(missing=(MissingLibrary(VA_SO, "libhccl.so", CANN_LIB),)), Status.FAIL, CANN_LIB),

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.python import CHECKS
 from npuenv.core.fact import absent, known
+from npuenv.core.finding import Status
 from npuenv.facts.collector import not_asked
 from tests.support.changes import HEALTHY, WHY
 

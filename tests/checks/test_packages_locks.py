@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.python import CHECKS
 from npuenv.core.fact import Fact, absent, known
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.lock.file import Lock, read_lock
 from npuenv.matrix import load_matrix

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks import Status, check_all
+from npuenv.checks import check_all
 from npuenv.core.fact import Evidence, Fact, absent, unknown
+from npuenv.core.finding import Status
 from npuenv.core.messages import LANGUAGES, say
 from npuenv.facts.python.interpreter import Import
 from tests.support.changes import HEALTHY, Change, both, find, packages, part, put
@@ -28,7 +29,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
     ("python.framework-parts", packages(transformers=None), Status.FAIL, "vllm-ascend cannot start"),
     ("python.framework-parts", packages(verl="0.7.0", hydra_core=None, ray=None), Status.FAIL, "ray, hydra-core"),
     ("python.framework-parts", packages(verl="0.7.0"), Status.OK, "verl"),
-    ("python.framework-parts", packages(vllm_ascend=None), Status.SKIP, "no framework"),
+    ("python.framework-parts", packages(vllm_ascend=None), Status.SKIP, "no known"),
     ("python.vllm-pair", packages(vllm_ascend=None), Status.FAIL, "without vllm-ascend"),
     ("python.vllm-pair", packages(vllm_ascend=None, sglang="0.5.5"), Status.SKIP, "not both"),
     ("python.vllm-pair", packages(vllm_ascend=None, torch_npu=None), Status.SKIP, "not both"),
@@ -39,7 +40,7 @@ CASES: list[tuple[str, Change, Status, str]] = [
         "python.ray-imports",
         both(packages(rpds_py="0.30.0"), fails("ray", "ModuleNotFoundError: No module named 'rpds.rpds'")),
         Status.FAIL,
-        "rpds is there",
+        "rpds is installed",
     ),
     (
         "python.verl-imports",

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.stack import CHECKS
 from npuenv.core.fact import Evidence, Fact, known, unknown
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.cann.toolkit import Cann
 from npuenv.facts.collect import Facts, collect

@@ -26,7 +26,7 @@ from npuenv.cli.common import Stop, Ui
 from npuenv.cli.fix import mend
 from npuenv.core.errors import BadInput, ExitCode
 from npuenv.core.messages import Message
-from npuenv.core.plan import Want
+from npuenv.core.plan import Condition
 from npuenv.facts.collect import collect
 from npuenv.host.local import LocalHost
 from npuenv.lock.wheels import write_wheel
@@ -286,7 +286,7 @@ def test_a_step_that_is_done_already_is_not_run(tmp_path: Path, capsys: pytest.C
     mark = tmp_path / "mark"
     mark.write_text("", encoding="utf-8")
     world = World()
-    want = Want("path.state", (str(mark),), "file")
+    want = Condition("path.state", (str(mark),), "file")
     world.add("machine.disk", lambda host: False, ("touch", str(tmp_path / "never")), done_when=(want,))
     assert world.mend() is ExitCode.PROBLEMS
     assert says(capsys.readouterr().out, "fix.already")
@@ -326,7 +326,7 @@ def test_pip_mends_a_real_environment_with_the_users_own_settings(
     python = str(with_pip(tmp_path / "env"))
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    want = Want("dist.version", (python, "numbers"), "2.4")
+    want = Condition("dist.version", (python, "numbers"), "2.4")
     world = World()
     world.add(
         "python.numpy",

@@ -95,7 +95,7 @@ def test_a_report_that_cannot_be_written_is_one_sentence_before_any_looking(
     assert main(["doctor", "--level", "3", "-o", place]) == 2
     assert not slow_tool.seen.exists()
     err = capsys.readouterr().err
-    assert says(err, "cli.cannot-save", path=f"error: {place}") and len(err.splitlines()) == 2
+    assert says(err, "cli.cannot-save", path=place) and len(err.splitlines()) == 2
 
 
 def test_a_report_that_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -375,7 +375,7 @@ def test_quiet_with_warnings_alone_says_how_many_in_one_line(
     warned.write_text(json.dumps(capture), encoding="utf-8")
     assert main(["doctor", "--from", str(warned), "-q"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("No failure · warnings: 1 ") and out.count("\n") == 1
+    assert out.startswith("No failures · warnings: 1 ") and out.count("\n") == 1
 
 
 @pytest.mark.parametrize(

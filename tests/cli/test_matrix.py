@@ -135,7 +135,7 @@ def test_the_group_itself_lists_its_verbs(capsys: pytest.CaptureFixture[str]) ->
 def test_help_of_each_verb_says_its_exit_codes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", verb, "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "Exit 0" in said
+    assert "Exit codes: 0 " in said
     assert "--lang" in said
 
 

@@ -139,7 +139,7 @@ def test_an_error_names_its_line_the_reason_and_the_corrected_line(
     assert main(["preflight", str(bad), *AT]) == 1
     said = capsys.readouterr().out
     assert f"{bad}:2: error preflight.visibility\n" in said
-    assert f"    written: CUDA_VISIBLE_DEVICES={CARDS}\n    right:   export ASCEND_RT_VISIBLE_DEVICES={CARDS}\n" in said
+    assert f"    found:   CUDA_VISIBLE_DEVICES={CARDS}\n    correct: export ASCEND_RT_VISIBLE_DEVICES={CARDS}\n" in said
     assert "      source: " in said
     assert "errors: 1," in said
 
@@ -203,7 +203,7 @@ def test_junit_has_a_case_for_each_problem_and_each_silent_rule(
     failed = [case for case in suite if case.find("failure") is not None]
     assert [case.get("name") for case in failed] == [f"preflight.visibility {bad}:2"]
     failure = failed[0].find("failure")
-    assert failure is not None and f"right:   export ASCEND_RT_VISIBLE_DEVICES={CARDS}" in (failure.text or "")
+    assert failure is not None and f"correct: export ASCEND_RT_VISIBLE_DEVICES={CARDS}" in (failure.text or "")
     names = {str(case.get("name")).split()[0] for case in suite}
     assert {"preflight.visibility", "preflight.engine"} <= names and "preflight.roll-batch" not in names
     assert (suite.get("tests"), suite.get("failures"), suite.get("name")) == (str(len(suite)), "1", str(bad))
@@ -224,7 +224,7 @@ def test_every_launch_of_a_script_is_judged_and_told(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out
     line = at + 1 + next(no for no, line in enumerate(wrong.splitlines()) if "trtllm" in line)
     assert f"{path}:{line}: error preflight.engine\n" in said
-    assert "right:   actor_rollout_ref.rollout.name=vllm +x.api_key=***\n" in said and secret not in said
+    assert "correct: actor_rollout_ref.rollout.name=vllm +x.api_key=***\n" in said and secret not in said
     assert says(said, "preflight.more-launches", path=path, count=2, lines=f"3, {at + 2}")
     assert says(said, "preflight.unjudged", line=at, program="verl.trainer.fsdp_sft_trainer")
     assert main(["preflight", str(path), *AT, "--fix", "-o", str(tmp_path / "right.sh")]) == 0

@@ -82,7 +82,7 @@ def test_every_option_reaches_the_files(tmp_path: Path) -> None:
         "set -- python3 a.py;",
         "--user 7:8 ",
         "--ipc private --shm-size 9g ",
-        "# For 2 nodes",
+        "# For 2 identical nodes",
     ):
         assert part in script, part
     assert "davinci0" not in script
@@ -112,7 +112,7 @@ def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where
     capsys.readouterr()
     assert main([*STACK, "-o", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert "is different: Dockerfile" in said and "--force" in said
+    assert says(said, "render.differs", files="Dockerfile") and "--force" in said
     compose.write_text("mine")
     assert main(words) == 2
     assert dockerfile.read_text(encoding="utf-8").endswith("RUN echo mine\n")
@@ -133,11 +133,11 @@ def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where
         (["--as", "run,"], ["--as ''"]),
         (["--as", "Singularity"], ["--as apptainer"]),
         (["--as", "run", "--cards", "0-99"], ["no card 99", "15"]),
-        (["--as", "run", "--cards", "1,1"], ["1 stands twice"]),
+        (["--as", "run", "--cards", "1,1"], [sentence("container.card-twice", card=1, cards="'1,1'")]),
         (["--as", "run", "--data", "data"], ["--data /srv/data"]),
         (["--as", "run", "--data", "/x'y"], ["--data", "quotes"]),
-        (["--as", "run", "--data", "/x\ny"], ["--data", "line ends"]),
-        (["--as", "run", "--name", "a$(b)"], ["a$(b)", "for instance a-b"]),
+        (["--as", "run", "--data", "/x\ny"], ["--data", sentence("container.unsafe-hint")]),
+        (["--as", "run", "--name", "a$(b)"], ["a$(b)", sentence("container.use", near="a-b")]),
         (["--as", "run", "--nodes", "two"], ["--nodes"]),
         (["--cards", "0-3"], [sentence("container.needs-form", options="--cards"), "--as run"]),
         (["--as", "dockerfile", "--nodes", "2", "--add-ons"], ["--nodes, --add-ons"]),
@@ -154,7 +154,7 @@ def test_an_edited_dockerfile_is_kept_without_force_and_nothing_is_written_where
         (["--image-user", "a b"], ["'a b'", "lower-case"]),
         (
             ["--check", "--as", "run", "--user", "7"],
-            [sentence("container.check-alone", options="--as, --user"), "leave --check out"],
+            [sentence("container.check-alone", options="--as, --user"), sentence("container.check-alone-hint")],
         ),
         (["--check", "--base-digest", "xx", "--cards", "99"], ["--base-digest, --cards"]),
         (["--check", "--force", "--without-doctor", "--image-user", "me"], ["--image-user, --without-doctor, --force"]),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency import _without_consequences, agreement, title
 from npuenv.cluster.consistency.identity import Offset
 from npuenv.cluster.consistency.rules import aspects
 from npuenv.core.fact import Evidence, known
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
 from npuenv.core.toml_input import load_file
 from npuenv.facts.collector import not_asked
@@ -348,14 +348,14 @@ def test_a_reader_that_breaks_costs_its_own_row_only() -> None:
 def test_every_row_has_a_title_and_a_cure_in_both_languages() -> None:
     for aspect in aspects():
         for lang in ("en", "zh"):
-            table = load_file(PACKAGE / "messages" / lang / "agree.toml")["agree"]
+            table = load_file(PACKAGE / "core" / "messages" / lang / "agree.toml")["agree"]
             assert table[f"title-{aspect.id}"]
             assert table[f"fix-{aspect.fix}"]
 
 
 def test_every_word_and_sentence_that_is_named_exists() -> None:
-    table = load_file(PACKAGE / "messages" / "en" / "agree.toml")["agree"]
-    sources = [*(PACKAGE / "cluster" / "agree").glob("*.py"), *(PACKAGE / "cluster" / "probing").glob("*.py")]
+    table = load_file(PACKAGE / "core" / "messages" / "en" / "agree.toml")["agree"]
+    sources = [*(PACKAGE / "cluster" / "consistency").glob("*.py"), *(PACKAGE / "cluster" / "probing").glob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     sentences = set(re.findall(r'message\(\s*"([a-z-]+)"', text))
     words = {f"word-{name}" for name in re.findall(r'":([a-z-]+)"', text)}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks.base import Status
 from npuenv.cluster.consistency import agreement
 from npuenv.cluster.consistency.findings import EVIDENCE_AT_MOST
 from npuenv.cluster.consistency.identity import Met, Offset
 from npuenv.cluster.consistency.values import Place, Told, Value, divide
 from npuenv.core.fact import Evidence, known, unknown
+from npuenv.core.finding import Status
 from npuenv.facts.hccn.a2 import Speed
 from npuenv.facts.machine.mounts import Mount
 from npuenv.facts.network.clock import Clock

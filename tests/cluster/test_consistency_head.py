@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks.base import Status
 from npuenv.cluster.consistency import agreement
+from npuenv.core.finding import Status
 from npuenv.facts.machine.processes import Process
 from npuenv.facts.network.ports import Listener
 from tests.cluster.voting import NAMES, changed

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks.base import Status
 from npuenv.cluster.consistency.identity import Met, looked_up
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from tests.cluster.uniform import cluster
 from tests.cluster.voting import USUAL, differing, find, met, told, words

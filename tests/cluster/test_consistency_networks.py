@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks.base import Status
 from npuenv.core.fact import absent, known, unknown
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.facts.hccn.a2 import Address, Gateway
 from npuenv.facts.network.interfaces import Interface, Route, number_of

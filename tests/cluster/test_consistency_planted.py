@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency import agreement
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.core.toml_input import load_file
 from tests.cluster.uniform import cluster, planted

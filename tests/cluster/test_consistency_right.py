@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks.base import Status
 from npuenv.cluster.consistency.rules import aspects
 from npuenv.core.fact import known
+from npuenv.core.finding import Status
 from npuenv.report.cluster import render
 from npuenv.report.terminal import Manner, Page
 from tests.cluster.uniform import cluster

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks.base import Status
 from npuenv.cluster.consistency.identity import Met
 from npuenv.cluster.probing import Way, probe, unprobed
 from npuenv.cluster.probing.identify import introduce
@@ -31,6 +30,7 @@ from npuenv.cluster.probing.ports import address_of, has_unfixed, judge, packets
 from npuenv.cluster.probing.storage import share
 from npuenv.cluster.ssh import Options
 from npuenv.cluster.types import Answer, Node, Trouble
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from tests.support.namespaces import machines, why_not
 from tests.support.sentences import part, says, sentence
@@ -38,7 +38,7 @@ from tests.support.sentences import part, says, sentence
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npuenv.checks.base import Finding
+    from npuenv.core.finding import Finding
 
 PROGRAMS = Path(__file__).parents[2] / "npuenv" / "facts" / "target"
 # Stands for ssh: runs the command line that a remote shell would get, here.

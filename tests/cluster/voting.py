@@ -7,10 +7,10 @@ import re
 import string
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency import agreement
 from npuenv.cluster.consistency.identity import Met, Offset
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from tests.cluster.uniform import cluster, name_of
 from tests.support.sentences import say_template, sentence

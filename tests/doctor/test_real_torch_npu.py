@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Finding, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.registry import CHECKS
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import say
 from npuenv.facts.collect import Facts, collect
 from npuenv.host.local import LocalHost

@@ -18,7 +18,7 @@ from npuenv.host.recorded import parse_capture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npuenv.checks.base import Finding
+    from npuenv.core.finding import Finding
     from npuenv.host.base import Host
 
 HERE = Path(__file__).parent

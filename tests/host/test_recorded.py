@@ -112,7 +112,7 @@ GOOD = '{"schema": "npuenv.capture/1", "npuenv": "0", "host": "h", "environ": {}
     ("text", "words"),
     [
         ("{\n  broken", ("line 2, column 3",)),
-        ("[]", ("its schema is list", "npuenv.capture/1")),
+        ("[]", ("schema is list", "npuenv.capture/1")),
         ('{"schema": "npuenv.capture/9"}', ("npuenv.capture/9",)),
         (GOOD.replace('"environ": {}', '"environ": {"A": 1}'), ("environ.A",)),
         (GOOD.replace('"commands": []', '"commands": 3'), ("commands",)),

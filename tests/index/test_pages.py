@@ -23,7 +23,7 @@ from npuenv.lock.wheels import write_wheel
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.maintain.refresh.conftest import Served
+    from tests.support.package_index import Served
 
 pytest.importorskip("pypi_simple", reason="reading an index needs the package pypi-simple")
 

@@ -39,7 +39,7 @@ from tests.support.inspecting import inspect_here, run_here
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
     from npuenv.host.base import Ran
     from npuenv.install.plan import Plan
     from npuenv.lock import Lock

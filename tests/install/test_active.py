@@ -11,8 +11,7 @@ import pytest
 from npuenv.facts.manifest import MANIFEST
 from npuenv.host.local import LocalHost
 from npuenv.install.active import active_environment
-from npuenv.install.current_link import CURRENT
-from npuenv.install.environments import remember
+from npuenv.install.environments import CURRENT, remember
 from tests.install.test_environments import made
 
 if TYPE_CHECKING:

@@ -14,8 +14,21 @@ from npuenv.cli import main
 from npuenv.core.errors import BadInput, StepFailed
 from npuenv.facts.manifest import MANIFEST, MARKER, VERIFIED, describe
 from npuenv.host.local import LocalHost
-from npuenv.install.current_link import CURRENT, PREVIOUS, points_to, previous_of, roll_back
-from npuenv.install.environments import clear, environments, find, left_over, remains, remember, remove, size_mib
+from npuenv.install.environments import (
+    CURRENT,
+    PREVIOUS,
+    clear,
+    environments,
+    find,
+    left_over,
+    points_to,
+    previous_of,
+    remains,
+    remember,
+    remove,
+    roll_back,
+    size_mib,
+)
 from tests.support.sentences import says
 
 HOST = LocalHost()

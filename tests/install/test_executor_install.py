@@ -22,7 +22,7 @@ from npuenv.host.local import LocalHost
 from npuenv.host.writing import claim
 from npuenv.install.executor import Event, Session, State, execute
 from npuenv.install.failures import deciding_line
-from npuenv.install.plan import Plan, Run, Step, Want
+from npuenv.install.plan import Condition, Plan, Run, Step
 from npuenv.lock import parse_lock, write_lock
 from npuenv.lock.wheels import write_wheel
 from npuenv.render.script import render_script
@@ -50,7 +50,7 @@ def why_of(error: StepFailed) -> Message:
     return why
 
 
-def one_step(do: tuple[Run, ...], *wants: Want) -> Plan:
+def one_step(do: tuple[Run, ...], *wants: Condition) -> Plan:
     return Plan((Step("only", Message("plan.why-rest"), do, wants),))
 
 
@@ -357,7 +357,7 @@ def test_a_part_wants_the_inspector_there_but_an_older_one_will_do(world: World)
 
 
 def test_a_step_whose_conditions_do_not_hold_afterwards_has_failed(tmp_path: Path) -> None:
-    want = Want("path.state", (str(tmp_path / "never"),), "file")
+    want = Condition("path.state", (str(tmp_path / "never"),), "file")
     with pytest.raises(StepFailed) as caught:
         execute(one_step((Run(("true",)),), want), session(tmp_path / "env"))
     assert "path.state" in say(caught.value.message) and "absent" in say(caught.value.message)

@@ -21,7 +21,7 @@ from npuenv.core.messages import Message, say
 from npuenv.facts.environment import ask_environment
 from npuenv.host.local import LocalHost
 from npuenv.install.executor import Event, State
-from npuenv.install.plan import Want
+from npuenv.install.plan import Condition
 from npuenv.lock.wheels import write_wheel
 from npuenv.resolve.types import BuildStep, GitSource
 from tests.support.sentences import part, says
@@ -69,7 +69,7 @@ def still_works(former: Path) -> bool:
     """The former environment is the current one, is whole, and its modules can be imported."""
     current = former.parent / "current"
     lock = json.loads((former / ".npuenv/verified.json").read_text())["lock"]
-    is_whole = ask_environment(LocalHost(), Want("env.verified", (str(former),), lock)).value == lock
+    is_whole = ask_environment(LocalHost(), Condition("env.verified", (str(former),), lock)).value == lock
     return current.readlink() == former and is_whole and imports(current, "torch, numbers_a, tools")
 
 

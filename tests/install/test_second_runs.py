@@ -401,7 +401,7 @@ def test_room_is_asked_for_only_where_something_is_to_be_put_in(
         assert code == 0, err
     python = users_environment(tmp_path / "other")
     code, _, err = product.run("install", "tiny", "--into", python, "--yes")
-    assert (code, "10 MiB free" in err, "make room" in err, "--target" in err) == (2, True, True, False)
+    assert (code, "10 MiB free" in err, says(err, "plan.make-room"), "--target" in err) == (2, True, True, False)
 
 
 def test_a_folder_that_an_installation_would_refuse_gets_no_plan_and_no_script(
@@ -417,6 +417,6 @@ def test_a_folder_that_an_installation_would_refuse_gets_no_plan_and_no_script(
         code, out, err = product.run("install", "tiny", "--target", str(place), *words)
         assert (code, "years" in out, says(out + err, "plan.target-foreign", names="src")) == (2, False, True)
         code, out, err = product.run("install", "tiny", "--target", str(other), *words)
-        assert (code, "would destroy" in out + err) == (2, True)
+        assert (code, says(out + err, "install.other-environment", stack="tiny")) == (2, True)
     assert product.run("install", "tiny", "--target", str(other), "--script", "--replace")[0] == 0
     assert json.loads((other / MARKER).read_text())["status"] == "complete"

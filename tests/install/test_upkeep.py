@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npuenv.app.job import InstallJob
-    from npuenv.install.difference import Change
+    from npuenv.install.environments import Change
     from tests.install.conftest import Product, World
 
 
@@ -246,7 +246,7 @@ def test_a_folder_of_ones_own_cannot_be_updated_beside_itself(product: Product, 
     product.release()
     code, _, err = product.run("install", "--update", "--target", str(place), "--yes")
     assert code == 2
-    assert "ANOTHER-FOLDER" in err
+    assert "OTHER-DIR" in err
     assert (place / "bin/python").exists()
 
 
@@ -352,9 +352,9 @@ def test_a_narrow_terminal_breaks_no_word_of_the_list_and_a_wide_one_shows_a_tab
         assert str(product.current) in words and "complete" in words
         assert width == "50" or len(out.splitlines()) == num_lines
     out = product.run("env", "list", "--lang", "zh")[1]
-    assert "当前启用" in out and "完整" in out and "current " not in out and "complete" not in out
+    assert "已启用" in out and "完整" in out and "current " not in out and "complete" not in out
     shown = product.run("env", "show", "tiny", "--lang", "zh")[1]
-    assert "用途: 当前启用\n状态: 完整\n" in shown
+    assert "用途: 已启用\n状态: 完整\n" in shown
 
 
 def test_a_repair_mends_what_was_altered_in_an_environment_of_the_users_and_nothing_else(

@@ -123,7 +123,7 @@ RELEASES, RECIPES = "vllm_ascend.toml", "frameworks/verl.toml"
             ">=5",
         ),
         (RECIPES, "ray[default]>=2.41", "ray[default]>=2.49", "recipe-range", ">=2.49"),
-        (RECIPES, 'cann = "8.5.0"', 'cann = "8.3.RC2"', "torch-npu-cann", "on CANN 8.3.RC2"),
+        (RECIPES, 'cann = "8.5.0"', 'cann = "8.3.RC2"', "torch-npu-cann", "with CANN 8.3.RC2"),
         (RECIPES, '"torchvision", version = "0.23.0"', '"torchvision", version = "0.22.1"', "recipe-pair", "0.23.0"),
         (RECIPES, 'name = "vllm", version = "0.13.0"', 'name = "vllm", version = "0.14.1"', "recipe-pair", "0.13.0"),
         (

@@ -12,9 +12,8 @@ import pytest
 
 from npuenv.matrix import load_matrix
 from npuenv.render.container import shell
-from npuenv.render.container.description import Container, describe
-from npuenv.render.container.formats import render_container
-from npuenv.render.container.options import Wish
+from npuenv.render.container.description import Container, Wish, describe
+from npuenv.render.container.writing import render_container
 from tests.render import container_reading as reading
 from tests.support.sentences import sentence
 
@@ -155,7 +154,7 @@ def test_volcano_takes_nodes_of_the_right_kind(hardware: str, cards: str, expect
     text = render_container(made(hardware, cards=cards, nodes=2), ["k8s"])["kubernetes.yaml"]
     wanted = {"accelerator-type": expected} if expected else None
     assert [pod.get("nodeSelector") for pod in reading.pods(text)] == [wanted] * 2
-    assert (f"accelerator-type={expected}, " in text) is (expected is not None)
+    assert (f"label accelerator-type={expected};" in text) is (expected is not None)
     alone = render_container(made(hardware, cards=cards), ["k8s"])["kubernetes.yaml"]
     assert "accelerator-type" not in alone
 

@@ -11,11 +11,9 @@ import pytest
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message, say
 from npuenv.matrix import load_matrix
-from npuenv.render.container.description import Container, describe
-from npuenv.render.container.formats import render_container
+from npuenv.render.container.description import Container, Wish, describe
 from npuenv.render.container.header import span
-from npuenv.render.container.options import Wish
-from npuenv.render.container.writing import write_files
+from npuenv.render.container.writing import render_container, write_files
 from npuenv.resolve.types import Platform
 from tests.render.conftest import make_stack
 from tests.support.sentences import says
@@ -108,61 +106,59 @@ def test_without_a_stack_the_image_must_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "cards", "said"),
+    ("hardware", "cards", "key", "args"),
     [
-        ("a2", "16", "there is no card 16: a node with a2 has at most the cards 0 to 15 | the nearest is 15"),
-        ("a3", "0-16", "there is no card 16: a node with a3 has at most the cards 0 to 15"),
-        ("a2", "0-3,2", "card 2 stands twice in --cards '0-3,2'"),
-        ("a2", "3-0", "'3-0' in --cards '3-0' is no card number"),
-        ("a2", "0,,1", "'' in --cards '0,,1' is no card number"),
-        ("a2", "npu0", "'npu0' in --cards 'npu0' is no card number"),
-        ("a2", "-1", "'-1' in --cards '-1' is no card number"),
-        ("a2", "\u0661", "is no card number"),
-        (
-            "310p",
-            None,
-            "nodes with 310p have different numbers of cards, so they must be named | name them as in --cards",
-        ),
-        ("950", None, "nodes with 950 have different numbers of cards"),
+        ("a2", "16", "no-such-card", {"hardware": "a2", "card": 16, "last": 15}),
+        ("a2", "16", "no-such-card-hint", {"last": 15}),
+        ("a3", "0-16", "no-such-card", {"hardware": "a3", "card": 16, "last": 15}),
+        ("a2", "0-3,2", "card-twice", {"card": 2, "cards": "'0-3,2'"}),
+        ("a2", "3-0", "bad-cards", {"part": "'3-0'", "cards": "'3-0'"}),
+        ("a2", "0,,1", "bad-cards", {"part": "''", "cards": "'0,,1'"}),
+        ("a2", "npu0", "bad-cards", {"part": "'npu0'"}),
+        ("a2", "-1", "bad-cards", {"part": "'-1'"}),
+        ("a2", "\u0661", "bad-cards", {}),
+        ("310p", None, "cards-needed", {"hardware": "310p"}),
+        ("310p", None, "cards-needed-hint", {}),
+        ("950", None, "cards-needed", {"hardware": "950"}),
     ],
 )
-def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, said: str) -> None:
-    assert said in refusal(hardware, cards=cards)
+def test_cards_that_cannot_be_are_refused(hardware: str, cards: str | None, key: str, args: dict[str, Any]) -> None:
+    assert says(refusal(hardware, cards=cards), f"container.{key}", **args)
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("wish", "key", "args"),
     [
-        ({"data": Path("data/x")}, "--data data/x is not an absolute path"),
-        ({"models": Path("weights")}, "give the whole path, as in --models /srv/weights"),
-        ({"data": Path("/a'b")}, '--data is "/a\'b": the character "\'" could end or change a word'),
-        ({"data": Path('/a"b')}, "the character '\"' could"),
-        ({"data": Path("/a\nb")}, "the character '\\n' could"),
-        ({"data": Path("/$(id)")}, "--data is '/$(id)': the character '$' could"),
-        ({"models": Path("/a,b")}, "--models is '/a,b': the character ',' could"),
-        ({"models": Path("/a:b")}, "lists of mounts part their words at commas and colons"),
-        ({"data": Path("/srv/..")}, "--data / would put the whole host into the container"),
-        ({"image": "verl:a2; reboot"}, "--image 'verl:a2; reboot' is not a reference"),
-        ({"image": "-v/:/host"}, "is not a reference to an image"),
-        ({"image": "Verl:a2"}, "names are in lower case"),
-        ({"image": "verl:a2\n"}, "is not a reference to an image"),
-        ({"name": "My_Job"}, "--name 'My_Job' does not fit everywhere"),
-        ({"name": "My_Job"}, "for instance my-job"),
-        ({"name": "a" * 41}, "at most 40"),
-        ({"name": ""}, "for instance npuenv"),
-        ({"name": "7b-grpo"}, "a letter first"),
-        ({"name": "7b-grpo"}, "for instance npuenv-7b-grpo"),
-        ({"user": "root"}, "--user 'root' is not UID or UID:GID in digits"),
-        ({"user": "0 --privileged"}, "is not UID or UID:GID"),
-        ({"nodes": 0}, "--nodes 0 is not a number of nodes from 1 to"),
-        ({"shm_gib": 0}, "--shm-gib 0 leaves no shared memory"),
-        ({"command": "echo 'a"}, "a quote is not closed in --command"),
-        ({"command": "sh -c '$(reboot)'"}, "--command is '$(reboot)': the character '$' could"),
-        ({"command": "  "}, "--command is empty"),
+        ({"data": Path("data/x")}, "relative", {"what": "--data", "path": "data/x"}),
+        ({"models": Path("weights")}, "relative-hint", {"what": "--models", "path": "weights"}),
+        ({"data": Path("/a'b")}, "unsafe", {"what": "--data", "value": '"/a\'b"', "character": '"\'"'}),
+        ({"data": Path('/a"b')}, "unsafe", {"character": "'\"'"}),
+        ({"data": Path("/a\nb")}, "unsafe", {"character": "'\\n'"}),
+        ({"data": Path("/$(id)")}, "unsafe", {"what": "--data", "value": "'/$(id)'", "character": "'$'"}),
+        ({"models": Path("/a,b")}, "unsafe", {"what": "--models", "value": "'/a,b'", "character": "','"}),
+        ({"models": Path("/a:b")}, "unsafe-path-hint", {}),
+        ({"data": Path("/srv/..")}, "whole-root", {"what": "--data"}),
+        ({"image": "verl:a2; reboot"}, "bad-image", {"image": "'verl:a2; reboot'"}),
+        ({"image": "-v/:/host"}, "bad-image", {}),
+        ({"image": "Verl:a2"}, "bad-image-hint", {}),
+        ({"image": "verl:a2\n"}, "bad-image", {}),
+        ({"name": "My_Job"}, "bad-name", {"name": "'My_Job'"}),
+        ({"name": "My_Job"}, "use", {"near": "my-job"}),
+        ({"name": "a" * 41}, "bad-name", {}),
+        ({"name": ""}, "use", {"near": "npuenv"}),
+        ({"name": "7b-grpo"}, "bad-name", {}),
+        ({"name": "7b-grpo"}, "use", {"near": "npuenv-7b-grpo"}),
+        ({"user": "root"}, "bad-user", {"user": "'root'"}),
+        ({"user": "0 --privileged"}, "bad-user", {}),
+        ({"nodes": 0}, "bad-nodes", {"nodes": 0}),
+        ({"shm_gib": 0}, "bad-shm", {"gib": 0}),
+        ({"command": "echo 'a"}, "open-quote", {}),
+        ({"command": "sh -c '$(reboot)'"}, "unsafe", {"what": "--command", "value": "'$(reboot)'", "character": "'$'"}),
+        ({"command": "  "}, "no-words", {"what": "--command"}),
     ],
 )
-def test_a_value_that_could_break_out_is_refused_by_name(wish: dict[str, Any], said: str) -> None:
-    assert said in refusal(**wish)
+def test_a_value_that_could_break_out_is_refused_by_name(wish: dict[str, Any], key: str, args: dict[str, Any]) -> None:
+    assert says(refusal(**wish), f"container.{key}", **args)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from npuenv.preflight.memory.types import Cards, Model, Placement
 from npuenv.render.launch import roll_recipe as recipes
 from npuenv.render.launch.job import Places, chosen_placement, parse_cards, parse_overrides, written_cards
 from npuenv.render.launch.roll import render_roll
-from npuenv.render.launch.roll_keys import is_read
+from npuenv.render.launch.roll_recipe import is_read
 from npuenv.render.launch.roll_tree import mapping_text
 from npuenv.resolve import resolve
 from npuenv.resolve.types import Request, Stack

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import say
 from npuenv.preflight.memory.types import Placement
-from npuenv.render.launch.paths import Paths
+from npuenv.render.launch.job import Paths
 from npuenv.render.launch.verl import overrides, render_verl
 from npuenv.render.launch.verl_keys import for_release
 from tests.render.conftest import make_stack, pin
@@ -144,8 +144,8 @@ def test_the_ppo_recipe_has_the_values_of_the_script_that_it_names() -> None:
     }
     values = overrides(*published("ppo-qwen3-8b", "0.9.1"))
     assert {key: values.get(key) for key in expected} == expected
-    assert "After examples/ppo_trainer/run_qwen3-8b_npu.sh," in rendered("ppo-qwen3-8b")["run.sh"]
-    assert "After examples/ppo_trainer/run_qwen3_8b_vllm_fsdp_npu.sh," in rendered("ppo-qwen3-8b-1k-2k")["run.sh"]
+    assert "Based on examples/ppo_trainer/run_qwen3-8b_npu.sh," in rendered("ppo-qwen3-8b")["run.sh"]
+    assert "Based on examples/ppo_trainer/run_qwen3_8b_vllm_fsdp_npu.sh," in rendered("ppo-qwen3-8b-1k-2k")["run.sh"]
 
 
 def test_noise_keys_are_refused_with_a_sentence_and_left_out_ones_are_said() -> None:

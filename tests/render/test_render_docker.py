@@ -117,8 +117,8 @@ def test_a_partial_lock_is_said_and_its_packages_go_without_hash(sample: SimpleN
     locks = {arch: sample.lock(arch, is_partial=True) for arch in ARCHS}
     files = render_docker(sample.stacks, locks, indexes=sample.indexes)
     dockerfile = files[f"{FOLDER}/Dockerfile"]
-    said = [line for line in dockerfile.splitlines() if line.startswith("# unpinned hash: torch")]
-    assert said == ["# unpinned hash: torch==2.7.1+cpu on x86_64 (index-out-of-reach pytorch-cpu)"]
+    said = [line for line in dockerfile.splitlines() if line.startswith("# no hash: torch")]
+    assert said == ["# no hash: torch==2.7.1+cpu on x86_64 (index-out-of-reach pytorch-cpu)"]
     name = "requirements.x86_64.torch.pytorch-cpu.unhashed.txt"
     assert files[f"{FOLDER}/{name}"].splitlines()[-1] == "torch==2.7.1+cpu"
     install = next(line for line in dockerfile.splitlines() if "pip install" in line and name in line)
@@ -128,7 +128,7 @@ def test_a_partial_lock_is_said_and_its_packages_go_without_hash(sample: SimpleN
 
 
 def test_a_complete_lock_speaks_of_no_missing_hash(sample: SimpleNamespace) -> None:
-    assert "unpinned hash" not in rendered(sample)["Dockerfile"]
+    assert "no hash" not in rendered(sample)["Dockerfile"]
 
 
 def test_other_gaps_of_a_lock_are_said_too(sample: SimpleNamespace) -> None:
@@ -148,7 +148,7 @@ def test_other_gaps_of_a_lock_are_said_too(sample: SimpleNamespace) -> None:
 def test_a_moving_branch_is_a_comment_and_a_label(sample: SimpleNamespace) -> None:
     lines = rendered(sample)["Dockerfile"].splitlines()
     assert 'LABEL npuenv.moving-sources="verl@main"' in lines
-    at = next(number for number, line in enumerate(lines) if line.startswith("# Source verl follows the branch main"))
+    at = next(number for number, line in enumerate(lines) if line.startswith("# Source verl follows branch main"))
     assert lines[at + 1 : at + 3] == [NETRC, "    git init --quiet /opt/src/verl \\"]
 
 
@@ -164,7 +164,7 @@ def test_a_tag_whose_commit_is_known_is_checked_and_another_is_called_unpinned(s
         asked = [line for line in lines if "rev-parse" in line]
         check = "    && git -C /opt/src/vllm rev-parse --verify '0123456789^{commit}' \\"
         assert asked == ([check] if commit else [])
-        said = "build ends where that is not commit 0123456789" if commit else "whose commit is not recorded"
+        said = "build fails if that is not commit 0123456789" if commit else "whose commit is not recorded"
         assert [line for line in lines if line.startswith("# Source vllm ") and said in line]
 
 
@@ -172,14 +172,14 @@ def test_overrides_are_said_once_with_their_reason(sample: SimpleNamespace) -> N
     override = Override("vllm", "exclude", "triton", Reason(Message("cli.no")))
     lines = rendered(sample, overrides=(override,))["Dockerfile"].splitlines()
     said = sentence("render.override-exclude", requirement="triton", reason=Message("cli.no"))
-    assert [line for line in lines if line.startswith("# * triton ")] == [f"# * {said}"]
+    assert [line for line in lines if line.startswith("# * triton: ")] == [f"# * {said}"]
 
 
 def test_an_override_of_one_architecture_names_it(sample: SimpleNamespace) -> None:
     override = Override("vllm", "replace", "torch==2.7.1+cpu", Reason(Message("cli.no")))
     stacks = {**sample.stacks, "x86_64": sample.stack("x86_64", overrides=(override,))}
     dockerfile = render_docker(stacks, sample.locks, indexes=sample.indexes)[f"{FOLDER}/Dockerfile"]
-    said = "# * [x86_64] vllm: its requirement is replaced by torch==2.7.1+cpu. no"
+    said = "# * [x86_64] vllm: requirement replaced by torch==2.7.1+cpu. no"
     assert said in dockerfile.splitlines()
 
 

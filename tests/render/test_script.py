@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npuenv.core.messages import Message, say
-from npuenv.core.plan import Plan, Run, Step, Want, WriteFile
+from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.facts.pip import UvSettings
 from npuenv.host.writing import claim
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WHY = Message("plan.why-rest")
 NO_SETTINGS = UvSettings()
-FOREIGN = "holds something else than this environment"
+FOREIGN = "holds something other than this environment"
 
 
 def made(lock: str = "0123", kind: str = "venv") -> str:
@@ -172,7 +172,7 @@ def test_git_gets_the_certificates_that_pip_is_set_up_with_unless_it_has_its_own
 
 
 def test_a_file_that_is_not_there_yet_is_no_complaint(tmp_path: Path) -> None:
-    want = Want("file.text", (str(tmp_path / "a"),), "text\n")
+    want = Condition("file.text", (str(tmp_path / "a"),), "text\n")
     step = Step("write", WHY, (WriteFile(str(tmp_path / "a"), "text\n"),), (want,))
     assert run(step)[::2] == (0, "")
     assert run(step) == (0, f"[1/1] write: {say(WHY)} - {sentence('plan.script-skipped')}\n", "")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Finding, Fix, Status
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Fix, Status, check_all
+from npuenv.checks import check_all
 from npuenv.core.fact import Evidence, known
+from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
@@ -23,7 +24,7 @@ from npuenv.report.html import render_html
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
     from npuenv.facts.collect import Facts
 
 HOSTS = Path(__file__).parent.parent / "support" / "hosts"

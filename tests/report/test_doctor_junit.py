@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from npuenv.checks import Fix, Status, check_all
+from npuenv.checks import check_all
+from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
@@ -15,7 +16,7 @@ from npuenv.report.junit import render_junit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 
-from npuenv.checks import Fix, Status, check_all
+from npuenv.checks import check_all
 from npuenv.checks.registry import CHECKS
+from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import load_capture
@@ -18,7 +19,7 @@ from npuenv.report.sarif import sarif_document
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 HOSTS = Path(__file__).parent.parent / "support" / "hosts"
 

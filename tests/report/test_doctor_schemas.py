@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 import npuenv.report
-from npuenv.checks import Fix, Status, check_all
+from npuenv.checks import check_all
+from npuenv.core.finding import Fix, Status
 from npuenv.core.messages import Message
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost, load_capture
@@ -19,7 +20,7 @@ from npuenv.report.doctor import document
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
     from npuenv.facts.collect import Facts
 
 SCHEMAS = Path(npuenv.report.__file__).parent / "schemas"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from npuenv.checks import Finding, Fix, Status
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Fix, Status
 from npuenv.core.messages import Message
 from npuenv.core.messages.visible import clean
 from npuenv.facts.collect import collect

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from npuenv.checks import Finding, Status
 from npuenv.cli import main
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
 from npuenv.report.smoke import Where, print_summary
 

@@ -83,7 +83,7 @@ def test_without_matplotlib_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest
 def test_every_label_is_in_the_catalogue() -> None:
     from npuenv.core.toml_input import load_file
 
-    folder = Path(plots.__file__).parent.parent / "messages"
+    folder = Path(plots.__file__).parent.parent / "core" / "messages"
     named = set(re.findall(r'_label\("([\w-]+)"\)', Path(plots.__file__).read_text(encoding="utf-8")))
     wanted = named | set(plots._PANELS) | {"mean", "max", "min"}
     assert set(load_file(folder / "en" / "plots.toml")["plots"]) == wanted

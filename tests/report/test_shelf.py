@@ -26,7 +26,7 @@ HALF = replace(
     missing=(Missing("torx", "9.1", "index-out-of-reach", "special"),),
 )
 PROOF = (Proof("base>=7", "upper 1.0 (Requires-Dist)"), Proof("base<2|x", "half"))
-PROOF_SAYS = ["base>=7 (asked for by upper 1.0 (Requires-Dist))", "base<2|x (asked for by half)"]
+PROOF_SAYS = ["base>=7 (required by upper 1.0 (Requires-Dist))", "base<2|x (required by half)"]
 
 
 LACKS = sentence("lock.lacks-index-out-of-reach", name="torx", version="9.1", index="special")

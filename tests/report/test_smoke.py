@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from npuenv.checks import Finding, Status
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message, say
 from npuenv.report.smoke import Where, headline, print_summary, summary_json, verdict, watch, where_of
 from npuenv.smoke import cause

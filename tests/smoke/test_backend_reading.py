@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npuenv.checks import Status
 from npuenv.core.errors import StepFailed
+from npuenv.core.finding import Status
 from npuenv.host.local import LocalHost
 from npuenv.smoke.backends import cause, judge
-from npuenv.smoke.backends.dataset import rows
 from npuenv.smoke.backends.reading import Roll, Verl, bare, pending
+from npuenv.smoke.backends.starting import rows
 from npuenv.smoke.backends.target import write_rows
 from tests.smoke.backend_cases import BEFORE, PENDING, make_target, roll_step, verl_step
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from npuenv.checks import Status
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.reading import brief

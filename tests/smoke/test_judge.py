@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Status
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.smoke import cause, gain_by_chance, judge, parse_record
 from npuenv.smoke.judge import CAUSES

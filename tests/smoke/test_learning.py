@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npuenv.checks import Status
+from npuenv.core.finding import Status
 from npuenv.core.messages import say
 from npuenv.smoke import cause, judge
 from npuenv.smoke.learning import CALIBRATED, CALIBRATED_STEPS

@@ -21,7 +21,7 @@ from tests.support.sentences import part, says, sentence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.checks import Finding
+    from npuenv.core.finding import Finding
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch, which comes with a stack, not with npuenv")
 ROOT = Path(__file__).parents[2]

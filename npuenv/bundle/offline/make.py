@@ -17,10 +17,9 @@ from npuenv.bundle.offline.backends import find_backends
 from npuenv.bundle.offline.contents import Item, lock_items, source_item, tool_items
 from npuenv.bundle.offline.fetch import Told, Wanted, failed_by_disk, fetch_all, still_to_fetch, with_sizes
 from npuenv.bundle.offline.manifest import MANIFEST, FileRow, Manifest, manifest_text, mode_of, request_values
-from npuenv.bundle.offline.script import install_script
 from npuenv.bundle.offline.sources import find_sources, pack_source
 from npuenv.bundle.offline.user_files import find_needed
-from npuenv.bundle.offline.write import settle, write_tar
+from npuenv.bundle.offline.write import install_script, settle, write_tar
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
 from npuenv.host.hashing import sha256_of

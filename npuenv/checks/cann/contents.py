@@ -13,7 +13,8 @@ from npuenv.core.fact import Evidence, State
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npuenv.checks.base import Context, Fix, Verdict
+    from npuenv.checks.base import CheckResult, Context
+    from npuenv.core.finding import Fix
     from npuenv.matrix.rows import Hardware
 
 _NO_KERNELS = "Ascend/pytorch docs/zh/user_guide/troubleshooting, operator_called_error.md; vllm-ascend#3046"
@@ -28,7 +29,7 @@ def _release(text: str) -> versions.Version | None:
         return None
 
 
-def _parts(context: Context) -> Verdict:
+def _parts(context: Context) -> CheckResult:
     """The releases of compiler, runtime, opp, toolkit and hccl, by their version files, else by version.cfg."""
     parts, config = context.facts.cann.parts.value or (), context.facts.cann.running.value
     named = {part.name: (part.release, Evidence(part.place, part.release)) for part in parts if part.release}
@@ -50,7 +51,7 @@ def _parts(context: Context) -> Verdict:
     return (fail if is_far else warn)("cann.parts-mixed", *lines, fix=fix("cann.parts"), **says)
 
 
-def _ops(context: Context) -> Verdict:
+def _ops(context: Context) -> CheckResult:
     """The kernels (ops) package against the toolkit. Before 8.5 an older kernels package may lie under a newer toolkit:
     toolkit/version.info asks for `required_package_opp_kernel_version=">=7.6, <=8.2"`; from 8.5 on they go together."""
     cann, ops = context.facts.cann.toolkit.value, context.facts.cann.ops.value
@@ -74,7 +75,7 @@ def _install(context: Context, version: str) -> Fix:
     return fix("cann.ops-install", version=version, chip=row.image_chip if row else "CHIP")
 
 
-def _kernels(context: Context) -> Verdict:
+def _kernels(context: Context) -> CheckResult:
     """Compiled operators for this machine's chip: without them the first operator gives 561103."""
     cann, row = context.facts.cann.toolkit.value, context.matrix.hardware_row(generation(context))
     if cann is None:
@@ -94,7 +95,7 @@ def _kernels(context: Context) -> Verdict:
     return fail("cann.kernels-none", *fact.evidence, fix=cure, folder=kernels.folder, **says)
 
 
-def _for_any_chip(context: Context, cure: Fix) -> Verdict:
+def _for_any_chip(context: Context, cure: Fix) -> CheckResult:
     """Without the chip's name, because npu-smi lists none: kernels for no chip at all are missing on every one."""
     fact, npu = context.facts.cann.kernels, context.facts.npu
     if npu.smi.value is not None and npu.smi.value.cards:
@@ -108,7 +109,7 @@ def _for_any_chip(context: Context, cure: Fix) -> Verdict:
     return unsure("cann.kernels-no-chip", *npu.smi_trouble.evidence, chips=fact.value.chips)
 
 
-def _by_package(context: Context, row: Hardware, cure: Fix) -> Verdict:
+def _by_package(context: Context, row: Hardware, cure: Fix) -> CheckResult:
     """What the package's own name says, where its folders cannot be seen."""
     fact = context.facts.cann.ops
     if fact.value is None or not fact.value.chip:
@@ -118,7 +119,7 @@ def _by_package(context: Context, row: Hardware, cure: Fix) -> Verdict:
     return fail("cann.kernels-other", *fact.evidence, fix=cure, chips=(fact.value.chip,), chip=row.kernels[0])
 
 
-def _custom(context: Context) -> Verdict:
+def _custom(context: Context) -> CheckResult:
     """Packages of custom operators: readable, there, and with kernels for this chip."""
     fact = context.facts.cann.custom
     if fact.value is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, warn
 from npuenv.checks.cann.session import source
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 
 if TYPE_CHECKING:
     from npuenv.facts.cann.toolkit import Cann, Nnal
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
-def _nnal(context: Context) -> Verdict:
+def _nnal(context: Context) -> CheckResult:
     nnal, cann = context.facts.cann.nnal.value, context.facts.cann.toolkit.value
     if nnal is not None:
         if cann is not None and not _same_series(nnal.version, cann):
@@ -47,7 +48,7 @@ def _script(nnal: Nnal) -> str:
     return f"{re.sub('/latest$', '', nnal.root)}/set_env.sh"
 
 
-def _sourced(context: Context) -> Verdict:
+def _sourced(context: Context) -> CheckResult:
     nnal, atb = context.facts.cann.nnal.value, context.facts.cann.atb.value
     if nnal is None:
         return skip("cann.nnal-sourced-skip")
@@ -75,7 +76,7 @@ def _kinds(context: Context) -> list[str]:
     return re.findall(r"cxx_abi_([01])/lib(?:[:/]|$)", environment(context).get("LD_LIBRARY_PATH", ""))
 
 
-def _library(context: Context) -> Verdict:
+def _library(context: Context) -> CheckResult:
     """The library itself: a folder without it is a half-removed or half-copied NNAL."""
     atb = context.facts.cann.atb.value
     if atb is None or not atb.is_there:
@@ -93,7 +94,7 @@ def why_unloadable(context: Context) -> str | None:
     return next((check for check, judge in judges.items() if judge(context).status is Status.FAIL), None)
 
 
-def _abi(context: Context) -> Verdict:
+def _abi(context: Context) -> CheckResult:
     """ATB_HOME_PATH ends in the ABI that was chosen when it was sourced; torch was built with one of the two."""
     atb, torch = context.facts.cann.atb.value, context.facts.cann.torch_abi.value
     lines = context.facts.cann.torch_abi.evidence

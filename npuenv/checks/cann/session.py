@@ -7,14 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Fix, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, fail, fix, ok, skip, warn
 from npuenv.checks.session.variables import environment, installed, line, setting
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
-    from npuenv.checks.base import Context, Verdict
+    from npuenv.checks.base import CheckResult, Context
+    from npuenv.core.finding import Fix
     from npuenv.facts.cann.installs import Entry
 
 _LISTS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH")
@@ -72,7 +73,7 @@ def _release(text: str) -> versions.Version:
         return versions.cann("0.0.0")
 
 
-def _links(context: Context) -> Verdict:
+def _links(context: Context) -> CheckResult:
     """What is installed side by side, and whether the links lead to one of them each."""
     found = context.facts.cann.installs.value
     if found is None:
@@ -93,7 +94,7 @@ def _links(context: Context) -> Verdict:
     return ok("cann.links-ok", installs=tuple(item.root for item in found.found))
 
 
-def _one_version(context: Context) -> Verdict:
+def _one_version(context: Context) -> CheckResult:
     """Each path that belongs to a CANN belongs to that of ASCEND_HOME_PATH; links followed where they can be."""
     entries = _entries(context)
     own = next((item.real for item in entries if item.variable == "ASCEND_HOME_PATH"), "")
@@ -118,7 +119,7 @@ def _comes_first(entry: Entry, entries: tuple[Entry, ...], own: str) -> bool:
     return not mine or entry.position < min(mine)
 
 
-def _gone(context: Context) -> Verdict:
+def _gone(context: Context) -> CheckResult:
     """Search paths into a CANN that is no longer there. The session's own home being gone is told by cann.sourced."""
     entries = _entries(context)
     if context.facts.cann.toolkit.value is None:
@@ -132,7 +133,7 @@ def _gone(context: Context) -> Verdict:
     return warn("cann.gone-warn", *lines, fix=fix("cann.fresh", *_own_script(context).commands), homes=homes)
 
 
-def _stand_ins(context: Context) -> Verdict:
+def _stand_ins(context: Context) -> CheckResult:
     """Folders of stand-in libraries before those of the driver, or without them."""
     folders = environment(context).get("LD_LIBRARY_PATH", "").split(":")
     stand_ins = [at for at, folder in enumerate(folders) if _STAND_INS.search(folder)]
@@ -146,7 +147,7 @@ def _stand_ins(context: Context) -> Verdict:
     )
 
 
-def _python_path(context: Context) -> Verdict:
+def _python_path(context: Context) -> CheckResult:
     """PYTHONPATH was written anew or dropped after set_env.sh, so that CANN's own packages (te, tbe, acl) are lost."""
     if not setting(context, "ASCEND_HOME_PATH"):
         return skip("cann.python-path-skip")
@@ -155,7 +156,7 @@ def _python_path(context: Context) -> Verdict:
     return warn("cann.python-path-lost", line(context, "PYTHONPATH"), fix=_own_script(context))
 
 
-def _python_packages(context: Context) -> Verdict:
+def _python_packages(context: Context) -> CheckResult:
     """What CANN's operator compiler imports from the target: without it, the first compiled operator gives 500001."""
     have = installed(context)
     python = context.facts.python.interpreter.value
@@ -170,7 +171,7 @@ def _python_packages(context: Context) -> Verdict:
     return warn("cann.packages-missing", *lines, fix=cure, names=missing)
 
 
-def _gcc(context: Context) -> Verdict:
+def _gcc(context: Context) -> CheckResult:
     """The compiler that vllm-ascend's and other operators are built with."""
     version = (context.facts.cann.compilers.value or {}).get("gcc", "")
     if not version:
@@ -180,7 +181,7 @@ def _gcc(context: Context) -> Verdict:
     return warn("cann.gcc-old", fix=fix("cann.gcc"), version=version, least=_OLDEST_GCC)
 
 
-def _writable(context: Context) -> Verdict:
+def _writable(context: Context) -> CheckResult:
     """CANN's log and cache folders of an earlier run as another user (sudo, a container's root) stop the next one."""
     folders = context.facts.cann.writes.value or ()
     shut = next((item for item in folders if item.state != "writable"), None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Status, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.cann import contents as cann_contents
 from npuenv.checks.cann import nnal
 from npuenv.checks.cann import session as cann_session
@@ -16,6 +16,7 @@ from npuenv.checks.python.installed import resolve_here
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence, State
+from npuenv.core.finding import Status
 from npuenv.facts.cann.installs import home_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _HDK = "CANN 9.1.0 and 9.1.1 release notes (hiascend); cann/release-management"
 _INSTALL = "vllm-project/vllm-ascend docs/source/installation.md"
 
 
-def _found(context: Context) -> Verdict:
+def _found(context: Context) -> CheckResult:
     fact = context.facts.cann.toolkit
     cann, lines = fact.value, fact.evidence
     if context.facts.cann.closed.value is not None:
@@ -50,7 +51,7 @@ def _found(context: Context) -> Verdict:
     return ok("cann.cann-found-ok", *lines, answered_by=cann.answered_by, **says)
 
 
-def _shut(context: Context) -> Verdict:
+def _shut(context: Context) -> CheckResult:
     """A toolkit is named or installed, and this user may not look into its folder."""
     shut, account = context.facts.cann.closed.value, context.facts.machine.account.value
     assert shut is not None
@@ -70,7 +71,7 @@ def why_unloadable(context: Context) -> str | None:
     return "cann.sourced" if is_known and _sourced(context).status is Status.FAIL else None
 
 
-def _sourced(context: Context) -> Verdict:
+def _sourced(context: Context) -> CheckResult:
     """The five things that torch_npu looks for, in its order; then the libraries on the loader's path."""
     cann, environment = context.facts.cann.toolkit.value, context.facts.environment.value or {}
     if cann is None:
@@ -115,7 +116,7 @@ def _variable(environment: object, name: str) -> tuple[Evidence, ...]:
     return (Evidence("environment", f"{name}={value}" if value is not None else f"{name} is not set"),)
 
 
-def _arch(context: Context) -> Verdict:
+def _arch(context: Context) -> CheckResult:
     cann, arch = context.facts.cann.toolkit.value, context.facts.machine.arch.value
     if cann is None or not cann.arch or arch is None:
         return skip("no-cann")
@@ -124,7 +125,7 @@ def _arch(context: Context) -> Verdict:
     return fail("cann.cann-arch-fail", fix=fix("cann.cann-reinstall"), cann=cann.arch, machine=arch)
 
 
-def _driver(context: Context) -> Verdict:
+def _driver(context: Context) -> CheckResult:
     """CANN against the driver's HDK number. The official line gives a range; older ones only name a match."""
     cann, driver = context.facts.cann.toolkit.value, _driver_version(context)
     if driver is None and context.facts.npu.driver.state is State.UNKNOWN:
@@ -151,7 +152,7 @@ def _driver(context: Context) -> Verdict:
     return _without_line(row, have, driver)
 
 
-def _without_line(row: CannRow, have: versions.Version, driver: str) -> Verdict:
+def _without_line(row: CannRow, have: versions.Version, driver: str) -> CheckResult:
     """A CANN without an official list. Threads show drivers running that are a year older than the named one (23.0.3
     with 8.1.RC1, 24.1.RC3 with 8.2.RC1), so only one from before that is worth a word."""
     named = row.driver_named or ("-",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
 
 _GIB_KIB = 1 << 20
 _MEMORY_OF_A_CHIP_KIB = 8 * _GIB_KIB  # weights pass through the host's memory on their way; the threshold is ours
@@ -10,7 +10,7 @@ _TASKS_GOOD = 4096  # podman gives 2048; every rank, worker and compiler starts 
 _PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
-def _emulated(context: Context) -> Verdict:
+def _emulated(context: Context) -> CheckResult:
     """uname speaks for the image, /proc/cpuinfo for the machine below it."""
     arch, processor = context.facts.machine.arch.value, context.facts.machine.processor.value
     if arch not in _PLATFORMS or processor is None:
@@ -22,7 +22,7 @@ def _emulated(context: Context) -> Verdict:
     return fail("machine.emulated-fail", *evidence, fix=cure, arch=arch, family=processor.family)
 
 
-def _memory(context: Context) -> Verdict:
+def _memory(context: Context) -> CheckResult:
     groups, nodes = context.facts.machine.cgroup.value, context.facts.npu.nodes.value
     if groups is None or groups.memory_kib is None:
         return skip("no-limit")
@@ -34,7 +34,7 @@ def _memory(context: Context) -> Verdict:
     return warn("machine.limit-warn", fix=fix("machine.limit", good=good), limit=limit, chips=chips, good=good)
 
 
-def _tasks(context: Context) -> Verdict:
+def _tasks(context: Context) -> CheckResult:
     groups = context.facts.machine.cgroup.value
     if groups is None or groups.tasks is None:
         return skip("no-limit")
@@ -46,7 +46,7 @@ def _tasks(context: Context) -> Verdict:
     return warn("machine.group-tasks-warn", fix=cure, limit=groups.tasks, good=_TASKS_GOOD)
 
 
-def _oom(context: Context) -> Verdict:
+def _oom(context: Context) -> CheckResult:
     groups = context.facts.machine.cgroup.value
     if groups is None or groups.oom_kills is None:
         return skip("machine.oom-absent")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.core.fact import Evidence
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _size(kib: int) -> str:
     return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
 
-def _home(context: Context) -> Verdict:
+def _home(context: Context) -> CheckResult:
     home = context.facts.machine.home.value
     if home is None:
         path = (context.facts.environment.value or {}).get("HOME") or "/"
@@ -48,7 +48,7 @@ def _flags(folder: Folder) -> str:
     return ",".join((folder.mount.options if folder.mount else ())[:6])
 
 
-def _tmp(context: Context) -> Verdict:
+def _tmp(context: Context) -> CheckResult:
     """Its space counts only where it has a disk of its own; else the check of the home folder's disk speaks."""
     tmp, home = context.facts.machine.tmp.value, context.facts.machine.home.value
     if tmp is None:
@@ -69,7 +69,7 @@ def _is_same_disk(one: Folder, other: Folder | None) -> bool:
     return other is not None and one.place == other.place
 
 
-def _files(context: Context) -> Verdict:
+def _files(context: Context) -> CheckResult:
     """Room for files runs out before the room for bytes on disks full of small files."""
     machine = context.facts.machine
     kept = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]
@@ -88,7 +88,7 @@ def _files(context: Context) -> Verdict:
     return verdict("machine.files-room-small", line, fix=cure, path=folder.path, left=left)
 
 
-def _caches(context: Context) -> Verdict:
+def _caches(context: Context) -> CheckResult:
     found, home = context.facts.machine.caches.value, context.facts.machine.home.value
     if not found:
         return skip("machine.no-caches")
@@ -106,7 +106,7 @@ def _caches(context: Context) -> Verdict:
     return ok("machine.caches-ok", variables=tuple(cache.variable for cache in found))
 
 
-def _locks(context: Context) -> Verdict:
+def _locks(context: Context) -> CheckResult:
     """Lustre refuses flock() unless it was mounted with it; the downloaders of models lock every file."""
     machine = context.facts.machine
     folders = [machine.home.value, *(cache.nearest for cache in machine.caches.value or ())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.core.fact import State
 from npuenv.facts.machine.account import DRIVER_GROUP
 from npuenv.facts.machine.processes import line_of
@@ -50,14 +50,14 @@ _PARTS_OF_RAY = ("/ray/_private/log_monitor", "/ray/autoscaler/_private/monitor"
 _DISK_LEAST_KIB, _DISK_GOOD_KIB = 5 * _GIB_KIB, 20 * _GIB_KIB  # a stack takes 2 to 10 GiB, its caches as much again
 
 
-def _arch(context: Context) -> Verdict:
+def _arch(context: Context) -> CheckResult:
     arch = context.facts.machine.arch.value
     if arch in _ARCHES:
         return ok("machine.arch-ok", arch=arch)
     return fail("machine.arch-fail", arch=arch or "-", offered=_ARCHES)
 
 
-def _glibc(context: Context) -> Verdict:
+def _glibc(context: Context) -> CheckResult:
     glibc = context.facts.machine.glibc.value
     if glibc is None:
         return fail("machine.glibc-other", fix=fix("machine.glibc"))
@@ -66,7 +66,7 @@ def _glibc(context: Context) -> Verdict:
     return ok("machine.glibc-ok", glibc=glibc)
 
 
-def _shm(context: Context) -> Verdict:
+def _shm(context: Context) -> CheckResult:
     space = context.facts.machine.shared_memory.value
     if space is None:
         return warn("machine.shm-absent", fix=fix("machine.shm"))
@@ -78,7 +78,7 @@ def _shm(context: Context) -> Verdict:
     return ok("machine.shm-ok", size=size)
 
 
-def _shm_free(context: Context) -> Verdict:
+def _shm_free(context: Context) -> CheckResult:
     """Files that dead processes left in /dev/shm take from what the next run may use."""
     space = context.facts.machine.shared_memory.value
     if space is None or space.size_kib < _SHM_GOOD_KIB:
@@ -96,7 +96,7 @@ def _size(kib: int) -> str:
     return f"{kib / _GIB_KIB:.1f} GiB" if kib >= _GIB_KIB else f"{kib >> 10} MiB"
 
 
-def _files(context: Context) -> Verdict:
+def _files(context: Context) -> CheckResult:
     limit = context.facts.machine.open_files.value
     if limit is None:
         return skip("no-limit")
@@ -120,7 +120,7 @@ def _hard_limit(fact: Fact[int]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _locked(context: Context) -> Verdict:
+def _locked(context: Context) -> CheckResult:
     limit = context.facts.machine.locked_memory.value
     if limit is None:
         return skip("no-limit")
@@ -134,7 +134,7 @@ def _locked(context: Context) -> Verdict:
     return warn("machine.locked-warn", fix=cure, limit=limit >> 10)
 
 
-def _disk(context: Context) -> Verdict:
+def _disk(context: Context) -> CheckResult:
     space = context.facts.machine.disk.value
     if space is None:
         return unsure("machine.disk-absent")
@@ -146,7 +146,7 @@ def _disk(context: Context) -> Verdict:
     return ok("machine.disk-ok", size=size)
 
 
-def _libstdcxx(context: Context) -> Verdict:
+def _libstdcxx(context: Context) -> CheckResult:
     machine = context.facts.machine
     library, glibc = machine.libstdcxx.value, machine.glibc.value
     if library is None:
@@ -162,7 +162,7 @@ def _libstdcxx(context: Context) -> Verdict:
     return fail("machine.cxx-fail", fix=fix(name, folder=folder), path=library.path, level=library.level)
 
 
-def _tasks(context: Context) -> Verdict:
+def _tasks(context: Context) -> CheckResult:
     """The kernel does not hold the superuser to this limit."""
     limit = (context.facts.machine.limits.value or {}).get("Max processes")
     account = context.facts.machine.account.value
@@ -174,7 +174,7 @@ def _tasks(context: Context) -> Verdict:
     return warn("machine.tasks-warn", fix=fix("machine.tasks", good=_TASKS_GOOD), limit=limit, good=_TASKS_GOOD)
 
 
-def _memory(context: Context) -> Verdict:
+def _memory(context: Context) -> CheckResult:
     memory = context.facts.machine.memory.value
     if memory is None or memory.available_kib is None:
         return skip("machine.memory-absent")
@@ -186,7 +186,7 @@ def _memory(context: Context) -> Verdict:
     return warn("machine.memory-warn", fix=cure, free=free, total=total, swap=swap)
 
 
-def _clock(context: Context) -> Verdict:
+def _clock(context: Context) -> CheckResult:
     time = context.facts.machine.time.value
     if time is None or not time[:4].isdecimal():
         return skip("machine.clock-absent")
@@ -195,7 +195,7 @@ def _clock(context: Context) -> Verdict:
     return fail("machine.clock-fail", fix=fix("machine.clock", ("date", "-u"), needs_root=True), time=time)
 
 
-def _encoding(context: Context) -> Verdict:
+def _encoding(context: Context) -> CheckResult:
     encoding = context.facts.machine.encoding.value
     environ = context.facts.environment.value or {}
     if encoding in (None, "utf-8") or environ.get("PYTHONUTF8") == "1":
@@ -205,7 +205,7 @@ def _encoding(context: Context) -> Verdict:
     )
 
 
-def _user_entry(context: Context) -> Verdict:
+def _user_entry(context: Context) -> CheckResult:
     account = context.facts.machine.account.value
     if account is None:
         return skip("machine.account-absent")
@@ -214,7 +214,7 @@ def _user_entry(context: Context) -> Verdict:
     return fail("machine.user-fail", fix=fix("machine.user", uid=account.uid, gid=account.gid), uid=account.uid)
 
 
-def _driver_group(context: Context) -> Verdict:
+def _driver_group(context: Context) -> CheckResult:
     """The driver gives its devices to this group; a container needs only its number."""
     facts = context.facts
     info = facts.npu.install_info.value or {}
@@ -226,7 +226,7 @@ def _driver_group(context: Context) -> Verdict:
     return warn("machine.group-warn", fix=fix("machine.group", *commands, needs_root=True), group=DRIVER_GROUP)
 
 
-def _leftovers(context: Context) -> Verdict:
+def _leftovers(context: Context) -> CheckResult:
     """Only what cannot be part of a living run: workers without their raylet, engines without their server."""
     found = context.facts.machine.processes.value
     if found is None:
@@ -257,7 +257,7 @@ def _is_stale(process: Process, found: Processes, is_noted: bool) -> bool:
     return process.name.startswith("VLLM") and found.init in _INITS
 
 
-def _zombies(context: Context) -> Verdict:
+def _zombies(context: Context) -> CheckResult:
     found = context.facts.machine.processes.value
     if found is None:
         return skip("machine.no-processes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npuenv.checks.base import Context, Verdict, skip, unread
+from npuenv.checks.base import CheckResult, Context, skip, unread
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
@@ -47,7 +47,7 @@ def cards_here(context: Context) -> set[int]:
     return {int(match[1]) for match in numbers if match}
 
 
-def stands_back(context: Context) -> Verdict | None:
+def stands_back(context: Context) -> CheckResult | None:
     """The reason why nothing can be said because of the tool; None where it answers."""
     hccn = context.facts.hccn
     if hccn.tool.value is None:
@@ -57,7 +57,7 @@ def stands_back(context: Context) -> Verdict | None:
     return None
 
 
-def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping[int, Any]) -> Verdict | None:
+def unread_cards(context: Context, cards: Mapping[int, Evidence], *, of: Mapping[int, Any]) -> CheckResult | None:
     """Unknown for the cards of which nothing could be read; `of` are those that could be.
 
     A card that answers nothing, what was not asked because of it, and a tool that answers for no card, are told by the

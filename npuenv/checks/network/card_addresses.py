@@ -12,9 +12,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Fix, Status, Verdict, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn, worst
 from npuenv.checks.network.answers import answers, cards_here, stands_back, stranded_cards, unread_cards
 from npuenv.core.fact import Evidence, State
+from npuenv.core.finding import Fix, Status
 
 if TYPE_CHECKING:
     import ipaddress
@@ -107,11 +108,11 @@ def has_address_fault(context: Context) -> bool:
     return any(verdict.fix is not None for verdict in judged)
 
 
-def _of_either(judge: Callable[[Context, Addresses], Verdict]) -> Callable[[Context], Verdict]:
+def _of_either(judge: Callable[[Context, Addresses], CheckResult]) -> Callable[[Context], CheckResult]:
     """A check of one set of addresses as a check of both: what is in use, and the file."""
 
     @functools.wraps(judge)
-    def judged(context: Context) -> Verdict:
+    def judged(context: Context) -> CheckResult:
         verdicts = [judge(context, found) for found in (in_use(context), in_file(context)) if found]
         well = verdicts[0] if verdicts else skip("network.address-none")
         told = [verdict for verdict in verdicts if verdict.status is not Status.SKIP]
@@ -120,7 +121,7 @@ def _of_either(judge: Callable[[Context, Addresses], Verdict]) -> Callable[[Cont
     return judged
 
 
-def _unread(context: Context, *names: str) -> Verdict | None:
+def _unread(context: Context, *names: str) -> CheckResult | None:
     """Unknown for the cards of which hccn_tool was asked for these and gave no readable answer."""
     if stands_back(context):
         return None  # the check of the tool says so, and the file can be judged
@@ -129,12 +130,12 @@ def _unread(context: Context, *names: str) -> Verdict | None:
     return unread_cards(context, dict(sorted(lines.items())), of=found[0].values if found else {})
 
 
-def _without_file(context: Context) -> Verdict | None:
+def _without_file(context: Context) -> CheckResult | None:
     """The file is there and cannot be read: told by the check of TLS, which needs it."""
     return skip("network.because-conf") if context.facts.hccn.conf.state is State.UNKNOWN else None
 
 
-def _tls(context: Context) -> Verdict:
+def _tls(context: Context) -> CheckResult:
     """The switches, in the file and as the tool shows them: neither may differ between cards.
 
     The file counts at the next start of the driver, the tool's answer now. A device without an entry has its default,
@@ -162,7 +163,7 @@ def _tls(context: Context) -> Verdict:
     return worst(outcomes, otherwise=well)
 
 
-def _mixed(switches: Mapping[int, str], lines: Mapping[int, Evidence]) -> Verdict | None:
+def _mixed(switches: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckResult | None:
     on, off = (tuple(card for card, value in switches.items() if value == wanted) for wanted in ("1", "0"))
     if not (on and off):
         return None
@@ -175,7 +176,7 @@ def _unnamed(context: Context, named: Iterable[int]) -> set[int]:
     return cards_here(context) - set(named)
 
 
-def _conf(context: Context) -> Verdict:
+def _conf(context: Context) -> CheckResult:
     """Lines of the file that are none of its form; the driver passes over them."""
     conf = context.facts.hccn.conf.value
     if conf is None or not (conf.by_device or conf.unreadable_lines):
@@ -187,7 +188,7 @@ def _conf(context: Context) -> Verdict:
     return ok("network.conf-ok", count=len(conf.by_device))
 
 
-def _set(context: Context) -> Verdict:
+def _set(context: Context) -> CheckResult:
     """The few cards that have no address although most others have one, in use or in the file."""
     outcomes = [_unread(context, "addresses"), _without_file(context)]
     counts = []
@@ -211,7 +212,7 @@ def _lacking(
     cure: Fix,
     having: Collection[int],
     blind: Collection[int],
-) -> Verdict | None:
+) -> CheckResult | None:
     """The few cards that have none of something that most others have."""
     missing = tuple(sorted(cards_here(context) - set(having) - set(blind)))
     if not missing or len(missing) >= len(having):
@@ -233,7 +234,7 @@ def _blind_in_file(context: Context) -> set[int]:
     return cards_here(context) if conf is not None and conf.unreadable_lines else set()
 
 
-def _same(context: Context) -> Verdict:
+def _same(context: Context) -> CheckResult:
     """What the file gives and what the card has. The file is written to the cards when the driver starts, and is what
     other programs read; bonded ports have addresses of their own."""
     conf = context.facts.hccn.conf.value
@@ -259,7 +260,7 @@ def _differ(filed: CardAddress, live: CardAddress) -> bool:
 
 
 @_of_either
-def _valid(_: Context, addresses: Addresses) -> Verdict:
+def _valid(_: Context, addresses: Addresses) -> CheckResult:
     bad = {card: address for card, address in addresses.items() if not address.is_usable}
     if bad:
         lines = (address.line for address in bad.values())
@@ -270,7 +271,7 @@ def _valid(_: Context, addresses: Addresses) -> Verdict:
 
 
 @_of_either
-def _unique(context: Context, addresses: Addresses) -> Verdict:
+def _unique(context: Context, addresses: Addresses) -> CheckResult:
     usable = {card: address for card, address in addresses.items() if address.is_usable}
     counts = Counter(address.ip for address in usable.values())
     twice = sorted(ip for ip, count in counts.items() if count > 1)
@@ -278,7 +279,7 @@ def _unique(context: Context, addresses: Addresses) -> Verdict:
     hosts = {ip: interface.name for interface in interfaces for ip in interface.addresses}
     shared = sorted(ip for ip in counts if ip in hosts)
     cure = fix("network.address", needs_root=True)
-    outcomes: list[Verdict | None] = []
+    outcomes: list[CheckResult | None] = []
     if twice:
         cards = tuple(card for card, address in usable.items() if address.ip in twice)
         lines = (usable[card].evidence for card in cards)
@@ -291,7 +292,7 @@ def _unique(context: Context, addresses: Addresses) -> Verdict:
 
 
 @_of_either
-def _masks(_: Context, addresses: Addresses) -> Verdict:
+def _masks(_: Context, addresses: Addresses) -> CheckResult:
     """One netmask that differs from that of all other cards makes two cards see different neighbours."""
     masks = _masks_of(addresses)
     if len(masks) < 2:
@@ -310,7 +311,7 @@ def _masks_of(addresses: Addresses) -> dict[int, str]:
 
 
 @_of_either
-def _subnets(context: Context, addresses: Addresses) -> Verdict:
+def _subnets(context: Context, addresses: Addresses) -> CheckResult:
     """Cards may lie in several subnets by design (four of two cards each is usual); one alone outside is a slip."""
     networks = {card: str(addresses[card].network) for card in _masks_of(addresses)}
     if len(networks) < 2:
@@ -328,7 +329,7 @@ def _subnets(context: Context, addresses: Addresses) -> Verdict:
     return ok("network.subnet-ok", count=len(set(networks.values())))
 
 
-def _gateway(context: Context) -> Verdict:
+def _gateway(context: Context) -> CheckResult:
     """A gateway has to be a neighbour: in the subnet of its card, and not the card itself."""
     conf, found = context.facts.hccn.conf.value, answers(context, "gateways")
     filed = {card: keys["gateway"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("gateway")}
@@ -352,7 +353,7 @@ def _gateway(context: Context) -> Verdict:
     return worst(outcomes, otherwise=well)
 
 
-def _outside(judged: Mapping[int, str], addresses: Addresses) -> Verdict | None:
+def _outside(judged: Mapping[int, str], addresses: Addresses) -> CheckResult | None:
     """The cards whose gateway is no neighbour of theirs."""
     outside = sorted(card for card, ip in judged.items() if not _is_neighbour(ip, addresses[card]))
     if not outside:
@@ -373,7 +374,7 @@ def _is_neighbour(gateway: str, address: CardAddress) -> bool:
         return False
 
 
-def _mtu(context: Context) -> Verdict:
+def _mtu(context: Context) -> CheckResult:
     """The largest packet of the cards, where it is set for several of them."""
     conf, found = context.facts.hccn.conf.value, answers(context, "mtus")
     filed = {card: keys["mtu"] for card, keys in (conf.by_device if conf else {}).items() if keys.get("mtu")}
@@ -391,7 +392,7 @@ def _mtu(context: Context) -> Verdict:
     return worst(outcomes, otherwise=well if count > 1 else skip("network.mtu-none"))
 
 
-def _two_sizes(sizes: Mapping[int, str], lines: Mapping[int, Evidence]) -> Verdict | None:
+def _two_sizes(sizes: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckResult | None:
     if len(set(sizes.values())) < 2:
         return None
     common = Counter(sizes.values()).most_common(1)[0][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, warn, worst
+from npuenv.checks.base import Check, CheckResult, Context, fix, ok, skip, warn, worst
 from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.core.fact import Evidence, Fact, State
 
@@ -27,7 +27,7 @@ _TIME = re.compile(r"\w{3} (\w{3}) +(\d+) (\d+):(\d+):(\d+) (\d{4})")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def _flaps(context: Context) -> Verdict:
+def _flaps(context: Context) -> CheckResult:
     """A link that came up far more often than the others did, or that went down several times within a day."""
     fact, found = context.facts.hccn.link_changes, answers(context, "link_changes")
     if found is None or _is_older(fact):

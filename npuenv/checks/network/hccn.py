@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn, worst
 from npuenv.checks.network import card_addresses, flaps, interfaces, rank_table
 from npuenv.checks.network.answers import answers, cards_here, silent_cards, stands_back, stranded_cards, unread_cards
 from npuenv.core.fact import State
@@ -23,7 +23,7 @@ _VERIFY = "vllm-ascend installation and multi-node pages, list of verifications"
 _NOT_SET_UP = ("init", "detect ip set")
 
 
-def _tool(context: Context) -> Verdict:
+def _tool(context: Context) -> CheckResult:
     hccn = context.facts.hccn
     if hccn.tool.value is None:
         if not cards_here(context):
@@ -53,7 +53,7 @@ def down_cards(context: Context) -> set[int]:
     return {card for card, state in found[0].items() if state == "DOWN"} if found else set()
 
 
-def _links(context: Context) -> Verdict:
+def _links(context: Context) -> CheckResult:
     """Links that are down. Where none is up and no card has an address, the cards' network is simply not used."""
     refused, found = stands_back(context), answers(context, "links")
     if refused or found is None:
@@ -64,7 +64,7 @@ def _links(context: Context) -> Verdict:
     return worst((down, unread_cards(context, blind, of=states)), otherwise=down or well)
 
 
-def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evidence]) -> Verdict | None:
+def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evidence]) -> CheckResult | None:
     """What the links that are down mean; None where none is."""
     down = sorted(down_cards(context))
     if not down:
@@ -86,7 +86,7 @@ def _down(context: Context, states: Mapping[int, str], lines: Mapping[int, Evide
     return fail("network.links-down", *shown, fix=fix("network.link"), cards=tuple(down), count=len(states))
 
 
-def _health(context: Context) -> Verdict:
+def _health(context: Context) -> CheckResult:
     """The card's own probe of the address it was given to watch."""
     refused, found = stands_back(context), answers(context, "net_health")
     if refused or found is None:
@@ -115,7 +115,7 @@ def _health(context: Context) -> Verdict:
     return worst((*bad, blind_ones), otherwise=_watching(lines, said))
 
 
-def _watching(lines: Mapping[int, Evidence], judged: Mapping[int, str]) -> Verdict:
+def _watching(lines: Mapping[int, Evidence], judged: Mapping[int, str]) -> CheckResult:
     if not judged:
         return skip("network.because-links")
     first = list(lines.values())[:1]
@@ -125,7 +125,7 @@ def _watching(lines: Mapping[int, Evidence], judged: Mapping[int, str]) -> Verdi
     return ok("network.health-ok", *first, count=watching)
 
 
-def _speed(context: Context) -> Verdict:
+def _speed(context: Context) -> CheckResult:
     refused, found = stands_back(context), answers(context, "speeds")
     if refused or found is None:
         return refused or skip("network.none-asked")
@@ -149,7 +149,7 @@ def _speed(context: Context) -> Verdict:
     return worst(outcomes, otherwise=well)
 
 
-def _optical(context: Context) -> Verdict:
+def _optical(context: Context) -> CheckResult:
     """The modules of cards whose link is up; that of a card that is down is named with its link."""
     refused, found = stands_back(context), answers(context, "optical")
     if refused or found is None:
@@ -177,7 +177,7 @@ def _optical(context: Context) -> Verdict:
     return worst(outcomes, otherwise=well)
 
 
-def _vnic(context: Context) -> Verdict:
+def _vnic(context: Context) -> CheckResult:
     """The interface for traffic inside a super pod: HCCL on A3 needs it on every chip."""
     refused, found = stands_back(context), answers(context, "vnics")
     if refused or found is None:
@@ -190,7 +190,7 @@ def _vnic(context: Context) -> Verdict:
     return worst((bad, blind_ones), otherwise=ok("network.vnic-up", count=len(vnics)))
 
 
-def _ping(context: Context) -> Verdict:
+def _ping(context: Context) -> CheckResult:
     """Each card to another one of its subnet; both ends are up and have an address of their own."""
     refused, found = stands_back(context), answers(context, "pings")
     if refused or found is None:
@@ -219,7 +219,7 @@ def _loss(ping: Any) -> str:
     return ping.trouble or "no answer" if ping.sent is None else f"{ping.received}/{ping.sent}"
 
 
-def _certificate(context: Context) -> Verdict:
+def _certificate(context: Context) -> CheckResult:
     """Certificates count where TLS is on; the tool itself says how old they are."""
     if context.facts.hccn.conf.state is State.UNKNOWN:
         return skip("network.because-conf")
@@ -240,7 +240,7 @@ def _certificate(context: Context) -> Verdict:
     return worst(outcomes, otherwise=ok("network.certificate-ok", count=len(on)))
 
 
-def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str) -> Verdict | None:
+def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str) -> CheckResult | None:
     """The cards with a certificate that is as old as the tool says in this word."""
     named = {
         card: [item for item in state.certificates if item.expiry == expiry and item.name != "crl"]
@@ -256,7 +256,7 @@ def _expiring(on: Mapping[int, Any], lines: Mapping[int, Evidence], expiry: str)
     return make(f"network.{name}", *shown, fix=cure, cards=tuple(cards), what=first.name, end=first.end)
 
 
-def _ports(context: Context) -> Verdict:
+def _ports(context: Context) -> CheckResult:
     """950: ports that are down although they are switched on; unwired ones are switched off by design."""
     refused, found = stands_back(context), answers(context, "ports")
     if refused or found is None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.network import interfaces
 from npuenv.checks.network.interfaces import own_addresses, spans_nodes, variable, variables
 from npuenv.core.fact import Evidence, State
-from npuenv.facts.network import hccl_ports
+from npuenv.facts.network import ports as listening_ports
 from npuenv.facts.network.interfaces import number_of, way_to
 from npuenv.facts.network.rendezvous import host_of, is_loopback
 
@@ -26,7 +26,7 @@ _RAY_OWNERS = ("ray", "gcs_server", "raylet", "python", "dashboard")
 _GCS_PORT, _GCS_OWNERS = 6379, ("gcs_server",)  # a program of its own; the others are Python
 
 
-def _hostname(context: Context) -> Verdict:
+def _hostname(context: Context) -> CheckResult:
     """Gloo and Ray ask the host's own name for an address that the other nodes can reach."""
     if not spans_nodes(context):
         return skip("network.one-node")
@@ -48,7 +48,7 @@ def _hostname(context: Context) -> Verdict:
     return ok("network.hostname-ok", name=name.name, address=addresses[0])
 
 
-def _master(context: Context) -> Verdict:
+def _master(context: Context) -> CheckResult:
     """MASTER_ADDR: it leads somewhere, the head names itself, and the others do not name themselves."""
     network, environment = context.facts.network, variables(context)
     master = network.master.value
@@ -83,7 +83,7 @@ def _node_rank(environment: dict[str, str]) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,5}", text) else None
 
 
-def _master_port(context: Context) -> Verdict:
+def _master_port(context: Context) -> CheckResult:
     environment, network = variables(context), context.facts.network
     text = environment.get("MASTER_PORT", "")
     if not text:
@@ -112,31 +112,31 @@ def _is_here(context: Context) -> bool:
     return master is None or not own or any(address in own or is_loopback(address) for address in master.addresses)
 
 
-def _hccl_ports(context: Context) -> Verdict:
+def _hccl_ports(context: Context) -> CheckResult:
     """The host ports that HCCL listens on. A running job holds them too, which is no fault."""
     environment, network = variables(context), context.facts.network
-    if environment.get(hccl_ports.RANGE):
+    if environment.get(listening_ports.RANGE):
         return skip("network.hccl-ports-other")
-    text = environment.get(hccl_ports.BASE, "")
-    is_base = re.fullmatch(r"[0-9]{1,5}", text) and int(text) in hccl_ports.BASES
+    text = environment.get(listening_ports.BASE, "")
+    is_base = re.fullmatch(r"[0-9]{1,5}", text) and int(text) in listening_ports.BASES
     if text and not is_base:
         return skip("network.hccl-ports-range")  # session.hccl reports it
     if network.listeners.value is None:
         return unsure("network.ports-unlisted", *network.listeners.evidence) if text else skip("network.ports-unlisted")
-    base = int(text) if text else hccl_ports.FIRST
-    last = hccl_ports.from_base(base)[-1]
+    base = int(text) if text else listening_ports.FIRST
+    last = listening_ports.from_base(base)[-1]
     taken = [item for item in network.listeners.value if base <= item.port <= last]
     table = context.facts.npu.smi.value
     if taken and not (table and table.processes):
         lines = tuple(Evidence("/proc/net/tcp", f"{item.address}:{item.port} {item.owner}".strip()) for item in taken)
-        cure = fix("network.hccl-ports", ("export", f"{hccl_ports.BASE}={_free_base(context)}"))
+        cure = fix("network.hccl-ports", ("export", f"{listening_ports.BASE}={_free_base(context)}"))
         ports, owner = tuple(item.port for item in taken), taken[0].owner or "?"
         return warn("network.hccl-ports-taken", *lines, fix=cure, ports=ports, owner=owner, first=base, last=last)
     kernel = network.port_range
     if text and kernel.value is not None and any(kernel.value.gives_out(port) for port in range(base, last + 1)):
         reserve = f"net.ipv4.ip_local_reserved_ports={base}-{last}"
         cure = fix("network.hccl-ports-reserve", ("sysctl", "-w", reserve), needs_root=True)
-        lines = (variable(context, hccl_ports.BASE), *kernel.evidence)
+        lines = (variable(context, listening_ports.BASE), *kernel.evidence)
         return warn("network.hccl-ports-given-out", *lines, fix=cure, first=base, last=last)
     return ok("network.hccl-ports-ok", first=base, last=last)
 
@@ -144,13 +144,13 @@ def _hccl_ports(context: Context) -> Verdict:
 def _free_base(context: Context) -> int:
     """A base port below what the kernel gives out by itself, with nothing listening on the ports from there on."""
     ports = {item.port for item in context.facts.network.listeners.value or ()}
-    for base in range(23456, 32000, hccl_ports.COUNT):
-        if not any(port in ports for port in range(base, base + hccl_ports.COUNT)):
+    for base in range(23456, 32000, ports.COUNT):
+        if not any(port in ports for port in range(base, base + ports.COUNT)):
             return base
     return 23456
 
 
-def _ray_ports(context: Context) -> Verdict:
+def _ray_ports(context: Context) -> CheckResult:
     """The fixed ports of a Ray head, held by something else."""
     if not spans_nodes(context):
         return skip("network.one-node")
@@ -180,7 +180,7 @@ def _belongs_to_ray(owner: str, port: int = 0) -> bool:
     return owner.startswith(_GCS_OWNERS if port == _GCS_PORT else _RAY_OWNERS)
 
 
-def _no_proxy(context: Context) -> Verdict:
+def _no_proxy(context: Context) -> CheckResult:
     """A proxy is not to stand between the nodes: their addresses have to be excepted."""
     environment = context.facts.environment.value or {}
     proxies = context.facts.network.proxies.value
@@ -225,7 +225,7 @@ def is_excepted(name: str, excepted: str) -> bool:
     return False
 
 
-def _firewall(context: Context) -> Verdict:
+def _firewall(context: Context) -> CheckResult:
     if not spans_nodes(context):
         return skip("network.one-node")
     if context.facts.machine.container.is_known:
@@ -239,7 +239,7 @@ def _firewall(context: Context) -> Verdict:
     return ok("network.firewall-off", *found.evidence)
 
 
-def _clock(context: Context) -> Verdict:
+def _clock(context: Context) -> CheckResult:
     if not spans_nodes(context):
         return skip("network.one-node")
     if context.facts.machine.container.is_known:

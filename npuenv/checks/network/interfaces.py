@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.core.fact import Evidence
 from npuenv.facts.network.interfaces import number_of, way_to
 from npuenv.facts.network.rendezvous import is_loopback
@@ -45,7 +45,7 @@ def own_addresses(context: Context) -> set[str]:
     return {address for item in context.facts.network.interfaces.value or () for address in item.addresses}
 
 
-def _unread(context: Context) -> Verdict:
+def _unread(context: Context) -> CheckResult:
     return unsure("network.interfaces-unread", *context.facts.network.interfaces.evidence)
 
 
@@ -66,7 +66,7 @@ def matching(setting: str, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for word in words for name in ordered if fits(name, word)))
 
 
-def _hccl_interface(context: Context) -> Verdict:
+def _hccl_interface(context: Context) -> CheckResult:
     setting = variables(context).get("HCCL_SOCKET_IFNAME", "")
     if not setting:
         return skip("network.ifname-unset")
@@ -109,7 +109,7 @@ def _is_near(table: Iterable[Route], one: Interface, other: Interface) -> bool:
     )
 
 
-def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence[Interface]) -> Verdict:
+def _judge_names(context: Context, name_set: str, setting: str, chosen: Sequence[Interface]) -> CheckResult:
     """Whether the interface that a variable chooses is there, is up, and leads out where it has to."""
     found = context.facts.network.interfaces
     line = variable(context, name_set)
@@ -144,7 +144,7 @@ def _rows(context: Context, *names: str) -> list[Evidence]:
     return [item for item in context.facts.network.interfaces.evidence if item.line.split(" ")[0] in names]
 
 
-def _other_interfaces(context: Context) -> Verdict:
+def _other_interfaces(context: Context) -> CheckResult:
     """Gloo and TensorPipe take whole names, several of them with commas."""
     environment = variables(context)
     set_to = {name: environment[name] for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") if environment.get(name)}
@@ -163,7 +163,7 @@ def _other_interfaces(context: Context) -> Verdict:
     return verdict
 
 
-def _hccl_address(context: Context) -> Verdict:
+def _hccl_address(context: Context) -> CheckResult:
     """HCCL_IF_IP has to be one address of this very host."""
     setting = variables(context).get("HCCL_IF_IP", "")
     if not setting:
@@ -202,7 +202,7 @@ def _rank(item: Interface) -> tuple[int, str]:
     return (2 if item.name == "lo" else 1 if item.name.startswith("docker") else 0, item.name)
 
 
-def _hccl_guess(context: Context) -> Verdict:
+def _hccl_guess(context: Context) -> CheckResult:
     """Without a setting the interface that HCCL takes has to be the one that leads to the other nodes."""
     environment, network = variables(context), context.facts.network
     if environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP"):
@@ -235,7 +235,7 @@ def _hccl_guess(context: Context) -> Verdict:
     return ok("network.guess-ok", *_rows(context, chosen.name), name=chosen.name)
 
 
-def _ipv6_only(context: Context) -> Verdict:
+def _ipv6_only(context: Context) -> CheckResult:
     """HCCL looks for IPv4 addresses unless HCCL_SOCKET_FAMILY says otherwise."""
     if not spans_nodes(context):
         return skip("network.one-node")

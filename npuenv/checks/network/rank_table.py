@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, worst
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, worst
 from npuenv.checks.network import card_addresses
 from npuenv.checks.network.answers import answers, unread_cards
 from npuenv.checks.network.interfaces import own_addresses
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DOCUMENT = "hicann/hccl user guide, rank table; fault diagnosis, EI0004 and EI0014"
 
 
-def _table(context: Context) -> Verdict:
+def _table(context: Context) -> CheckResult:
     table = context.facts.hccn.rank_table.value
     if table is None:
         return skip("network.rank-table-none")
@@ -51,7 +51,7 @@ def _wrong(table: RankTable) -> str:
     return next((words for is_wrong, words in checks if is_wrong), "")
 
 
-def _addresses(context: Context) -> Verdict:
+def _addresses(context: Context) -> CheckResult:
     """HCCL compares each address of the table with that of the card (EI0014)."""
     table = context.facts.hccn.rank_table.value
     if table is None or _wrong(table):

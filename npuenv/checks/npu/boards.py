@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, unread, unsure, warn, worst
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, unread, unsure, warn, worst
 from npuenv.checks.npu.listed import unread_of
 from npuenv.core.fact import Evidence
 
@@ -28,7 +28,7 @@ _COMPATIBLE = frozenset({"OK", "NOT SUPPORT", "NOT SUPPORTED"})  # the last two:
 _GRAVE_ACTIONS = ("reset", "separate")
 
 
-def _answer(context: Context) -> Verdict:
+def _answer(context: Context) -> CheckResult:
     silent = context.facts.npu.silent.value
     if silent is None:
         return skip("npu.not-told")
@@ -37,7 +37,7 @@ def _answer(context: Context) -> Verdict:
     return fail("npu.cards-answer-fail", fix=fix("npu.card-silent", ("lspci", "-d", "19e5:")), count=len(silent))
 
 
-def _memory(context: Context) -> Verdict:
+def _memory(context: Context) -> CheckResult:
     """Single-bit errors are mended on the way. The totals of a card's life say nothing about now."""
     cards = context.facts.npu.ecc.value
     if cards is None:
@@ -56,7 +56,7 @@ def _memory(context: Context) -> Verdict:
     return worst((said, unread_of(context, "ecc")), otherwise=ok("npu.cards-memory-ok", count=len(cards)))
 
 
-def _alike(context: Context) -> Verdict:
+def _alike(context: Context) -> CheckResult:
     """One driver and one firmware on all cards of a host."""
     boards = context.facts.npu.boards.value
     if boards is None:
@@ -72,7 +72,7 @@ def _alike(context: Context) -> Verdict:
     return worst(outcomes, otherwise=ok("npu.cards-alike-ok", firmware=first or "-", count=len(boards)))
 
 
-def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[Verdict | None]:
+def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[CheckResult | None]:
     """What is wrong with one of the two versions: there are several, or a card does not say it though others do."""
     said = [(str(board.npu), getattr(board, name)) for board in boards]
     versions = tuple(sorted({value for _, value in said if value}))
@@ -84,12 +84,12 @@ def _several(context: Context, boards: Iterable[Board], name: str) -> Iterator[V
         yield _blind("board", said)
 
 
-def _blind(query: str, said: Iterable[tuple[str, object]]) -> Verdict | None:
+def _blind(query: str, said: Iterable[tuple[str, object]]) -> CheckResult | None:
     """Unknown for the cards that do not say what others do."""
     return unread({card: Evidence(f"npu-smi info -t {query}", f"{card}: -") for card, value in said if not value})
 
 
-def _compatible(context: Context) -> Verdict:
+def _compatible(context: Context) -> CheckResult:
     """The card's own verdict on driver and firmware."""
     boards = context.facts.npu.boards.value
     words = {board.npu: board.compatibility for board in boards or () if board.compatibility}
@@ -103,7 +103,7 @@ def _compatible(context: Context) -> Verdict:
     return worst(outcomes, otherwise=ok("npu.cards-compatible-ok", count=len(words)))
 
 
-def _linked(context: Context) -> Verdict:
+def _linked(context: Context) -> CheckResult:
     """On a board whose cards reach each other directly, a pair that does not has lost its link.
 
     Cards that are plugged in (all SYS) are as they should be, and so are the two halves of a board with sixteen.
@@ -127,7 +127,7 @@ def _linked(context: Context) -> Verdict:
     return worst((said, rest), otherwise=ok("npu.cards-linked-ok", count=len(pairs)))
 
 
-def _in_pod(context: Context) -> Verdict:
+def _in_pod(context: Context) -> CheckResult:
     pods = context.facts.npu.spods.value
     if pods is None:
         return skip("npu.not-told")
@@ -156,7 +156,7 @@ def _servers(pods: Iterable[Spod]) -> tuple[str, ...]:
     return tuple(sorted({f"{pod.pod}/{pod.server}" for pod in pods if _is_whole(pod)}))
 
 
-def _events(context: Context) -> Verdict:
+def _events(context: Context) -> CheckResult:
     """Faults that cards of the 950 generation tell one by one."""
     events = context.facts.npu.faults.value
     if events is None:
@@ -174,7 +174,7 @@ def _events(context: Context) -> Verdict:
     return worst((said, blind), otherwise=said)
 
 
-def _kernel(context: Context) -> Verdict:
+def _kernel(context: Context) -> CheckResult:
     """What the driver wrote since the boot about a device that is abnormal or whose firmware stopped."""
     events = context.facts.npu.kernel.value
     if events is None:
@@ -194,7 +194,7 @@ def _kernel(context: Context) -> Verdict:
     return warn("npu.cards-kernel-warn", *lines, fix=fix("npu.card-kernel"), devices=devices)
 
 
-def _claimed(context: Context) -> Verdict:
+def _claimed(context: Context) -> CheckResult:
     """Devices that a container keeps though nothing runs in it: no other container gets them."""
     claims = context.facts.npu.claims.value
     if claims is None or context.facts.machine.container.is_known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn, worst
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn, worst
 from npuenv.checks.npu.listed import TABLE, interface_is_down, unread_of, unread_rows, without_table
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
@@ -13,6 +13,7 @@ from npuenv.facts.collector import was_asked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from npuenv.core.finding import Fix
     from npuenv.facts.npu.holders import Holder
     from npuenv.facts.npu.smi import Card, SmiTable
 
@@ -45,7 +46,7 @@ def _names(context: Context, table: SmiTable) -> str:
     return ", ".join(words)
 
 
-def _present(context: Context) -> Verdict:
+def _present(context: Context) -> CheckResult:
     """Cards by the table; where that fails, by the device nodes; without either, what was looked at."""
     facts = context.facts
     if context.framework == "cpu":
@@ -79,7 +80,7 @@ def _not_looked(context: Context) -> str:
     return "fail" if npu.pci_devices.is_known else "fail-no-bus"
 
 
-def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> Verdict:
+def _nodes_alone(context: Context, looked: tuple[Evidence, ...], count: int) -> CheckResult:
     """Device nodes and no card in a table. A tool that does not work is told by its own check; one that works and
     lists nothing speaks for itself."""
     npu = context.facts.npu
@@ -95,7 +96,7 @@ def _try_cpu() -> Fix:
     return fix("npu.try-cpu", ("npuenv", "up", "--for", "cpu"))
 
 
-def _healthy(context: Context) -> Verdict:
+def _healthy(context: Context) -> CheckResult:
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -128,12 +129,12 @@ def _rows(cards: Iterable[Card]) -> Iterator[Evidence]:
     return (Evidence("npu-smi info", card.line) for card in cards)
 
 
-def _critical(cards: list[Card], name: str) -> Verdict | None:
+def _critical(cards: list[Card], name: str) -> CheckResult | None:
     cure = fix(f"npu.card-{name}")
     return fail(f"npu.cards-healthy-{name}", *_rows(cards), fix=cure, cards=_labels(cards)) if cards else None
 
 
-def _unsaid(cards: list[Card]) -> Verdict | None:
+def _unsaid(cards: list[Card]) -> CheckResult | None:
     """UNKNOWN is a word of the tool: the driver has no health of that chip. A slice of a card may have none to tell."""
     if not cards:
         return None
@@ -143,7 +144,7 @@ def _unsaid(cards: list[Card]) -> Verdict | None:
     return warn("npu.cards-healthy-untold", *_rows(cards), fix=cure, cards=_labels(cards))
 
 
-def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> Verdict | None:
+def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> CheckResult | None:
     """The gravest of the event codes says what to do; a code that no table names is treated as worth a look."""
     if not cards:
         return None
@@ -155,7 +156,7 @@ def _with_codes(context: Context, cards: list[Card], codes: tuple[str, ...]) -> 
     return says("npu.cards-healthy-codes", *lines, fix=cure, cards=_labels(cards), codes=codes)
 
 
-def _supported(context: Context) -> Verdict:
+def _supported(context: Context) -> CheckResult:
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
         return without_table(context) or skip("no-table")
@@ -172,7 +173,7 @@ def _supported(context: Context) -> Verdict:
     return worst(outcomes, otherwise=ok("npu.cards-supported-ok", names=tuple(names)))
 
 
-def _free(context: Context) -> Verdict:
+def _free(context: Context) -> CheckResult:
     # Idle is not zero memory: a card without work holds 3 to 5 GB. Process rows do not show other containers' work.
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
@@ -186,7 +187,7 @@ def _free(context: Context) -> Verdict:
     return worst((_in_use(context, table, held, busy) or _unlisted(table), blind), otherwise=well)
 
 
-def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int, ...]) -> Verdict | None:
+def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int, ...]) -> CheckResult | None:
     """Whose work is on the cards; None where there is none."""
     lines = [
         Evidence("npu-smi info", f"NPU {card.npu}: {card.hbm_used_mib} of {card.hbm_total_mib} MiB, no process")
@@ -209,7 +210,7 @@ def _in_use(context: Context, table: SmiTable, held: list[Card], busy: tuple[int
     return warn(f"npu.cards-free-{name}", *rows, fix=cure, npus=busy, pids=pids)
 
 
-def _unlisted(table: SmiTable) -> Verdict | None:
+def _unlisted(table: SmiTable) -> CheckResult | None:
     """The verdict where the processes of some card could not be read; None where all were."""
     return unsure("npu.cards-processes-unknown", npus=table.unlisted) if table.unlisted else None
 
@@ -242,7 +243,7 @@ def _holds_memory(table: SmiTable, card: Card) -> bool:
     return bool(card.hbm_used_mib and card.hbm_total_mib and card.hbm_used_mib > card.hbm_total_mib * _IDLE_AT_MOST)
 
 
-def _stuck(context: Context) -> Verdict:
+def _stuck(context: Context) -> CheckResult:
     """An AI core that works at full rate for nobody."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
@@ -259,7 +260,7 @@ def _stuck(context: Context) -> Verdict:
     return worst((said or _unlisted(table), blind), otherwise=well)
 
 
-def _complete(context: Context) -> Verdict:
+def _complete(context: Context) -> CheckResult:
     """Cards that the bus, `-m` or their neighbours know of and the table does not."""
     table, nodes = context.facts.npu.smi.value, context.facts.npu.nodes.value
     if table is None or not table.cards:
@@ -313,7 +314,7 @@ def _half_pairs(table: SmiTable) -> tuple[str, ...]:
     return tuple(f"NPU {npu}" for npu, count in sorted(chips.items()) if count < whole)
 
 
-def _one_kind(context: Context) -> Verdict:
+def _one_kind(context: Context) -> CheckResult:
     """By the table's names, and by the exact ones where chips were asked: the table calls every A3 chip Ascend910."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
@@ -330,7 +331,7 @@ def _one_kind(context: Context) -> Verdict:
     return worst(outcomes, otherwise=ok("npu.cards-one-kind-ok", count=len(table.cards)))
 
 
-def _whole(context: Context) -> Verdict:
+def _whole(context: Context) -> CheckResult:
     """Slices of a card serve inference only."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from npuenv.checks.base import (
     NPU_FRAMEWORKS,
     Check,
+    CheckResult,
     Context,
-    Fix,
-    Verdict,
     fail,
     fix,
     ok,
@@ -26,6 +25,7 @@ from npuenv.core.fact import Evidence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import DeviceRun, Devices
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -37,7 +37,7 @@ _GRAVE = ("EMERGENCY_WARN", "FAIL")
 _LIGHT = ("IMPORTANT_WARN", "GENERAL_WARN")
 
 
-def _openable(context: Context) -> Verdict:
+def _openable(context: Context) -> CheckResult:
     nodes = context.facts.npu.nodes.value
     if nodes is None or not (nodes.cards or nodes.managers):
         return skip("no-nodes")
@@ -56,7 +56,7 @@ def _join_group(context: Context) -> Fix:
     return fix("npu.device-group", ("usermod", "-aG", "HwHiAiUser", user), is_dangerous=True, needs_root=True)
 
 
-def _managers(context: Context) -> Verdict:
+def _managers(context: Context) -> CheckResult:
     nodes = context.facts.npu.nodes.value
     if nodes is None or not nodes.cards:
         return skip("no-nodes")
@@ -72,7 +72,7 @@ def _stopped(context: Context) -> tuple[Evidence, ...]:
     return context.facts.npu.smi_trouble.evidence if interface_is_down(context) else ()
 
 
-def _agree(context: Context) -> Verdict:
+def _agree(context: Context) -> CheckResult:
     """As many nodes as chips: a container may see a table with more cards than it was given."""
     nodes, table = context.facts.npu.nodes.value, context.facts.npu.smi.value
     if table is None or not table.cards:
@@ -91,7 +91,7 @@ def _agree(context: Context) -> Verdict:
     return warn("npu.devices-agree-warn", *lines, fix=cure, chips=chips, nodes=len(nodes.cards))
 
 
-def _computes(context: Context) -> Verdict:
+def _computes(context: Context) -> CheckResult:
     devices = context.facts.python.devices.value
     if devices is None:
         return skip("npu.devices-computes-skip", *context.facts.python.devices.evidence)
@@ -110,13 +110,13 @@ def _computes(context: Context) -> Verdict:
     return worst(outcomes, otherwise=well)
 
 
-def _unfinished(devices: Devices) -> Verdict | None:
+def _unfinished(devices: Devices) -> CheckResult | None:
     """Unknown for the devices that said neither a result nor an error."""
     silent = [run for run in devices.cards if not run.error and None in (run.copies_exactly, run.computes_correctly)]
     return unread({run.number: Evidence(f"npu:{run.number}", "no result") for run in silent})
 
 
-def _wrong(devices: Devices) -> Iterator[Verdict]:
+def _wrong(devices: Devices) -> Iterator[CheckResult]:
     """What is wrong with the numbers that came back."""
     copies = [run.number for run in devices.cards if run.copies_exactly is False]
     wrong = [run.number for run in devices.cards if run.computes_correctly is False and run.number not in copies]
@@ -148,7 +148,7 @@ def _lines(runs: tuple[DeviceRun, ...], numbers: list[int]) -> list[Evidence]:
     ]
 
 
-def _answers(context: Context) -> Verdict:
+def _answers(context: Context) -> CheckResult:
     """Some devices fail while others work; where all do, devices.computes says so."""
     devices = context.facts.python.devices.value
     if devices is None:
@@ -167,7 +167,7 @@ def _answers(context: Context) -> Verdict:
     )
 
 
-def _burnt(context: Context) -> Verdict:
+def _burnt(context: Context) -> CheckResult:
     devices = context.facts.npu.burn.value
     if devices is None:
         return skip("npu.burn-skip", *context.facts.npu.burn.evidence)
@@ -181,7 +181,7 @@ def _burnt(context: Context) -> Verdict:
     return worst((said, _unfinished(devices)), otherwise=well)
 
 
-def _diagnosed(context: Context) -> Verdict:
+def _diagnosed(context: Context) -> CheckResult:
     """The words of Ascend DMI as they are: what could not be read stays evidence and judges nothing."""
     found = context.facts.npu.dmi.value
     if found is None:
@@ -209,7 +209,7 @@ def _expected_devices(context: Context) -> int | None:
     return len(words) if all(re.fullmatch(r"[0-9]+", word) for word in words) else None
 
 
-def _visible(context: Context) -> Verdict:
+def _visible(context: Context) -> CheckResult:
     """ASCEND_RT_VISIBLE_DEVICES against what is there. In a container the runtime counts from 0."""
     environment = context.facts.environment.value or {}
     value = environment.get("ASCEND_RT_VISIBLE_DEVICES")

@@ -5,20 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import (
-    NPU_FRAMEWORKS,
-    Check,
-    Context,
-    Fix,
-    Verdict,
-    fail,
-    fix,
-    ok,
-    skip,
-    title,
-    unsure,
-    warn,
-)
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, title, unsure, warn
 from npuenv.checks.npu.listed import TABLE, without_table
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
@@ -27,6 +14,7 @@ from npuenv.facts.collector import was_asked
 from npuenv.facts.npu.driver import INSTALL_INFO
 
 if TYPE_CHECKING:
+    from npuenv.core.finding import Fix
     from npuenv.facts.npu.smi import SmiTrouble
 
 _TOOLS = "Ascend host tools: npu-smi source (hicann/driver) and public transcripts"
@@ -42,7 +30,7 @@ _A5_POD_SERIES = (25, 1)
 _DRIVER_LIBS = "/usr/local/Ascend/driver/lib64"
 
 
-def _answers(context: Context) -> Verdict:
+def _answers(context: Context) -> CheckResult:
     """One text has several causes: one is named only when other evidence shows it, else all candidates are."""
     facts = context.facts
     trouble = facts.npu.smi_trouble.value
@@ -79,7 +67,7 @@ def _answers(context: Context) -> Verdict:
     )
 
 
-def _in_use(context: Context, trouble: SmiTrouble) -> Verdict:
+def _in_use(context: Context, trouble: SmiTrouble) -> CheckResult:
     """`because the device is used`; the driver's own account names the process, where it may be read."""
     npu = context.facts.npu
     holders = [claim for claim in npu.claims.value or () if claim.is_exclusive and not claim.is_ours and claim.devices]
@@ -92,7 +80,7 @@ def _in_use(context: Context, trouble: SmiTrouble) -> Verdict:
     return fail("npu.smi-in-use-by", *lines, fix=fix("npu.smi-in-use-by", pid=pids[0]), ret=trouble.ret or 0, pids=pids)
 
 
-def _init_failed(context: Context, trouble: SmiTrouble) -> Verdict:
+def _init_failed(context: Context, trouble: SmiTrouble) -> CheckResult:
     """`dcmi module initialize failed`: no nodes, no module, another driver; else all four candidates.
 
     Nodes that cannot be opened and missing manager devices are told by the checks about them.
@@ -128,7 +116,7 @@ def library_path(context: Context) -> str:
     return f"{wanted}:{present}" if present else wanted
 
 
-def _installed(context: Context) -> Verdict:
+def _installed(context: Context) -> CheckResult:
     driver, table = context.facts.npu.driver.value, context.facts.npu.smi.value
     if driver is None and _is_by_runtime(context) and table is not None and table.driver:
         return ok("npu.driver-installed-told", *context.facts.npu.smi.evidence, version=table.driver)
@@ -137,7 +125,7 @@ def _installed(context: Context) -> Verdict:
     return ok("npu.driver-installed-ok", version=driver.version, path=driver.path)
 
 
-def _complete(context: Context) -> Verdict:
+def _complete(context: Context) -> CheckResult:
     info, table = context.facts.npu.install_info.value, context.facts.npu.smi.value
     status = (info or {}).get("Driver_Install_Status")
     if status not in (None, "complete") or (table is not None and table.is_install_incomplete):
@@ -145,7 +133,7 @@ def _complete(context: Context) -> Verdict:
     return skip("npu.driver-complete-skip") if info is None else ok("npu.driver-complete-ok")
 
 
-def _agree(context: Context) -> Verdict:
+def _agree(context: Context) -> CheckResult:
     driver, table = context.facts.npu.driver.value, context.facts.npu.smi.value
     if driver is None or table is None or table.driver is None:
         return skip("npu.driver-agree-skip")
@@ -171,7 +159,7 @@ def _is_same(one: str, other: str) -> bool | None:
         return None
 
 
-def _rebooted(context: Context) -> Verdict:
+def _rebooted(context: Context) -> CheckResult:
     """Files newer than the boot are a fault only where another version runs: some installs need no reboot."""
     changed, driver, table = (
         context.facts.npu.changed.value,
@@ -203,7 +191,7 @@ def _rebooted(context: Context) -> Verdict:
     )
 
 
-def _tool(context: Context) -> Verdict:
+def _tool(context: Context) -> CheckResult:
     """npu-smi and the driver below it come in one package; a few patches between them do no harm."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
@@ -218,7 +206,7 @@ def _tool(context: Context) -> Verdict:
     return warn("npu.driver-tool-warn", fix=cure, tool=table.tool, driver=table.driver)
 
 
-def _firmware(context: Context) -> Verdict:
+def _firmware(context: Context) -> CheckResult:
     """The range that the driver's version file gives for the firmware, as `[7.0.0,7.1.99]`.
 
     A firmware that is younger than the driver knows the driver: either side's consent is enough.
@@ -262,7 +250,7 @@ def _is_between(version: str, low: str, high: str) -> bool:
         return False
 
 
-def _loaded(context: Context) -> Verdict:
+def _loaded(context: Context) -> CheckResult:
     """On the host itself. Where npu-smi tells the same, it has told it."""
     npu = context.facts.npu
     if context.facts.machine.container.is_known or not npu.driver.is_known or npu.modules.value is None:
@@ -274,7 +262,7 @@ def _loaded(context: Context) -> Verdict:
     return fail("npu.driver-loaded-fail", fix=fix("npu.driver-load"))
 
 
-def _libraries(context: Context) -> Verdict:
+def _libraries(context: Context) -> CheckResult:
     """The driver's folders of libraries on the host itself; containers are another check's matter."""
     npu = context.facts.npu
     if context.facts.machine.container.is_known or not npu.driver.is_known:
@@ -288,7 +276,7 @@ def _libraries(context: Context) -> Verdict:
     return ok("npu.driver-libraries-ok", count=len(there))
 
 
-def _for_all(context: Context) -> Verdict:
+def _for_all(context: Context) -> CheckResult:
     """An installation for its own group shuts other users out of the libraries."""
     info, account = context.facts.npu.install_info.value, context.facts.machine.account.value
     if info is None or account is None or context.facts.machine.container.is_known:
@@ -305,7 +293,7 @@ def _for_all(context: Context) -> Verdict:
     return warn("npu.driver-for-all-warn", *evidence, fix=fix("npu.driver-for-all", group=group), group=group)
 
 
-def _line(context: Context) -> Verdict:
+def _line(context: Context) -> CheckResult:
     """Product lines number their drivers differently: 25.6 and 25.7 exist for the 950 alone."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
@@ -326,7 +314,7 @@ def _line(context: Context) -> Verdict:
     return ok("npu.driver-line-ok", version=version, kind=kind)
 
 
-def _topology_files(context: Context) -> Verdict:
+def _topology_files(context: Context) -> CheckResult:
     """Cards of the 950 generation look their board up in the driver's folder `topo`, also inside a container."""
     table = context.facts.npu.smi.value
     if table is None or not table.cards:
@@ -340,7 +328,7 @@ def _topology_files(context: Context) -> Verdict:
     return fail("npu.driver-topo-fail", fix=_mount_or_install(context))
 
 
-def _installed_well(context: Context) -> Verdict:
+def _installed_well(context: Context) -> CheckResult:
     """What the installer said last, where the driver does not answer."""
     installer = context.facts.npu.installer.value
     if installer is None:
@@ -361,7 +349,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"[0-9]+", text))
 
 
-def _mounts(context: Context) -> Verdict:
+def _mounts(context: Context) -> CheckResult:
     facts = context.facts
     if not facts.machine.container.is_known:
         return skip("npu.container-mounts-skip")

@@ -10,7 +10,7 @@ from npuenv.core.fact import Evidence, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from npuenv.checks.base import Context, Verdict
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.collect import Facts
     from npuenv.facts.npu.smi import Card
 
@@ -36,7 +36,7 @@ def interface_is_down(context: Context) -> bool:
     return trouble.kind is Trouble.INIT
 
 
-def without_table(context: Context) -> Verdict | None:
+def without_table(context: Context) -> CheckResult | None:
     """What a check about listed cards comes to where none is listed; None where some are.
 
     A tool that does not work is told once, by the check about the tool.
@@ -51,7 +51,7 @@ def without_table(context: Context) -> Verdict | None:
     return skip("no-table")
 
 
-def unread_of(context: Context, name: str) -> Verdict | None:
+def unread_of(context: Context, name: str) -> CheckResult | None:
     """Unknown for the cards that the fact `npu.NAME` lacks; None where it has all of them.
 
     That a card does not answer at all is told once, by the check about that.
@@ -62,7 +62,7 @@ def unread_of(context: Context, name: str) -> Verdict | None:
     return unread(rest) if rest or not lacking else skip("because", cause="cards.answer")
 
 
-def unread_rows(cards: Sequence[Card], has: Callable[[Card], bool]) -> Verdict | None:
+def unread_rows(cards: Sequence[Card], has: Callable[[Card], bool]) -> CheckResult | None:
     """Unknown for the cards whose row lacks something that the rows of others have; no card of some kinds has it."""
     blind = {f"{card.npu}.{card.chip}": Evidence("npu-smi info", card.line) for card in cards if not has(card)}
     return unread(blind) if any(map(has, cards)) else None

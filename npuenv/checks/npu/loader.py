@@ -13,14 +13,14 @@ from npuenv.core.fact import Evidence, Fact
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npuenv.checks.base import Context, Verdict
+    from npuenv.checks.base import CheckResult, Context
     from npuenv.facts.python.interpreter import Import
 
 _MISSED = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _SOURCE = "Ascend/pytorch troubleshooting: ImportError libascend_hal.so; CANN installation guide, LD_LIBRARY_PATH"
 
 
-def _library_path(context: Context) -> Verdict:
+def _library_path(context: Context) -> CheckResult:
     """A library that an import missed, although it lies in a folder of the driver that the session does not name."""
     folders = context.facts.npu.library_files.value
     if not folders:
@@ -49,7 +49,7 @@ def _named(context: Context) -> list[str]:
     return [folder.rstrip("/") for folder in path.split(":") if folder]
 
 
-def _not_named(context: Context, folder: str, library: str, line: Evidence) -> Verdict:
+def _not_named(context: Context, folder: str, library: str, line: Evidence) -> CheckResult:
     cure = fix("npu.library-path", ("export", f"LD_LIBRARY_PATH={library_path(context)}"), folder=folder)
     shown = (line, Evidence(f"ls {folder}", library), Evidence("environment", f"LD_LIBRARY_PATH lacks {folder}"))
     return fail("npu.library-path-fail", *shown, fix=cure, library=library, folder=folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, ok, skip, warn
 from npuenv.checks.python.installed import CORE, put_in, restore, version_of
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
@@ -30,7 +30,7 @@ _TOOLS = {"pip", "setuptools", "wheel"}  # nobody edits them either, and nothing
 _SPARE = {"test", "tests", "doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 
 
-def _files(context: Context) -> Verdict:
+def _files(context: Context) -> CheckResult:
     """Files that a distribution recorded and that are gone, or hold nothing.
 
     Headers, tests and documents are left out of images to make them small: they count where npuenv put them in.
@@ -62,7 +62,7 @@ def _lacks_modules(item: Owned) -> bool:
     return any(path.endswith(".py") and not _SPARE & set(path.split("/")) for path in item.examples)
 
 
-def _altered(context: Context) -> Verdict:
+def _altered(context: Context) -> CheckResult:
     """Files of another size than recorded. Only where nobody edits by hand, and shared libraries anywhere.
 
     What npuenv put in counts as a whole: it was as recorded when it was verified.
@@ -89,7 +89,7 @@ def _has_both_tritons(context: Context) -> bool:
     return all(version_of(context, name) is not None for name in _TRITONS)
 
 
-def _hashes(context: Context) -> Verdict:
+def _hashes(context: Context) -> CheckResult:
     """Contents against the recorded hashes, of the files whose size is as recorded: the others are told already."""
     hashes = context.facts.python.hashes.value
     if hashes is None:
@@ -104,7 +104,7 @@ def _hashes(context: Context) -> Verdict:
     return verdict("python.hashes-fail", *told, fix=restore(context, names), count=_sum(bad), packages=names[:_SHOWN])
 
 
-def _as_recorded(hashes: Hashes) -> Verdict:
+def _as_recorded(hashes: Hashes) -> CheckResult:
     """The word for contents of which none counts; edited ones are never passed off as recorded."""
     if not hashes.altered:
         return ok("python.hashes-ok" if hashes.is_complete else "python.hashes-part", count=hashes.looked)

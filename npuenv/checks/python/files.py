@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
 from npuenv.checks.python.damage import cause_of_library, damaged
 from npuenv.checks.python.imports import cause_of_missing, library_fix
 from npuenv.checks.python.installed import accepts, python_of, version_of
@@ -23,7 +23,7 @@ _OF_TORCH = {"torch", "torch-npu"}  # which define those symbols
 _SYSTEM = ("libm.so", "libc.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux", "libpython")
 
 
-def _owners(context: Context) -> Verdict:
+def _owners(context: Context) -> CheckResult:
     python = python_of(context)
     if python is None:
         return skip("no-python")
@@ -56,7 +56,7 @@ def _twice(context: Context, python: Python) -> dict[str, str]:
     return found
 
 
-def _machines(context: Context) -> Verdict:
+def _machines(context: Context) -> CheckResult:
     elf = context.facts.python.elf.value
     if elf is None:
         return skip("python.no-elf")
@@ -73,7 +73,7 @@ def _machines(context: Context) -> Verdict:
     return fail("python.machines-fail", *told, fix=fix("python.machines"), files=names[:_SHOWN], arch=arch)
 
 
-def _libraries(context: Context) -> Verdict:
+def _libraries(context: Context) -> CheckResult:
     """Libraries that the loader would not find, with the folder where they lie when one is known."""
     elf = context.facts.python.elf.value
     if elf is None:
@@ -113,7 +113,7 @@ def _module(elf: Elf, missing: MissingLibrary) -> str:
     return parts[parts.index("site-packages") + 1] if "site-packages" in parts[:-1] else os.path.basename(missing.path)
 
 
-def _runtimes(context: Context) -> Verdict:
+def _runtimes(context: Context) -> CheckResult:
     """The versions of the C and C++ libraries that extensions were linked against."""
     elf = context.facts.python.elf.value
     if elf is None:
@@ -127,7 +127,7 @@ def _runtimes(context: Context) -> Verdict:
     return fail("python.runtimes-fail", *told, fix=fix("python.glibc"), **args)
 
 
-def _symbols(context: Context) -> Verdict:
+def _symbols(context: Context) -> CheckResult:
     """Symbols of torch that an extension needs and this torch does not have: built for another version."""
     elf = context.facts.python.elf.value
     if elf is None:

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
+from npuenv.checks.base import FRAMEWORKS, NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure
 from npuenv.checks.npu.listed import has_sign_of_cards
 from npuenv.checks.python.damage import cause_of
 from npuenv.checks.python.installed import is_for_npu, lines, resolve_here, safe_install, version_of
@@ -18,6 +18,7 @@ from npuenv.facts.python import tried
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from npuenv.core.finding import Fix
     from npuenv.facts.python.interpreter import Import
 
 _MEASURED = "measured with torch 2.13.0+cpu and torch-npu 2.13.0"
@@ -51,14 +52,14 @@ _TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
 _NUMPY = re.compile(r"NumPy 1\.x cannot be run|requires NumPy 2|multiarray failed to import|removed in the NumPy 2")
 
 
-def _torch(context: Context) -> Verdict:
+def _torch(context: Context) -> CheckResult:
     facts = context.facts.python
     if _is_autoload(facts.import_torch.value) and _is_same(facts.import_torch.value, facts.import_torch_npu.value):
         return skip("python.import-because", module="torch", cause="python.torch-npu-imports")
     return _imported(context, facts.import_torch.value, "torch", facts.import_torch.evidence)
 
 
-def _torch_npu(context: Context) -> Verdict:
+def _torch_npu(context: Context) -> CheckResult:
     facts = context.facts.python
     torch, torch_npu = facts.import_torch, facts.import_torch_npu
     is_untried = torch.state is State.UNKNOWN and torch_npu.state is State.ABSENT
@@ -88,7 +89,7 @@ def _is_same(one: Import | None, other: Import | None) -> bool:
     return both and one is not None and other is not None and one.innermost == other.innermost
 
 
-def _other(module: str, context: Context) -> Verdict:
+def _other(module: str, context: Context) -> CheckResult:
     """A module besides torch and torch_npu; what torch's own failure brings about is not said again."""
     fact = context.facts.python.imports
     names = tried(context.framework).get(module, ())
@@ -129,7 +130,7 @@ def _cause(context: Context, found: Import) -> str | None:
     return "python.limits" if owners & named or (_NUMPY.search(found.innermost) and "numpy" in named) else None
 
 
-def _imported(context: Context, found: Import | None, name: str, evidence: tuple[Evidence, ...]) -> Verdict:
+def _imported(context: Context, found: Import | None, name: str, evidence: tuple[Evidence, ...]) -> CheckResult:
     if found is None:
         return skip("python.import-skip", *lines(context, name), package=name)
     if found.is_ok:
@@ -149,7 +150,7 @@ def _imported(context: Context, found: Import | None, name: str, evidence: tuple
     return fail("python.import-fail", *told, fix=cure, module=found.module, error=found.innermost)
 
 
-def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+def _by_library(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
     match = _LIBRARY.search(text)
     if match is None:
         return None
@@ -189,7 +190,7 @@ def _driver_cause(context: Context, library: str) -> str | None:
     return "driver.npu-smi" if npu.smi_trouble.value and npu.smi_trouble.value.library else "driver.library-path"
 
 
-def _by_version(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+def _by_version(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
     match = _VERSION.search(text)
     if match is None:
         return None
@@ -206,7 +207,7 @@ def _folder_of_path(context: Context, file: str) -> str:
     return folder if folder and folder in (each.rstrip("/") for each in named) else ""
 
 
-def _by_shadow(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+def _by_shadow(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
     """A symbol of the C++ library that the copy on LD_LIBRARY_PATH lacks: neither the package nor the system is ill."""
     match, library = _SYMBOL.search(text), context.facts.machine.libstdcxx.value
     if match is None or library is None or not library.is_from_path or not _OF_CXX.search(text):
@@ -216,7 +217,7 @@ def _by_shadow(context: Context, found: Import, text: str, told: tuple[Evidence,
     return fail("python.import-shadow", *shown, fix=cure, module=found.module, symbol=match[2], path=library.path)
 
 
-def _by_symbol(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+def _by_symbol(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
     match = _SYMBOL.search(text)
     if match is None:
         return None
@@ -227,7 +228,7 @@ def _by_symbol(context: Context, found: Import, text: str, told: tuple[Evidence,
     return fail("python.import-symbol", *told, fix=cure, module=found.module, file=file, symbol=symbol)
 
 
-def _by_module(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+def _by_module(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
     match = _MODULE.search(text)
     if match is None:
         return None
@@ -242,7 +243,7 @@ def _by_module(context: Context, found: Import, text: str, told: tuple[Evidence,
     return fail("python.import-module", *told, fix=cure, module=found.module, name=name)
 
 
-def _by_other_signs(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> Verdict | None:
+def _by_other_signs(context: Context, found: Import, text: str, told: tuple[Evidence, ...]) -> CheckResult | None:
     match = _TLS.search(text)
     if match is not None:
         cure = fix("python.static-tls", ("export", f"LD_PRELOAD={match.group(1)}"))
@@ -299,7 +300,7 @@ def library_fix(context: Context, library: str) -> Fix:
 
 
 def _check(module: str) -> Check:
-    judge: Callable[[Context], Verdict] = functools.partial(_other, module)
+    judge: Callable[[Context], CheckResult] = functools.partial(_other, module)
     reads = ("python.interpreter", "python.imports")
     return Check(f"python.{module.replace('_', '-')}-imports", reads, _SOURCES[module], judge, level=1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Context, Fix, fix, message
+from npuenv.checks.base import Context, fix, message
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -13,6 +13,7 @@ from npuenv.core.fact import Evidence
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from npuenv.core.finding import Fix
     from npuenv.core.messages import Message
     from npuenv.facts.manifest import Described
     from npuenv.facts.python.interpreter import Python

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import FRAMEWORKS, Check, Context, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.python.installed import CORE, accepts, install_here, python_of, restore, version_of, where
 from npuenv.core.fact import Evidence, State
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:
-    from npuenv.checks.base import Fix
+    from npuenv.core.finding import Fix
     from npuenv.facts.python.packages import Shadow
 
 _OLDEST = (3, 10)
@@ -20,7 +20,7 @@ _SHOWN = 5
 _SAYS_WHY = re.compile(r"^ended by signal|Error\b|error while loading|not found|could not|cannot|Permission denied")
 
 
-def _found(context: Context) -> Verdict:
+def _found(context: Context) -> CheckResult:
     """Whether there is a Python that runs, and where not, why."""
     fact, broken = context.facts.python.interpreter, context.facts.python.broken.value
     if not was_asked(fact):
@@ -55,7 +55,7 @@ def _found(context: Context) -> Verdict:
     return fail("python.python-found-fail", *fact.evidence, fix=fix("python.python-install"))
 
 
-def _supported(context: Context) -> Verdict:
+def _supported(context: Context) -> CheckResult:
     python = python_of(context)
     if python is None:
         return skip("no-python")
@@ -74,7 +74,7 @@ def _supported(context: Context) -> Verdict:
     return ok("python.python-version-ok", version=short)
 
 
-def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) -> Verdict:
+def _supported_by_torch(context: Context, numbers: tuple[int, ...], short: str) -> CheckResult:
     """Without NPUs it is torch's own wheels that count, from the first Python that a stack for the CPU names."""
     offered = {item for recipe in context.matrix.recipes if recipe.framework == "cpu" for item in recipe.python}
     if numbers >= min(map(_release_key, offered), default=_OLDEST):
@@ -88,7 +88,7 @@ def _release_key(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split("."))
 
 
-def _active(context: Context) -> Verdict:
+def _active(context: Context) -> CheckResult:
     """Whether `python` in this shell is the one of the environment that the shell says is active."""
     environment = context.facts.environment.value or {}
     path = [entry.rstrip("/") for entry in environment.get("PATH", "").split(":") if entry]
@@ -118,7 +118,7 @@ def _activate(name: str, folder: str) -> Fix:
     return fix("python.activate-conda")
 
 
-def _readable(context: Context) -> Verdict:
+def _readable(context: Context) -> CheckResult:
     packages, files = context.facts.python.packages.value, context.facts.python.files.value
     if packages is None:
         return skip("no-python")
@@ -134,7 +134,7 @@ def _readable(context: Context) -> Verdict:
     return fail("python.readable-fail", *shut, fix=fix("python.readable"), folders=places)
 
 
-def _metadata(context: Context) -> Verdict:
+def _metadata(context: Context) -> CheckResult:
     """Distributions that do not say what they are: half removed, copied by hand, or written while the disk was full."""
     packages = context.facts.python.packages.value
     if packages is None:
@@ -150,7 +150,7 @@ def _metadata(context: Context) -> Verdict:
     )
 
 
-def _leftovers(context: Context) -> Verdict:
+def _leftovers(context: Context) -> CheckResult:
     packages = context.facts.python.packages.value
     if packages is None:
         return skip("no-python")
@@ -162,7 +162,7 @@ def _leftovers(context: Context) -> Verdict:
     return warn("python.leftovers-warn", *told, fix=cure, names=names)
 
 
-def _editable(context: Context) -> Verdict:
+def _editable(context: Context) -> CheckResult:
     """Installations that point to a source folder: it has to be there, in the container too."""
     packages = context.facts.python.packages.value
     if packages is None:
@@ -176,7 +176,7 @@ def _editable(context: Context) -> Verdict:
     return verdict("python.editable-gone", *gone, fix=fix("python.editable"), packages=names[:_SHOWN])
 
 
-def _shadowed(context: Context) -> Verdict:
+def _shadowed(context: Context) -> CheckResult:
     """A folder or file of the same name is imported instead of the installed package."""
     packages = context.facts.python.packages.value
     if packages is None:
@@ -199,7 +199,7 @@ def _leave(shadow: Shadow) -> Fix:
     return fix("python.pythonpath", ("unset", "PYTHONPATH"))
 
 
-def _user_site(context: Context) -> Verdict:
+def _user_site(context: Context) -> CheckResult:
     """A conda environment looks into the user's own folder first; what lies there belongs to every environment."""
     python, packages = python_of(context), context.facts.python.packages.value
     if python is None or packages is None or python.kind != "conda":
@@ -212,7 +212,7 @@ def _user_site(context: Context) -> Verdict:
     return warn("python.user-site-warn", *told, fix=cure, packages=tuple(found), folder=packages.user_site)
 
 
-def _abi(context: Context) -> Verdict:
+def _abi(context: Context) -> CheckResult:
     """Wheels and extensions made for another Python or another machine, and packages that refuse this Python."""
     python, packages = python_of(context), context.facts.python.packages.value
     if python is None or packages is None:

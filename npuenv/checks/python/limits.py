@@ -11,9 +11,8 @@ from npuenv.checks.base import (
     FRAMEWORKS,
     NPU_FRAMEWORKS,
     Check,
+    CheckResult,
     Context,
-    Status,
-    Verdict,
     fail,
     fix,
     message,
@@ -42,6 +41,7 @@ from npuenv.checks.python.parts import missing_parts
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,7 +66,7 @@ class _Unmet:
     has: str  # "" where it is not installed
 
 
-def numpy_era(context: Context) -> Verdict:
+def numpy_era(context: Context) -> CheckResult:
     numpy, cann = version_of(context, "numpy"), context.facts.cann.toolkit.value
     if numpy is None or cann is None:
         return skip("no-numpy" if numpy is None else "no-cann")
@@ -96,7 +96,7 @@ def _broken(context: Context, python: Python) -> list[Limit]:
     return [row for row in rows if _holds(python, row.when) is True and _holds(python, row.needs) is False]
 
 
-def _limits(context: Context) -> Verdict:
+def _limits(context: Context) -> CheckResult:
     """Requirements that no metadata declares: where `when` is installed, `needs` must hold."""
     python = python_of(context)
     if python is None:
@@ -137,7 +137,7 @@ def _holds(python: Python, requirement: str) -> bool | None:
     return None if version is None else accepts(specifier, version)
 
 
-def _requirements(context: Context) -> Verdict:
+def _requirements(context: Context) -> CheckResult:
     """What `pip check` would find, without what a published stack overrules on purpose."""
     python, packages = python_of(context), context.facts.python.packages.value
     if python is None or packages is None:
@@ -278,7 +278,7 @@ def _can_both(one: str, other: str) -> bool:
     return any(accepts(one, number) and accepts(other, number) for number in numbers)
 
 
-def _unsupported(context: Context) -> Verdict:
+def _unsupported(context: Context) -> CheckResult:
     """Packages that are installed and that no NPU can use, by the tables of what the frameworks say."""
     python = python_of(context)
     if python is None or not is_for_npu(context):
@@ -302,7 +302,7 @@ def _unsupported(context: Context) -> Verdict:
     return warn("python.unsupported-warn", *told, fix=cure, packages=tuple(found))
 
 
-def _stack(context: Context) -> Verdict:
+def _stack(context: Context) -> CheckResult:
     """The installed versions against the pins of the stack that was named."""
     stack, python = context.stack, python_of(context)
     if stack is None or python is None:
@@ -321,7 +321,7 @@ def _stack(context: Context) -> Verdict:
     return fail("python.stack-differs", *told, fix=cure, stack=stack.name, count=len(wrong), packages=shown)
 
 
-def _mindspeed(context: Context) -> Verdict:
+def _mindspeed(context: Context) -> CheckResult:
     """MindSpeed follows Megatron core releases; verl's models need the one for core 0.12 or later."""
     has, verl = version_of(context, "mindspeed"), version_of(context, "verl")
     match = re.search(r"core_r(\d+)\.(\d+)", has or "") or re.match(r"(0)\.(\d+)", has or "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
 from npuenv.checks.python.installed import repair
 from npuenv.core.fact import Evidence
 from npuenv.facts.manifest import DAMAGED, LOCK, VERIFIED
 
 
-def _made(context: Context) -> Verdict:
+def _made(context: Context) -> CheckResult:
     """Another tool's environment is no worse for it; one of ours that was never finished or verified is."""
     made = context.facts.python.made.value
     if made is None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure
+from typing import TYPE_CHECKING
+
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure
 from npuenv.checks.python.installed import install_here, is_for_npu, lines, pip, published_as, version_of
+
+if TYPE_CHECKING:
+    from npuenv.core.finding import Fix
 
 _NPU = ("torch", "torch-npu", "numpy")
 _RL = ("ray", "tensordict", "transformers", "datasets", "hydra-core", "codetiming")
@@ -45,7 +50,7 @@ def _is_begun(context: Context, framework: str) -> bool:
     return any(version_of(context, name) is not None for name in _SIGNS[framework])
 
 
-def _parts(context: Context) -> Verdict:
+def _parts(context: Context) -> CheckResult:
     framework = _framework(context)
     if framework is None:
         return skip("python.parts-skip")
@@ -60,7 +65,7 @@ def _parts(context: Context) -> Verdict:
     )
 
 
-def _complete(context: Context, framework: str) -> Verdict:
+def _complete(context: Context, framework: str) -> CheckResult:
     if framework not in _NAMED_AFTER or version_of(context, framework) is not None:
         return ok("python.parts-ok", framework=framework)
     # ROLL is started from its source tree, where no list of packages shows it: its absence is no open question.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from npuenv.checks.base import Check, Context, Verdict, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fix, ok, skip, warn
 from npuenv.checks.network.interfaces import spans_nodes
 from npuenv.checks.python.installed import lines, version_of
 from npuenv.core.versions import accepts
 
 
-def _ray(context: Context) -> Verdict:
+def _ray(context: Context) -> CheckResult:
     """Worth a word where the session speaks of several nodes: on a single one nobody is refused."""
     ray = version_of(context, "ray")
     if ray is None:

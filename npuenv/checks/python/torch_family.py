@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.python.installed import (
     is_for_gpus,
     is_for_npu,
@@ -21,11 +22,14 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
 
+if TYPE_CHECKING:
+    from npuenv.core.finding import Fix
+
 _PTA = "Ascend/pytorch COMPATIBILITY.en.md"
 _CUDA = re.compile(r"nvidia-(cublas|cudnn|cuda-runtime|nccl)(-cu\d+)?")
 
 
-def torch_pair(context: Context) -> Verdict:
+def torch_pair(context: Context) -> CheckResult:
     torch, torch_npu = version_of(context, "torch"), version_of(context, "torch-npu")
     if torch is None or torch_npu is None:
         if torch_npu is None:
@@ -43,7 +47,7 @@ def torch_pair(context: Context) -> Verdict:
     )
 
 
-def torch_npu_cann(context: Context) -> Verdict:
+def torch_npu_cann(context: Context) -> CheckResult:
     """The recommended pair, or the compatible set of the release notes, or what other projects state; never guessed."""
     torch_npu, cann = version_of(context, "torch-npu"), context.facts.cann.toolkit.value
     if torch_npu is None or cann is None:
@@ -95,7 +99,7 @@ def _recommended(context: Context, fitting: list[str], torch_npu: str) -> Fix | 
     return torch_fix(context, fitting[0], f"torch-npu=={fitting[0]}") if fitting else None
 
 
-def _companions(context: Context) -> Verdict:
+def _companions(context: Context) -> CheckResult:
     torch = version_of(context, "torch")
     row = context.matrix.companion_row(torch) if torch else None
     found = {name: version_of(context, name) for name in ("torchvision", "torchaudio")}
@@ -112,7 +116,7 @@ def _companions(context: Context) -> Verdict:
     return verdict("python.companions-fail", *told, fix=cure, torch=torch, packages=needs)
 
 
-def _build(context: Context) -> Verdict:
+def _build(context: Context) -> CheckResult:
     """Whether torch was built for CUDA, by what it says itself, else by the CUDA packages it brought along."""
     torch, python = version_of(context, "torch"), python_of(context)
     if torch is None or python is None or not is_for_npu(context):

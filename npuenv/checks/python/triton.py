@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
 from npuenv.checks.python.installed import (
     chip_generations,
     lines,
@@ -25,7 +25,7 @@ _COEXISTS = "3.2.1"
 _NO_TRITON = "310p"
 
 
-def triton(context: Context) -> Verdict:
+def triton(context: Context) -> CheckResult:
     """Triton and triton-ascend own the same files; the last one installed wins, and it has to be triton-ascend."""
     python = python_of(context)
     ascend, plain = version_of(context, "triton-ascend"), version_of(context, "triton")
@@ -52,7 +52,7 @@ def triton(context: Context) -> Verdict:
     return _cann(context, ascend) or ok("python.triton-ok", *told, ascend=ascend)
 
 
-def _cann(context: Context, ascend: str) -> Verdict | None:
+def _cann(context: Context, ascend: str) -> CheckResult | None:
     """A warning when the CANN is of a series that this triton-ascend was not published for."""
     row, cann = context.matrix.triton_ascend_row(ascend.split("+")[0]), context.facts.cann.toolkit.value
     if row is None or not row.cann or cann is None or not versions.is_cann(cann.version):
@@ -75,7 +75,7 @@ def _won(python: Python) -> str:
     return ""
 
 
-def _chip(context: Context) -> Verdict:
+def _chip(context: Context) -> CheckResult:
     ascend = version_of(context, "triton-ascend")
     if ascend is None:
         return skip("no-triton-ascend")

@@ -6,7 +6,7 @@ import os.path
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import NPU_FRAMEWORKS, Check, Context, Fix, Status, Verdict, fail, fix, ok, skip, unsure, warn
+from npuenv.checks.base import NPU_FRAMEWORKS, Check, CheckResult, Context, fail, fix, ok, skip, unsure, warn
 from npuenv.checks.python.installed import (
     accepts,
     chip_generations,
@@ -26,6 +26,7 @@ from npuenv.checks.python.torch_family import torch_npu_cann, torch_pair
 from npuenv.checks.python.triton import triton
 from npuenv.core import versions
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Fix, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +46,7 @@ _NEEDS = {
     "requires_opencv": "opencv-python-headless",
 }
 # Who reports it already, with better advice: a release's metadata repeats what the CANN and the pair ask for.
-_ELSEWHERE: Mapping[str, tuple[Callable[[Context], Verdict], ...]] = {
+_ELSEWHERE: Mapping[str, tuple[Callable[[Context], CheckResult], ...]] = {
     "torch": (torch_pair,),
     "torch-npu": (torch_pair, torch_npu_cann),
     "triton-ascend": (triton,),
@@ -64,7 +65,7 @@ def _said_version(context: Context, vllm: str) -> str:
     return (context.facts.environment.value or {}).get("VLLM_VERSION") or vllm
 
 
-def _pair(context: Context) -> Verdict:
+def _pair(context: Context) -> CheckResult:
     """vllm against vllm-ascend: at run time a mismatch is only a log line and an unspecified platform."""
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
@@ -104,7 +105,7 @@ def _fitting_plugin(context: Context) -> VllmAscend | None:
     return next((row for row in rows if "rc" not in row.version), rows[0])
 
 
-def _alone(context: Context, vllm: str | None, ascend: str | None) -> Verdict:
+def _alone(context: Context, vllm: str | None, ascend: str | None) -> CheckResult:
     """One of the two without the other: the plugin has nothing to plug into, and vllm alone finds no platform."""
     if ascend is not None:
         row = _row(context)
@@ -120,7 +121,7 @@ def _alone(context: Context, vllm: str | None, ascend: str | None) -> Verdict:
     return fail("python.vllm-alone", *lines(context, "vllm", "vllm-ascend"), fix=add, vllm=vllm)
 
 
-def _transformers(context: Context, row: VllmAscend) -> Verdict | None:
+def _transformers(context: Context, row: VllmAscend) -> CheckResult | None:
     """A failure when transformers is of a newer major version than this vllm-ascend takes.
 
     Only that: published images replace the exact pins of some releases by others of the same major version.
@@ -140,7 +141,7 @@ def _is_too_new(context: Context, row: VllmAscend) -> bool:
     return int(have.split(".")[0]) >= int(needs.rpartition("<")[2].lstrip("= ").split(".")[0])
 
 
-def _version(context: Context) -> Verdict:
+def _version(context: Context) -> CheckResult:
     """A vllm built without its tags calls itself 0.1.dev or so, and vllm-ascend chooses its patches by that number."""
     vllm, ascend = version_of(context, "vllm"), version_of(context, "vllm-ascend")
     if vllm is None or ascend is None:
@@ -154,7 +155,7 @@ def _version(context: Context) -> Verdict:
     return fail("python.vllm-version-fail", *lines(context, "vllm", "vllm-ascend"), fix=cure, vllm=said)
 
 
-def _build(context: Context) -> Verdict:
+def _build(context: Context) -> CheckResult:
     """A vllm for NPUs has no compiled part of its own."""
     vllm, packages = version_of(context, "vllm"), context.facts.python.packages.value
     if vllm is None or packages is None or version_of(context, "vllm-ascend") is None or not is_for_npu(context):
@@ -170,7 +171,7 @@ def _build(context: Context) -> Verdict:
     return warn("python.vllm-build-cuda", *told, fix=fix("python.vllm-gpu"), vllm=vllm)
 
 
-def _needs(context: Context) -> Verdict:
+def _needs(context: Context) -> CheckResult:
     """What the metadata of this vllm-ascend asks for; a published stack that overrules it is let be."""
     ascend, row = version_of(context, "vllm-ascend"), _row(context)
     if ascend is None or row is None:
@@ -217,7 +218,7 @@ def _lacks(context: Context, row: VllmAscend, name: str, spec: str) -> bool:
     return not any(published_as(context, "vllm-ascend", name))
 
 
-def _chip(context: Context) -> Verdict:
+def _chip(context: Context) -> CheckResult:
     """The chip that vllm-ascend was built for, as its build wrote it down, against the cards here."""
     packages, ascend = context.facts.python.packages.value, version_of(context, "vllm-ascend")
     said = packages.built.get("vllm_ascend", {}) if packages is not None else {}
@@ -246,7 +247,7 @@ def _is_usable(context: Context, generation: str) -> bool:
     return row is not None and row.accepted
 
 
-def _cann(context: Context) -> Verdict:
+def _cann(context: Context) -> CheckResult:
     """A CANN older than any that this vllm-ascend, its images or a published stack with it name. Series are compared.
 
     A newer one is the business of torch_npu's compatible set.

@@ -11,7 +11,7 @@ from npuenv.core import versions
 from npuenv.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from npuenv.checks.base import Context, Verdict
+    from npuenv.checks.base import CheckResult, Context
 
 _NOSET = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 _NO_V0_SINCE = "0.9.1"  # vllm-ascend has no V0 engine from here on
@@ -33,7 +33,7 @@ def _trains(context: Context, *names: str) -> bool:
     )
 
 
-def _nz(context: Context) -> Verdict:
+def _nz(context: Context) -> CheckResult:
     """Weights in FRACTAL_NZ cannot be reloaded: reinforcement learning wants 0."""
     value = setting(context, "VLLM_ASCEND_ENABLE_NZ")
     if value in ("", "0") or not _trains(context, "verl", "roll"):
@@ -42,7 +42,7 @@ def _nz(context: Context) -> Verdict:
     return fail("session.nz-on", line(context, "VLLM_ASCEND_ENABLE_NZ"), fix=cure, value=value)
 
 
-def _engine(context: Context) -> Verdict:
+def _engine(context: Context) -> CheckResult:
     if setting(context, "VLLM_USE_V1") != "0" or not _has(context, "vllm-ascend", _NO_V0_SINCE):
         return ok("session.engine-ok")
     cure = fix("session.engine", ("unset", "VLLM_USE_V1"))
@@ -50,7 +50,7 @@ def _engine(context: Context) -> Verdict:
     return fail("session.engine-v0", line(context, "VLLM_USE_V1"), fix=cure, version=version)
 
 
-def _fork(context: Context) -> Verdict:
+def _fork(context: Context) -> CheckResult:
     """A card that a process has opened cannot be used by its fork."""
     value = setting(context, "VLLM_WORKER_MULTIPROC_METHOD").lower()
     if value in ("", "spawn") or "vllm-ascend" not in installed(context):
@@ -62,7 +62,7 @@ def _fork(context: Context) -> Verdict:
     return fail("session.fork-unread", evidence, fix=cure, value=value)
 
 
-def _noset(context: Context) -> Verdict:
+def _noset(context: Context) -> CheckResult:
     """Ray leaves the cards of a worker alone with this switch. verl then takes physical numbers for logical ones."""
     if not setting(context, _NOSET) or not _trains(context, "verl"):
         return ok("session.noset-ok")
@@ -74,7 +74,7 @@ def _noset(context: Context) -> Verdict:
     return ok("session.noset-all", line(context, _NOSET))
 
 
-def _ranks(context: Context) -> Verdict:
+def _ranks(context: Context) -> CheckResult:
     """RANK and WORLD_SIZE left over or wrong: the run waits for nodes that never come."""
     rank, size = setting(context, "RANK"), setting(context, "WORLD_SIZE")
     if not (rank or size):
@@ -89,7 +89,7 @@ def _ranks(context: Context) -> Verdict:
     return ok("session.ranks-ok", *lines)
 
 
-def _threads(context: Context) -> Verdict:
+def _threads(context: Context) -> CheckResult:
     """OMP_NUM_THREADS: whole numbers above 0, separated by commas; OpenMP ignores anything else with a warning."""
     value = setting(context, "OMP_NUM_THREADS")
     if not value or re.fullmatch(r"[1-9][0-9]*(?:\s*,\s*[1-9][0-9]*)*", value):
@@ -98,7 +98,7 @@ def _threads(context: Context) -> Verdict:
     return warn("session.threads-unread", line(context, "OMP_NUM_THREADS"), fix=cure, value=value)
 
 
-def _hub(context: Context) -> Verdict:
+def _hub(context: Context) -> CheckResult:
     """HF_ENDPOINT is an address with its scheme: without one, every download stops with `Invalid URL`."""
     value = setting(context, "HF_ENDPOINT")
     if not value or re.match(r"https?://[^/\s]", value):
@@ -107,7 +107,7 @@ def _hub(context: Context) -> Verdict:
     return fail("session.hub-no-scheme", line(context, "HF_ENDPOINT"), fix=cure, value=value)
 
 
-def _docker_devices(context: Context) -> Verdict:
+def _docker_devices(context: Context) -> CheckResult:
     """ASCEND_VISIBLE_DEVICES is read by the container runtime alone, when it starts a container."""
     variables = environment(context)
     container = context.facts.machine.container
@@ -118,7 +118,7 @@ def _docker_devices(context: Context) -> Verdict:
     return warn("session.docker-devices-lost", line(context, "ASCEND_VISIBLE_DEVICES"), fix=cure, value=value)
 
 
-def _soc_version(context: Context) -> Verdict:
+def _soc_version(context: Context) -> CheckResult:
     """SOC_VERSION is what builds compile for, before they ask npu-smi."""
     value, own = setting(context, "SOC_VERSION").casefold(), generation(context)
     meant = [row for row in context.matrix.hardware if row.accepted and value in row.socs]
@@ -130,7 +130,7 @@ def _soc_version(context: Context) -> Verdict:
     return warn("session.soc-version-other", line(context, "SOC_VERSION"), fix=cure, **says)
 
 
-def _cuda_devices(context: Context) -> Verdict:
+def _cuda_devices(context: Context) -> CheckResult:
     """CUDA_VISIBLE_DEVICES chooses no NPU."""
     value = setting(context, "CUDA_VISIBLE_DEVICES")
     is_choice = re.fullmatch(r"[0-9]+(?:\s*,\s*[0-9]+)*", value) is not None

@@ -8,7 +8,7 @@ from npuenv.checks.base import Check, fail, fix, ok, warn
 from npuenv.checks.session.variables import generation, hccl_values, line, setting
 
 if TYPE_CHECKING:
-    from npuenv.checks.base import Context, Verdict
+    from npuenv.checks.base import CheckResult, Context
 
 _DOCS = "hicann/hccl docs/zh/user_guide/hccl_env/{}.md"
 _AIV_EXEC_TIMEOUT_S = 1091  # with AIV, larger values and 0 count as this on A2, A3 and 950
@@ -20,7 +20,7 @@ _MODES = {
 }
 
 
-def _hccl(context: Context) -> Verdict:
+def _hccl(context: Context) -> CheckResult:
     """Values that HCCL refuses; then the waiting time that AIV cuts."""
     wrong = hccl_values(context)
     if wrong is not None:
@@ -33,7 +33,7 @@ def _hccl(context: Context) -> Verdict:
     return ok("session.hccl-ok")
 
 
-def _mode(context: Context) -> Verdict:
+def _mode(context: Context) -> CheckResult:
     """Where operators are laid out, against what this chip knows. Only the 950 line refuses; others fall back."""
     mode, chip = setting(context, "HCCL_OP_EXPANSION_MODE"), generation(context)
     takes = _MODES.get(chip, ())
@@ -46,7 +46,7 @@ def _mode(context: Context) -> Verdict:
     return warn("session.hccl-mode-lost", evidence, fix=cure, mode=mode, takes=takes)
 
 
-def _links(context: Context) -> Verdict:
+def _links(context: Context) -> CheckResult:
     """HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE: three of their combinations are not supported."""
     pcie, roce = setting(context, "HCCL_INTRA_PCIE_ENABLE"), setting(context, "HCCL_INTRA_ROCE_ENABLE")
     if (pcie, roce) in (("1", "1"), ("0", ""), ("", "0")):
@@ -57,7 +57,7 @@ def _links(context: Context) -> Verdict:
     return ok("session.hccl-links-ok")
 
 
-def _event_timeout(context: Context) -> Verdict:
+def _event_timeout(context: Context) -> CheckResult:
     """torch_npu's wait for an event must outlast HCCL's own, or the watchdog's message replaces HCCL's."""
     names = ("HCCL_EVENT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
     event, execute = (setting(context, name) for name in names)
@@ -70,7 +70,7 @@ def _event_timeout(context: Context) -> Verdict:
     return warn("session.event-timeout-short", *lines, fix=cure, event=event, execute=execute)
 
 
-def _undone(context: Context) -> Verdict:
+def _undone(context: Context) -> CheckResult:
     """Settings that work with one way of laying out operators alone, beside another one."""
     mode = setting(context, "HCCL_OP_EXPANSION_MODE").upper()
     retry, exact = setting(context, "HCCL_OP_RETRY_ENABLE"), setting(context, "HCCL_DETERMINISTIC").lower()
@@ -88,7 +88,7 @@ def _undone(context: Context) -> Verdict:
     return ok("session.hccl-pair-ok")
 
 
-def _whitelist(context: Context) -> Verdict:
+def _whitelist(context: Context) -> CheckResult:
     """HCCL_WHITELIST_DISABLE=0 turns a check on that needs a file."""
     if setting(context, "HCCL_WHITELIST_DISABLE") != "0" or setting(context, "HCCL_WHITELIST_FILE"):
         return ok("session.whitelist-ok")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, skip, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, skip, warn
 from npuenv.checks.session import engines as session_engines
 from npuenv.checks.session import hccl as session_hccl
 from npuenv.checks.session import torch as session_torch
@@ -25,7 +25,7 @@ _DEBUGGING = (
 _SITE = re.compile(r"/python(?P<version>[0-9]+\.[0-9]+)/(?:site|dist)-packages(?:/|$)")
 
 
-def _proxy(context: Context) -> Verdict:
+def _proxy(context: Context) -> CheckResult:
     proxies, listen = context.facts.network.proxies.value, context.facts.network.proxies_listen.value
     if not proxies:
         return ok("network.proxy-none")
@@ -44,7 +44,7 @@ def _proxy(context: Context) -> Verdict:
     return ok("network.proxy-ok", *context.facts.network.proxies_listen.evidence, count=len(proxies))
 
 
-def _interface(context: Context) -> Verdict:
+def _interface(context: Context) -> CheckResult:
     environment = context.facts.environment.value or {}
     if environment.get("NCCL_SOCKET_IFNAME") and not (
         environment.get("HCCL_SOCKET_IFNAME") or environment.get("HCCL_IF_IP")
@@ -57,7 +57,7 @@ def _interface(context: Context) -> Verdict:
     return ok("network.interface-ok")
 
 
-def _debugging(context: Context) -> Verdict:
+def _debugging(context: Context) -> CheckResult:
     """Switches that were for one look and stay on: everything is slower, or the disk fills with logs."""
     left = [name for name, values in _DEBUGGING if setting(context, name) in values]
     if not left:
@@ -66,7 +66,7 @@ def _debugging(context: Context) -> Verdict:
     return warn("session.debugging-on", *(line(context, name) for name in left), fix=cure, names=tuple(left))
 
 
-def _preload(context: Context) -> Verdict:
+def _preload(context: Context) -> CheckResult:
     """Libraries that LD_PRELOAD names: the loader says that it ignores a missing one, in every process."""
     files = context.facts.cann.named_files.value or ()
     lost = [item.path for item in files if item.variable == "LD_PRELOAD" and not item.is_there]
@@ -76,7 +76,7 @@ def _preload(context: Context) -> Verdict:
     return warn("session.preload-lost", line(context, "LD_PRELOAD"), fix=cure, paths=tuple(lost))
 
 
-def _named_files(context: Context) -> Verdict:
+def _named_files(context: Context) -> CheckResult:
     """Files that HCCL and torch_npu are pointed at. A rank table that is not there is passed over without a word."""
     files = [item for item in context.facts.cann.named_files.value or () if item.variable != "LD_PRELOAD"]
     if not files:
@@ -92,7 +92,7 @@ def _named_files(context: Context) -> Verdict:
     return ok("session.files-ok", *(line(context, item.variable) for item in files))
 
 
-def _python_path(context: Context) -> Verdict:
+def _python_path(context: Context) -> CheckResult:
     """PYTHONPATH with the packages of another Python: their extensions are loaded and miss symbols. PYTHONHOME breaks
     every environment but the one it was set for."""
     python = context.facts.python.interpreter.value

@@ -13,7 +13,7 @@ from npuenv.core.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npuenv.checks.base import Context, Verdict
+    from npuenv.checks.base import CheckResult, Context
 
 _DOCS = "Ascend/pytorch docs/zh/api/environment_variable/{}.md"
 _ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
@@ -71,7 +71,7 @@ _EXCLUDE = (
 )
 
 
-def _allocator(context: Context) -> Verdict:
+def _allocator(context: Context) -> CheckResult:
     """PYTORCH_NPU_ALLOC_CONF: `key:value,...`. Expandable segments suit training, not vllm-ascend's memory pool."""
     value, evidence = setting(context, _ALLOCATOR), line(context, _ALLOCATOR)
     unset = fix("session.allocator", ("unset", _ALLOCATOR))
@@ -105,7 +105,7 @@ def _generates(context: Context) -> bool:
     return "vllm-ascend" in installed(context) or context.framework in NPU_FRAMEWORKS
 
 
-def _allocator_twice(context: Context) -> Verdict:
+def _allocator_twice(context: Context) -> CheckResult:
     """Two names for one setting: torch_npu stops where both are set, and before 2.10 reads its own alone."""
     own, shared = setting(context, _ALLOCATOR), setting(context, "PYTORCH_ALLOC_CONF")
     if not shared:
@@ -130,7 +130,7 @@ def _is_before(version: str, bound: str) -> bool:
         return False
 
 
-def _task_queue(context: Context) -> Verdict:
+def _task_queue(context: Context) -> CheckResult:
     """TASK_QUEUE_ENABLE=2 raises peak memory: for training processes; vllm-ascend's workers want 1."""
     value, evidence = setting(context, "TASK_QUEUE_ENABLE"), line(context, "TASK_QUEUE_ENABLE")
     cure = fix("session.queue", ("unset", "TASK_QUEUE_ENABLE"))
@@ -143,7 +143,7 @@ def _task_queue(context: Context) -> Verdict:
     return ok("session.queue-ok", evidence, value=value)
 
 
-def _blocking(context: Context) -> Verdict:
+def _blocking(context: Context) -> CheckResult:
     """ASCEND_LAUNCH_BLOCKING=1 is for finding a failing operator: slow, and vllm-ascend's graph mode refuses it."""
     if setting(context, "ASCEND_LAUNCH_BLOCKING") != "1":
         return ok("session.blocking-ok")
@@ -155,7 +155,7 @@ def _blocking(context: Context) -> Verdict:
     return warn("session.blocking-slow", evidence, fix=cure)
 
 
-def _affinity(context: Context) -> Verdict:
+def _affinity(context: Context) -> CheckResult:
     """CPU_AFFINITY_CONF: a mode, then `force:`, `npu_affine:` and `npuN:first-last` in any order."""
     value = setting(context, "CPU_AFFINITY_CONF")
     if not value:
@@ -179,7 +179,7 @@ def _is_affinity(option: str) -> bool:
     return match is not None and int(match[1]) <= int(match[2])
 
 
-def _saturation(context: Context) -> Verdict:
+def _saturation(context: Context) -> CheckResult:
     """INF_NAN_MODE_ENABLE=0: A2 and A3 refuse it unless it is forced, and then infinities become ordinary numbers."""
     if setting(context, "INF_NAN_MODE_ENABLE") != "0" or generation(context) not in ("a2", "a3"):
         return ok("session.saturation-ok")
@@ -190,7 +190,7 @@ def _saturation(context: Context) -> Verdict:
     return fail("session.saturation-refused", evidence, fix=cure)
 
 
-def _autoload(context: Context) -> Verdict:
+def _autoload(context: Context) -> CheckResult:
     """TORCH_DEVICE_BACKEND_AUTOLOAD=0 belongs to builds: later, torch has no `npu` until torch_npu is imported."""
     if setting(context, "TORCH_DEVICE_BACKEND_AUTOLOAD") != "0" or "torch-npu" not in installed(context):
         return ok("session.autoload-ok")

@@ -9,7 +9,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Check, Context, Verdict, fail, fix, ok, warn
+from npuenv.checks.base import Check, CheckResult, Context, fail, fix, ok, warn
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.fact import Evidence
@@ -122,7 +122,7 @@ def _has_any(context: Context) -> bool:
     )  # fmt: skip
 
 
-def hccl_values(context: Context) -> Verdict | None:
+def hccl_values(context: Context) -> CheckResult | None:
     """HCCL's variables with values that it refuses (EI0001); None: there is none."""
     wrong = _values_of(context, ("hccl",)) if _has_any(context) else []
     if not wrong:
@@ -135,7 +135,7 @@ def hccl_values(context: Context) -> Verdict | None:
     return fail("session.hccl-range", *lines, fix=cure, name=row.name, value=value, takes=takes)
 
 
-def _torch_npu(context: Context) -> Verdict:
+def _torch_npu(context: Context) -> CheckResult:
     """Variables of torch_npu and CANN. Most fall back to their default with a log line at best: the setting is lost."""
     wrong = _values_of(context, ("torch_npu", "cann")) if _has_any(context) else []
     if not wrong:
@@ -146,7 +146,7 @@ def _torch_npu(context: Context) -> Verdict:
     return warn("session.values-misread", *lines, fix=cure, name=row.name, value=value, takes=takes)
 
 
-def _names(context: Context) -> Verdict:
+def _names(context: Context) -> CheckResult:
     """A name that nobody reads and that is nearly one that somebody does, where the right one is not set."""
     ours = [name for name in environment(context) if _OURS.fullmatch(name)]
     if not ours:
@@ -173,7 +173,7 @@ def _is_other_name(name: str, near: str) -> bool:
     return any(a != b and difflib.SequenceMatcher(None, a, b).ratio() < 0.6 for a, b in zip(one, other))
 
 
-def _unread(context: Context) -> Verdict:
+def _unread(context: Context) -> CheckResult:
     """Variables that the installed vllm-ascend does not read any more, or not yet."""
     have = installed(context).get("vllm-ascend", "")
     mine = [name for name in environment(context) if name.startswith("VLLM_ASCEND_")]

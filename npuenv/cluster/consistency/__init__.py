@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Finding, Status
 from npuenv.checks.base import title as title_of_check
 from npuenv.cluster.consistency import conflicts as clashes
 from npuenv.cluster.consistency.cards import numbers
@@ -19,6 +18,7 @@ from npuenv.cluster.consistency.rules import aspects
 from npuenv.cluster.consistency.session import variables
 from npuenv.cluster.consistency.values import NONE, Told, divide, is_layout
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

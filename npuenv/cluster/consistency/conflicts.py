@@ -10,7 +10,6 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency import cards, network
 from npuenv.cluster.consistency.findings import chain, few, finding, message, who
 from npuenv.cluster.consistency.identity import UNMET, looked_up
@@ -18,6 +17,7 @@ from npuenv.cluster.consistency.readers import has_stand_in
 from npuenv.cluster.consistency.values import Subject
 from npuenv.cluster.nodeset import fold
 from npuenv.core.fact import Evidence, State
+from npuenv.core.finding import Finding, Status
 from npuenv.facts.collector import was_asked
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Finding, Fix, Status
 from npuenv.cluster.nodeset import fold, fold_numbers
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Fix, Status
 from npuenv.core.messages import Message
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Finding, Status
 from npuenv.checks.network.host import foreign_on_ray_ports
 from npuenv.cluster.consistency.findings import finding, message
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency.findings import finding, message
 from npuenv.cluster.probing.identify import introduce
 from npuenv.cluster.probing.ports import reach
 from npuenv.cluster.probing.storage import share
 from npuenv.cluster.probing.transport import Way
+from npuenv.core.finding import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,13 +14,13 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency.findings import alone, chain, finding, message
 from npuenv.cluster.nodeset import fold, fold_numbers
 from npuenv.cluster.probing.localize import Culprit, Knock, blocks, culprits, groups_apart, open_ways
 from npuenv.cluster.probing.transport import run
 from npuenv.core.fact import Evidence
-from npuenv.facts.network import hccl_ports
+from npuenv.core.finding import Finding, Status
+from npuenv.facts.network import ports as hccl_ports
 from npuenv.host.redact import Redactor
 from npuenv.matrix import load_matrix
 

@@ -10,12 +10,12 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks.base import Finding, Status
 from npuenv.cluster.consistency.findings import alone, finding, message
 from npuenv.cluster.nodeset import fold
 from npuenv.cluster.probing.transport import Heard, run
 from npuenv.cluster.types import Node
 from npuenv.core.fact import Evidence
+from npuenv.core.finding import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.core.fact import Fact
 from npuenv.facts.collector import USE_LEVEL, not_asked
-from npuenv.facts.hccn.conf import hccn_conf
 from npuenv.facts.hccn.rank_table import ranks
+from npuenv.facts.hccn.tls import hccn_conf
 from npuenv.facts.hccn.tool import hccn_tool
 
 if TYPE_CHECKING:
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from npuenv.facts.hccn.a2 import Address, Gateway, LinkChanges, Optical, Speed, Vnic
     from npuenv.facts.hccn.a5 import DevInfo
     from npuenv.facts.hccn.answers import Refused
-    from npuenv.facts.hccn.conf import HccnConf
     from npuenv.facts.hccn.ping import Ping
     from npuenv.facts.hccn.rank_table import RankTable
-    from npuenv.facts.hccn.tls import Tls
+    from npuenv.facts.hccn.tls import HccnConf, Tls
     from npuenv.facts.hccn.tool import Tool
     from npuenv.facts.npu import NpuFacts
 

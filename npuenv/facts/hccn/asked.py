@@ -18,7 +18,7 @@ from npuenv.host.base import NotRecorded
 
 if TYPE_CHECKING:
     from npuenv.facts.hccn.a5 import DevInfo, Port
-    from npuenv.facts.hccn.conf import HccnConf
+    from npuenv.facts.hccn.tls import HccnConf
     from npuenv.facts.npu.driver import Nodes
     from npuenv.host.base import Host
 

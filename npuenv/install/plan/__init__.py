@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from npuenv.core.plan import Action, Plan, Run, Step, Want, WriteFile
+from npuenv.core.plan import Action, Condition, Plan, Run, Step, WriteFile
 
-__all__ = ["Action", "Plan", "Run", "Step", "Want", "WriteFile"]
+__all__ = ["Action", "Condition", "Plan", "Run", "Step", "WriteFile"]

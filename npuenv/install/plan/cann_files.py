@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
-from npuenv.core.plan import Action, Run, Step, Want, WriteFile
+from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
 from npuenv.facts.cann.installs import installs
 from npuenv.facts.environment import ask_environment
 from npuenv.host.base import Host, PathState
@@ -212,13 +212,13 @@ def _runs(stack: Stack, file: CannFile, *, is_for_all: bool) -> tuple[Run, ...]:
     return (Run(("bash", file.path, "--check")), Run(("bash", file.path, *options)))
 
 
-def _want(stack: Stack, part: str) -> Want:
+def _want(stack: Stack, part: str) -> Condition:
     root, version = stack.cann_root or "", _version(stack)
     if part == "toolkit":
-        return Want("cann.toolkit", (root, version), version)
+        return Condition("cann.toolkit", (root, version), version)
     if part == "ops":
-        return Want("cann.ops", (root, version, stack.platform.arch), version)
-    return Want("cann.nnal", (ascend_folder(stack), version), version)
+        return Condition("cann.ops", (root, version, stack.platform.arch), version)
+    return Condition("cann.nnal", (ascend_folder(stack), version), version)
 
 
 def _version(stack: Stack) -> str:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Action, Run, Step, Want, WriteFile
+from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
 from npuenv.facts.environment import INSPECTOR
 from npuenv.facts.manifest import MANIFEST, MARKER
 from npuenv.install.env_verifier import text as program
+from npuenv.install.environments import manifest_text
 from npuenv.install.locations import marker_text
-from npuenv.install.manifest import manifest_text
 from npuenv.install.plan.sources import supplied
 from npuenv.lock.file import write_lock
 from npuenv.matrix import load_matrix
@@ -45,12 +45,12 @@ def make(making: Making) -> Step:
         *_made(making),
         WriteFile(own("lock.toml"), write_lock(making.lock)),
     )
-    wants: tuple[Want, ...] = (
-        Want("venv.python" if kind == "venv" else "prefix.python", (root,), version),
-        Want("file.text", (own("lock.toml"),), write_lock(making.lock)),
+    wants: tuple[Condition, ...] = (
+        Condition("venv.python" if kind == "venv" else "prefix.python", (root,), version),
+        Condition("file.text", (own("lock.toml"),), write_lock(making.lock)),
     )
     if kind == "conda":
-        wants = (*wants, Want("path.state", (f"{root}/conda-meta",), "folder"))
+        wants = (*wants, Condition("path.state", (f"{root}/conda-meta",), "folder"))
     step, key = _STEPS[kind]
     is_asking = kind == "conda" and not making.tools.wheels
     return Step(step, Message(key, {"python": version, "path": root}), do, wants, needs_network=is_asking)
@@ -82,7 +82,7 @@ def inspector(making: Making) -> Step:
     """The program that tells of this environment; a newer one replaces it and leaves all else as it is."""
     path, text = f"{making.target.root}/{INSPECTOR}", program()
     do = (WriteFile(path, text),)
-    wants = (Want("file.text", (path,), text),)
+    wants = (Condition("file.text", (path,), text),)
     return Step("inspector", Message("plan.why-inspector"), do, wants, is_upkeep=True)
 
 
@@ -97,7 +97,7 @@ def mend(making: Making, *, is_repairing: bool = False) -> Step:
     elif is_repairing:
         over = (*over, "--surroundings")
     argv = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "mend", root, *over, "--uv", making.tools.uv)
-    want = Want("env.intact", (root, *over), "yes")
+    want = Condition("env.intact", (root, *over), "yes")
     return Step(MEND, Message("plan.why-mend"), (Run(argv),), (want,), is_upkeep=making.is_own)
 
 
@@ -105,7 +105,7 @@ def activate(making: Making, files: Mapping[str, str]) -> Step:
     """The activation scripts and what they read: path below the environment -> text."""
     placed = {f"{making.target.root}/{name}": text for name, text in files.items()}
     do = tuple(WriteFile(path, text) for path, text in placed.items())
-    wants = tuple(Want("file.text", (path,), text) for path, text in placed.items())
+    wants = tuple(Condition("file.text", (path,), text) for path, text in placed.items())
     why = Message("plan.why-activate", {"path": f"{making.target.root}/{ACTIVATION}"})
     return Step("activate", why, do, wants, is_upkeep=True)
 
@@ -117,7 +117,7 @@ def verify(making: Making) -> Step:
     words += [canonicalize_name(s.name) for s in making.stack.git_sources if s.how != "pythonpath"]
     inspector = (making.target.python, "-I", "-B", f"{root}/{INSPECTOR}")
     argv = (*inspector, "verify", root, lock.hash, *making.over, *words)
-    want = Want("env.verified", (root, *making.over), lock.hash)
+    want = Condition("env.verified", (root, *making.over), lock.hash)
     return Step(VERIFY, Message("plan.why-verify"), (Run(argv),), (want,), is_upkeep=True)
 
 
@@ -150,10 +150,10 @@ def finish(making: Making, steps: Sequence[Step]) -> Step:
     marker = marker_text(making.lock, "complete", making.target.kind, manifest)
     do: list[Action] = [WriteFile(f"{root}/{MANIFEST}", manifest), WriteFile(f"{root}/{MARKER}", marker)]
     wants = [
-        Want("file.text", (f"{root}/{MANIFEST}",), manifest),
-        Want("file.text", (f"{root}/{MARKER}",), marker),
+        Condition("file.text", (f"{root}/{MANIFEST}",), manifest),
+        Condition("file.text", (f"{root}/{MARKER}",), marker),
     ]
     if link:
         do.append(Run((making.target.python, "-I", "-B", f"{root}/{INSPECTOR}", "switch", root, link)))
-        wants.append(Want("path.link", (link,), root))
+        wants.append(Condition("path.link", (link,), root))
     return Step(FINISH, Message("plan.why-finish"), tuple(do), tuple(wants), is_upkeep=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Plan, Run, Step, Want, WriteFile
+from npuenv.core.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.core.shell import can_be_written_down, is_for_own_shell, shell_line
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Cure(Protocol):
     @property
     def undo(self) -> tuple[Argv, ...]: ...
     @property
-    def done_when(self) -> tuple[Want, ...]: ...
+    def done_when(self) -> tuple[Condition, ...]: ...
 
 
 class Ill(Protocol):
@@ -280,7 +280,7 @@ def _rehearsal(programs: tuple[Argv, ...]) -> tuple[Argv, ...]:
 
 def _session_step(place: Place, session: Mapping[str, Sequence[Argv]]) -> Step:
     text = session_text(place.session_text, session, place.session_file)
-    want = Want("file.text", (place.session_file,), text)
+    want = Condition("file.text", (place.session_file,), text)
     why = Message("fix.session", {"path": place.session_file})
     return Step(SESSION_STEP, why, (WriteFile(place.session_file, text),), (want,))
 

@@ -43,7 +43,7 @@ def is_folder(path: str, digest: str) -> bool:
 
 def unpacker() -> str:
     """The text of the program that unpacks supplied sources."""
-    text = pkgutil.get_data("npuenv.install.plan", "unpacker.py")
+    text = pkgutil.get_data("npuenv.install", "unpacker.py")
     assert text is not None
     return text.decode()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Step, Want, WriteFile
+from npuenv.core.plan import Condition, Step, WriteFile
 from npuenv.facts.pip import named_index
 from npuenv.lock.wheels import uv_platform
 
@@ -68,7 +68,7 @@ def take_out(making: Making, item: BuildStep) -> Step:
     run = making.uv("pip", "uninstall", "--python", making.target.python, *making.tools.offline, *names)
     # A name that goes in again later cannot be a condition: it would make every further run take it out once more.
     later = {package.name for package in making.lock.packages}
-    wants = tuple(Want("dist.version", (making.target.python, n), "") for n in names if n not in later)
+    wants = tuple(Condition("dist.version", (making.target.python, n), "") for n in names if n not in later)
     again = [package for package in making.lock.packages if package.name in names]
     # What goes in again was put there by npuenv; anything else may be the user's.
     is_upkeep = making.is_own and not wants
@@ -142,6 +142,6 @@ def _from(making: Making, place: _Place) -> tuple[list[str], dict[str, str], tup
     return [*options, *making.tools.settings.options], {}, ()
 
 
-def _complete_want(making: Making, packages: Sequence[LockedPackage]) -> Want:
+def _complete_want(making: Making, packages: Sequence[LockedPackage]) -> Condition:
     names = (f"{package.name}=={package.version}" for package in packages)
-    return Want("env.dists", (making.target.root, *making.over, *names), "complete")
+    return Condition("env.dists", (making.target.root, *making.over, *names), "complete")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Action, Run, Step, Want, WriteFile
+from npuenv.core.plan import Action, Condition, Run, Step, WriteFile
 from npuenv.host.base import PathState
 from npuenv.install.plan.cann import LAUNCHER, cann_scripts
 from npuenv.install.plan.local_sources import is_folder, unpacker
@@ -99,8 +99,11 @@ def _cloned(making: Making, step: str, source: GitSource) -> Step:
         Run(("git", "-C", new, "submodule", "update", "--init", "--recursive")),
         *_exchange(making, source),
     )
-    wants = (Want("file.text", *_want_note(making, source)), Want("path.state", (f"{folder}/.git",), "folder"))
-    return Step(step, why, do, wants, needs_network=True)
+    done_when = (
+        Condition("file.text", *_want_note(making, source)),
+        Condition("path.state", (f"{folder}/.git",), "folder"),
+    )
+    return Step(step, why, do, done_when, needs_network=True)
 
 
 def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
@@ -116,7 +119,7 @@ def _given(making: Making, step: str, source: GitSource, given: str) -> Step:
         why = Message("plan.why-source-given", {"name": source.name, "path": given})
         argv = (making.tools.base_python, "-I", "-B", program, "unpack", given, digest or "-", new)
         do += (WriteFile(program, unpacker()), Run(argv))
-    wants = (Want("file.text", *_want_note(making, source)), Want("path.state", (folder,), "folder"))
+    wants = (Condition("file.text", *_want_note(making, source)), Condition("path.state", (folder,), "folder"))
     return Step(step, why, (*do, *_exchange(making, source)), wants)
 
 
@@ -126,7 +129,7 @@ def _kept(making: Making, step: str, source: GitSource) -> Step:
     A script that is run elsewhere stops here.
     """
     folder = _place(making.target, source)
-    wants = (Want("file.text", *_want_note(making, source)), Want("path.state", (folder,), "folder"))
+    wants = (Condition("file.text", *_want_note(making, source)), Condition("path.state", (folder,), "folder"))
     why = Message("plan.why-source-kept", {"name": source.name, "path": folder})
     return Step(step, why, (Run(("test", "-d", folder)),), wants)
 
@@ -161,11 +164,11 @@ def _built(making: Making, step: str, why: Message, source: GitSource) -> Step:
         launcher = making.target.own("with-cann.sh")
         run = Run(("sh", launcher, *build.argv), build.env, build.unset)
         do = (Run(("rm", "-f", note)), WriteFile(launcher, LAUNCHER, 0o755), run)
-    wants = (
-        Want("env.dists", (making.target.root, name), "complete"),
-        Want("file.text", (note,), text),
+    done_when = (
+        Condition("env.dists", (making.target.root, name), "complete"),
+        Condition("file.text", (note,), text),
     )
-    return Step(step, why, (*do, WriteFile(note, text)), wants, is_upkeep=making.is_own)
+    return Step(step, why, (*do, WriteFile(note, text)), done_when, is_upkeep=making.is_own)
 
 
 def _built_text(making: Making, source: GitSource, env: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npuenv.core.messages import Message
-from npuenv.core.plan import Run, Step, Want
+from npuenv.core.plan import Condition, Run, Step
 from npuenv.facts.machine import system
 from npuenv.facts.prerequisites import missing_packages
 from npuenv.host.base import Host, PathState
@@ -67,7 +67,7 @@ def system_steps(stack: Stack, machine: System, *, is_allowed: bool) -> Prerequi
         return Prerequisites(notes=(Message("plan.system-stranger", said),))
     runs = _runs(machine)
     if is_allowed and machine.privilege != NONE:
-        want = Want("system.packages", (machine.database, *machine.missing), "installed")
+        want = Condition("system.packages", (machine.database, *machine.missing), "installed")
         why = Message("plan.why-system", {**said, "stack": stack.name})
         do = tuple(as_root(run, machine.privilege) for run in runs)
         return Prerequisites((Step("system", why, do, (want,), needs_root=True, needs_network=True),))

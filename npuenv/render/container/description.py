@@ -26,11 +26,28 @@ from npuenv.render.layers import HOME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from npuenv.matrix.rows import ContainerCards, ContainerPlace
     from npuenv.matrix.tables import Matrix
-    from npuenv.render.container.options import Wish
     from npuenv.resolve.types import Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user said about the container. None: not said."""
+
+    cards: str | None = None  # "0-7", "0,2,4-5"
+    nodes: int = 1
+    image: str | None = None
+    name: str | None = None
+    data: Path | None = None
+    models: Path | None = None
+    shm_gib: int | None = None
+    user: str | None = None
+    command: str | None = None  # one line, split as a shell would
+    has_add_ons: bool = False
+
 
 # Where data and weights are inside: the published examples and the launch files name these.
 DATA, MODELS = "/data", "/data/models"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Estimate, Job, Layout
-    from npuenv.render.launch.paths import Paths
+    from npuenv.render.launch.job import Paths
     from npuenv.render.launch.roll_recipe import Filled
     from npuenv.resolve.types import Stack
 
@@ -128,8 +128,7 @@ def _unusual(asked: Asked, made: Launch) -> Message | None:
 
 
 def _roll(asked: Asked, stack: Stack, lang: str) -> Launch:
-    from npuenv.render.launch.roll_recipe import release_of
-    from npuenv.render.launch.roll_template import templates_for
+    from npuenv.render.launch.roll_recipe import release_of, templates_for
     from npuenv.render.launch.self_check import refuse_roll
 
     matrix = load_matrix()
@@ -213,7 +212,7 @@ def _verl(asked: Asked, stack: Stack) -> Launch:
 
 
 def _verl_paths(recipe: LaunchRecipe, model: str, overrides: Mapping[str, str]) -> Paths:
-    from npuenv.render.launch.paths import Paths
+    from npuenv.render.launch.job import Paths
 
     preparation = next((_PREPARATIONS[note] for note in recipe.notes if note in _PREPARATIONS), "gsm8k")
     prepared = {

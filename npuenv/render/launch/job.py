@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 
     from npuenv.preflight.memory.types import Cards, Layout
 
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Places as the nodes of the run see them, the same on all of them."""
+
+    model: str  # a folder, or a name like Qwen/Qwen2.5-0.5B-Instruct
+    train_file: str
+    validation_file: str
+    output: str | None = None  # folder of the checkpoints; None: where the framework puts them
+    preparation: str = ""  # verl's script that writes the two files, as gsm8k; "": they are the user's own
+
+
 # What could end a YAML scalar, a shell word or a Hydra override, or start a command in one. `${...}` is an
 # interpolation of the frameworks' own and stays.
 _UNSAFE = re.compile(r"""['"`\\\x00-\x1f\x7f]|\$\(""")

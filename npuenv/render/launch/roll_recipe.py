@@ -5,21 +5,78 @@ Start from `filled`, then `job_of`. Values are YAML texts under dotted keys, as 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from npuenv.core import versions
 from npuenv.core.errors import BadInput
 from npuenv.core.messages import Message
+from npuenv.matrix.keys import fields_of
 from npuenv.preflight.memory.types import Cards, Job, Placement, Sizes
 from npuenv.render.launch.job import parse_cards, unknown
-from npuenv.render.launch.roll_keys import alike, is_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from npuenv.matrix.rows import RollDeparture, RollRecipe, RollRelease
     from npuenv.preflight.memory.types import Model
+
+# Groups of the whole configuration that are one role each; under `rewards` there is one for each domain.
+_ROLES = ("actor_train", "actor_infer", "reference", "critic", "reward", "validation", "reward_model")
+_MANAGERS = ("train_env_manager", "val_env_manager")
+
+
+def is_read(key: str) -> bool:
+    """Whether ROLL, or an interpolation of its own files, reads a dotted key. Free groups take every name."""
+    parts = key.split(".")
+    if parts[0] == "rewards":
+        return len(parts) > 2 and _is_of_role(parts[2:])
+    if parts[0] in (*_ROLES, *_MANAGERS):
+        return len(parts) > 1 and _is_of_role(parts[1:])
+    return parts[0] in fields_of("top")
+
+
+def alike(key: str, written: Iterable[str]) -> tuple[str, ...]:
+    """Names that a misspelt key may stand for: those that are written, and its neighbours in the same group."""
+    above, _, _ = key.rpartition(".")
+    group = above.rpartition(".")[2]
+    part = "top" if not above else "worker" if group in (*_ROLES, *_MANAGERS) else group
+    beside = tuple(f"{above}.{name}" if above else name for name in fields_of(part))
+    return tuple(dict.fromkeys((*(name for name in written), *beside)))
+
+
+def _is_of_role(parts: list[str]) -> bool:
+    if parts[0] not in fields_of("worker"):
+        return False
+    inner = fields_of(parts[0])
+    return len(parts) == 1 or not inner or parts[1] in inner
+
+
+_KEY = "actor_train.data_args.template"
+# A model's name -> the template under which ROLL's samples train that family (examples/*, data_args.template).
+_FAMILIES = ((r"qwen[-_]?2[._]?5", "qwen2_5"), (r"qwen[-_]?3(?![._]?\d)", "qwen3"))
+
+
+def templates_for(model: str, values: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+    """The template under each key of `values` that names one and that the user left alone, by the model's name.
+
+    A template that the user sets for training holds for the other roles too.
+    Raises: BadInput for a model of no known family where the user names none.
+    """
+    said = {word.lstrip("+"): value for word, value in overrides.items()}
+    keys = [key for key in values if key.endswith(".data_args.template") and key not in said]
+    template = said.get(_KEY) or _by_name(said.get("pretrain") or model)
+    if keys and template is None:
+        args = {"model": model, "key": _KEY, "known": tuple(name for _, name in _FAMILIES)}
+        raise BadInput(Message("launch_roll.no-template", args), Message("launch_roll.no-template-hint", args))
+    return {key: template for key in keys if template is not None}
+
+
+def _by_name(model: str) -> str | None:
+    name = model.rstrip("/").rpartition("/")[2].casefold()
+    return next((template for pattern, template in _FAMILIES if re.match(pattern, name)), None)
+
 
 TRAIN = "actor_train.training_args.per_device_train_batch_size"
 ACCUMULATION = "actor_train.training_args.gradient_accumulation_steps"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import LaunchRecipe
     from npuenv.preflight.memory.types import Job, Placement
-    from npuenv.render.launch.paths import Paths
+    from npuenv.render.launch.job import Paths
     from npuenv.render.launch.verl_cards import OnNodes
     from npuenv.render.launch.verl_values import Value
     from npuenv.resolve.types import Stack

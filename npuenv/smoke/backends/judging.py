@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npuenv.checks import Finding, Status
+from npuenv.core.finding import Finding, Status
 from npuenv.core.messages import Message
 from npuenv.smoke.backends.reading import is_accuracy
 from npuenv.smoke.reading import Reading, finding, number

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuenv.facts.machine import account, cgroup, hardware, libraries, mounts, processes, system
 from npuenv.facts.machine import folders as places
-from npuenv.facts.machine import locale as language
+from npuenv.facts.machine import system as language
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,3 +28,9 @@ def own_uv(uv_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("UV_CACHE_DIR", str(uv_cache))
     monkeypatch.setattr(environment, "_inspect", inspect_here)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each test's own again: uv caches wheels by path, and these tests exchange them."""
+    return tmp_path_factory.mktemp(request.node.name.partition("[")[0][:30])

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npuenv.checks import Fix
+from npuenv.core.finding import Fix
 from npuenv.core.messages import Message
-from npuenv.core.plan import Run, Want, WriteFile
+from npuenv.core.plan import Condition, Run, WriteFile
 from npuenv.core.shell import shell_line
 from npuenv.install.plan.fix import SESSION_STEP, Place, plan_cures, session_text, undo_script
 
@@ -51,7 +51,7 @@ def why(cures: Cures) -> dict[str, str]:
 
 
 def test_automatic_cures_become_steps_with_conditions_and_an_undo() -> None:
-    want = Want("dist.version", ("/home/user1/bin/python", "triton"), "")
+    want = Condition("dist.version", ("/home/user1/bin/python", "triton"), "")
     one = ill(
         "python.triton",
         ("/home/user1/bin/python", "-m", "pip", "uninstall", "-y", "triton"),
@@ -62,7 +62,7 @@ def test_automatic_cures_become_steps_with_conditions_and_an_undo() -> None:
     (step,) = cures.plan.steps
     assert (step.id, step.why.args["source"]) == ("python-triton", "python.triton")
     assert step.do == (Run(("/home/ann/bin/python", "-m", "pip", "uninstall", "-y", "triton")),)
-    assert step.done_when == (Want("dist.version", ("/home/ann/bin/python", "triton"), ""),)
+    assert step.done_when == (Condition("dist.version", ("/home/ann/bin/python", "triton"), ""),)
     assert cures.mends == {"python-triton": ("python.triton",)}
     assert cures.undo == {"python-triton": (("/home/ann/bin/python", "-m", "pip", "install", "triton==3.2"),)}
     assert cures.shown == () and "python.triton" in cures.mends["python-triton"]
@@ -201,7 +201,7 @@ def test_what_is_for_the_users_shell_goes_into_one_file() -> None:
         'export LD_LIBRARY_PATH=/d/lib:"$LD_LIBRARY_PATH"  # driver.npu-smi\n'
     )
     assert step.do == (WriteFile("/data/session.sh", text),)
-    assert step.done_when == (Want("file.text", ("/data/session.sh",), text),)
+    assert step.done_when == (Condition("file.text", ("/data/session.sh",), text),)
     assert cures.mends[SESSION_STEP] == ("cann.sourced", "session.allocator", "driver.npu-smi")
     assert cures.undo[SESSION_STEP] == (("rm", "-f", "/data/session.sh"),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuenv.core.messages import Message
 from npuenv.facts.pip import PipSettings, Setting
 from npuenv.install.plan import Plan, Run, Step, WriteFile
-from npuenv.render.listing import list_plan
+from npuenv.report.plan import list_plan
 from tests.support.sentences import sentence
 
 PLAN = Plan(

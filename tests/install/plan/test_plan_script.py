@@ -12,11 +12,11 @@ import pytest
 from npuenv.core.messages import Message, say
 from npuenv.facts.pip import PipSettings, UvSettings
 from npuenv.install.locations import Target
-from npuenv.install.plan import Plan, Run, Step, Want, WriteFile
+from npuenv.install.plan import Condition, Plan, Run, Step, WriteFile
 from npuenv.install.plan.cann_files import _want
 from npuenv.install.plan.system import System, system_steps
-from npuenv.render.listing import list_plan
 from npuenv.render.script import render_script
+from npuenv.report.plan import list_plan
 from tests.install.plan.plan_cases import NPU, planned, stack_and_lock, tiny, tiny_plan
 from tests.support.sentences import sentence
 
@@ -80,7 +80,7 @@ def test_the_script_of_a_plan_does_what_the_plan_does_and_then_has_nothing_to_do
     assert [line.endswith(skipped) for line in again.stdout.splitlines()] == [True] * len(plan.steps)
 
 
-def asked(want: Want, tmp_path: Path, **programs: str) -> bool:
+def asked(want: Condition, tmp_path: Path, **programs: str) -> bool:
     """Whether the script holds the condition for met, with these programs in front on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
@@ -97,12 +97,12 @@ def asked(want: Want, tmp_path: Path, **programs: str) -> bool:
 
 
 def test_the_script_asks_dpkg_and_rpm_as_the_plan_does(tmp_path: Path) -> None:
-    dpkg = Want("system.packages", ("dpkg", "gcc", "g++"), "installed")
+    dpkg = Condition("system.packages", ("dpkg", "gcc", "g++"), "installed")
     assert asked(dpkg, tmp_path, dpkg_query="echo install ok installed; echo install ok installed")
     assert not asked(dpkg, tmp_path, dpkg_query="echo install ok installed; echo deinstall ok config-files")
     assert not asked(dpkg, tmp_path, dpkg_query="echo install ok installed; echo no packages found >&2; exit 1")
     assert not asked(dpkg, tmp_path, dpkg_query="echo dpkg-query: not found >&2; exit 127")
-    rpm = Want("system.packages", ("rpm", "gcc"), "installed")
+    rpm = Condition("system.packages", ("rpm", "gcc"), "installed")
     assert asked(rpm, tmp_path, rpm="exit 0")
     assert not asked(rpm, tmp_path, rpm="echo no such package; exit 1")
 
@@ -119,7 +119,7 @@ def test_the_script_asks_dpkg_and_rpm_as_the_plan_does(tmp_path: Path) -> None:
 def test_the_script_finds_the_parts_of_cann(tmp_path: Path, part: str, file: str, good: str, bad: str) -> None:
     stack, _ = stack_and_lock("verl-0.7.1-cann8.5.0")
     want = _want(stack, part)
-    here = Want(want.fact, (want.of[0].replace("/usr/local", str(tmp_path)), *want.of[1:]), want.value)
+    here = Condition(want.fact, (want.of[0].replace("/usr/local", str(tmp_path)), *want.of[1:]), want.value)
     assert not asked(here, tmp_path)
     path = tmp_path / "Ascend" / file
     path.parent.mkdir(parents=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from npuenv.matrix.rows import Row
     from npuenv.matrix.tables import Matrix
-    from tests.maintain.refresh.conftest import Served
+    from tests.support.package_index import Served
 
 pytest.importorskip("pypi_simple", reason="reading an index needs the package pypi-simple")
 
@@ -353,7 +353,7 @@ def test_a_name_that_cannot_be_read_is_refused_with_those_that_can(matrix: Matri
     with pytest.raises(BadInput) as caught:
         refreshed(matrix, settings, "torch")
     assert caught.value.hint is not None
-    assert say(caught.value.hint) == "Choose from: torch-npu, triton-ascend, vllm-ascend, vllm"
+    assert say(caught.value.hint) == "choose from: torch-npu, triton-ascend, vllm-ascend, vllm"
 
 
 def test_without_the_library_the_hint_is_the_command_that_installs_it(

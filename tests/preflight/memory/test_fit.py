@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from npuenv.core.errors import BadInput
-from npuenv.core.messages import say
+from npuenv.core.messages import Message, say
 from npuenv.preflight.memory import accumulation, estimate, plan, propose
 from npuenv.preflight.memory.types import Job, Sizes
 from tests.preflight.memory.recipes import (
@@ -26,6 +26,7 @@ from tests.preflight.memory.recipes import (
     serve_72b,
     verl,
 )
+from tests.support.sentences import says
 
 BIG = verl("Qwen/Qwen2.5-7B-Instruct", cards(8), Sizes(1024, 3072, 128, 8, 64, 32, 32), 0.6, removes_padding=True)
 
@@ -143,9 +144,11 @@ def test_an_almost_empty_card_is_told_to_take_more() -> None:
     small = replace(QUICK_START, gpu_memory_utilization=0.3, sizes=replace(QUICK_START.sizes, micro_batch=4))
     (found,) = estimate(small, colocated(8)).advice
     assert found.key == "placement.advice-room"
-    assert say(found) == (
-        "only 36 % is used; in this order: raise the micro batch to 8, raise gpu_memory_utilization to 0.4"
+    steps = (
+        Message("placement.room-micro", {"micro": 8}),
+        Message("placement.room-utilization", {"utilization": 0.4}),
     )
+    assert says(say(found), "placement.advice-room", percent=36, steps=steps)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.id)

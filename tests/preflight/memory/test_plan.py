@@ -84,11 +84,14 @@ def test_without_a_reference_no_card_holds_one() -> None:
 
 
 def test_the_plan_says_why() -> None:
-    assert say(plan(FROZEN_LAKE)[1].says[-1]) == (
-        "ROLL 0.2.1: training on 0-3, generation and reference on 4-7, as its guide divides one node"
+    said = plan(FROZEN_LAKE)[1].says[-1]
+    assert (said.key, dict(said.args)) == (
+        "placement.why-split-roll",
+        {"release": "0.2.1", "train": "0-3", "infer": "4-7"},
     )
     two = replace(FROZEN_LAKE, cards=cards(8, 2))
-    assert say(plan(two, strategy=2)[1].says[-1]).startswith("every node is divided: training on 0-3, 8-11")
+    said = plan(two, strategy=2)[1].says[-1]
+    assert (said.key, said.args["train"]) == ("placement.why-split-strategy-2", "0-3, 8-11")
 
 
 def test_a_parallelism_that_does_not_divide_names_those_that_do() -> None:

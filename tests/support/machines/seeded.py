@@ -9,7 +9,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from npuenv.checks import check_all
-from npuenv.checks.base import Finding, Status
+from npuenv.core.finding import Finding, Status
 from npuenv.facts.collect import collect
 from npuenv.host.recorded import RecordingHost
 from tests.support.machines.composed import faults, machine, names

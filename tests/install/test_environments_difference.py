@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuenv.install.difference import Change, changes
+from npuenv.install.environments import Change, changes
 from npuenv.lock.file import Lock, LockedPackage, LockedSource
 
 

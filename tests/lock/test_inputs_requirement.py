@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
 from npuenv.core.errors import BadInput
-from npuenv.lock.requirement import Asked, asked_by
+from npuenv.lock.inputs import Asked, asked_by
 from npuenv.matrix import load_matrix
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property is checked with hypothesis")

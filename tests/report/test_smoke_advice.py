@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from npuenv.core.messages import say
-from npuenv.report.advice import IDS, advice
+from npuenv.report.smoke import IDS, advice
 
 TRAINER = Path(__file__).parents[2] / "trainer" / "metrics" / "advice.py"
 
